@@ -37,7 +37,11 @@ def tables(source: str) -> str:
     for area, rows in tomllib.loads(source).items():
         texts: dict[tuple[str, str], list[str]] = {}
         for name, row in rows.items():
+            if set(row) == {"ignored"} and "(" in name:  # taken as it is
+                continue
             texts.setdefault((row["reason"], advice(f"{area}: {name}", row)), []).append(name)
+        if not texts:
+            continue
         lines = [f"**`{area}`**", "", "| name | why | instead |", "| --- | --- | --- |"]
         for (reason, instead), names in texts.items():
             shown = ", ".join(f"`{name}`" for name in names)

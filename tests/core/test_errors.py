@@ -11,16 +11,16 @@ from kd_core import KdError, KeyNotFound, ShapeMismatch, TensorDict
 
 BUILTINS: dict[str, tuple[type[Exception], ...]] = {
     "KeyNotFound": (KeyError,),
-    "KeySetMismatch": (KeyError,),
-    "InvalidKey": (TypeError, KeyError),
-    "KeyCollision": (ValueError, KeyError),
+    "KeySetMismatch": (KeyError, RuntimeError),
+    "InvalidKey": (TypeError, KeyError, ValueError, RuntimeError),
+    "KeyCollision": (ValueError, KeyError, RuntimeError),
     "ShapeMismatch": (ValueError, RuntimeError),
     "DeviceMismatch": (ValueError, RuntimeError),
     "InvalidValue": (ValueError, RuntimeError),
-    "InvalidArgument": (TypeError,),
+    "InvalidArgument": (TypeError, ValueError, RuntimeError),
     "UnsupportedFunction": (TypeError,),
     "UnknownField": (AttributeError, TypeError, ValueError),
-    "OutOfRange": (IndexError,),
+    "OutOfRange": (IndexError, ValueError, RuntimeError),
     "Locked": (RuntimeError, ValueError),
     "MissingDependency": (ImportError,),
 }

@@ -172,7 +172,7 @@ def fails(call: Callable[[TensorDictBase], object], td: TensorDictBase, mode: Fa
 def test_a_failed_allocation_leaves_the_container(kind: str) -> None:
     tried = 0
     for name, call in CALLS.items():
-        for number in range(100):
+        for number in range(400):
             td = KINDS[kind]()
             before = list(state(td))
             mode = FailAt(number)

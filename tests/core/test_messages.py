@@ -129,7 +129,7 @@ CALLS: dict[str, Callable[[], object]] = {
     "no truth": lambda: bool(td()),
     "no rows to iterate over": lambda: list(TensorDict({"a": 1})),
     "a method that is left out": lambda: attrgetter("to_mds")(td()),
-    "a function that is left out": lambda: attrgetter("TensorAttrs")(kd_core),
+    "a function that is left out": lambda: attrgetter("deprecated_attributes")(kd_core),
     "a method that is misspelt": lambda: attrgetter("flaten_keys")(td()),
     "nothing to undo": lambda: td().__enter__(),
     "rows of different wrappers": lambda: NonTensorStack(MetaData("a", [2]), MetaData("b", [3])),

@@ -384,5 +384,16 @@ def test_lazy_stack_takes_the_options_of_the_class() -> None:
         assert make(rows, device="meta").device == torch.device("meta")
         with pytest.raises(ShapeMismatch, match="ragged"):
             make(rows, strict_shape=True)
-        with pytest.raises(InvalidArgument, match="way that `get` is asked for"):
-            make(rows, as_list=True)  # type: ignore[call-arg]  # the error is the promise
+        assert ids(*make(rows, as_list=True).unbind(0)) == ids(*rows)  # they are read later
+
+
+def test_tensors_are_stacked_as_entries_are_read() -> None:
+    rows = [torch.zeros(1), torch.ones(2)]
+    assert lazy_stack(rows, as_list=True)[1] is rows[1]
+    options = {"padding_value": -1.0, "padding_side": "left"}
+    padded = lazy_stack(rows, as_padded_tensor=True, **options)  # type: ignore[arg-type]  # by name
+    assert padded.tolist() == [[-1, 0], [1, 1]]
+    assert lazy_stack(rows, as_nested_tensor=True).is_nested
+    assert lazy_stack(rows[1:] * 3, 1).shape == (2, 3)
+    with pytest.raises(RuntimeError, match="ragged"):
+        lazy_stack(rows)

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from kd_core import (
-    InvalidArgument,
     LazyStackedTensorDict,
     NonTensorStack,
     ShapeMismatch,
@@ -185,10 +184,14 @@ def test_stacks_that_differ_are_not_stacked() -> None:
         stack([ragged((3,), 0), ragged((3,), 1)])
 
 
-def test_a_scope_does_not_carry_rows_back() -> None:
+def test_a_scope_carries_new_entries_of_a_ragged_stack_back() -> None:
     rows = ragged()
-    with pytest.raises(InvalidArgument, match="Assign the result to a name"), rows.view(-1):
-        pass
+    with rows.unsqueeze(0) as view:
+        view["new"] = torch.arange(3)[None]
+        view.set_("row", view["row"] + 1)
+    assert rows["new"].tolist() == [0, 1, 2]
+    assert rows["row"].tolist() == [1, 101, 201]
+    assert [leaf.shape for leaf in rows.get("a", as_list=True)] == [(1,), (2,), (3,)]
 
 
 def test_a_reduction_collects_the_data_of_all_rows() -> None:

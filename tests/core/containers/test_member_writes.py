@@ -146,13 +146,14 @@ def test_a_container_of_tensors_is_not_written_as_a_value() -> None:
         assert td.set_at_("w", {"b": 1}, 0)["w"] == [{"b": 1}, *WORDS[1:]]
 
 
-@pytest.mark.parametrize("index", [(..., -1), (..., slice(-1, None), True)])
-def test_an_ellipsis_means_the_batch_of_the_root(index: Index) -> None:
+@pytest.mark.parametrize("index", [(..., -1), (..., slice(-1, None))])
+def test_an_ellipsis_means_the_dimensions_of_the_tensor(index: Index) -> None:
     inner = TensorDict({"a": torch.zeros(2), "w": ["x", "y"]}, [2])
     stack = lazy_stack([TensorDict({"n": inner.clone()}) for _ in range(3)])
-    stack.set_at_(("n", "a"), 2.0, index).set_at_(("n", "w"), "z", index)
-    assert stack["n", "a"].tolist() == [[0, 0], [0, 0], [2, 2]]
-    assert stack["n", "w"] == [["x", "y"], ["x", "y"], ["z", "z"]]
+    assert stack.set_at_(("n", "a"), 2.0, index) is stack
+    assert stack["n", "a"].tolist() == [[0, 2], [0, 2], [0, 2]]
+    assert stack.get_at(("n", "a"), index).unique().tolist() == [2]
+    assert stack.set_at_(("n", "w"), "z", (..., -1))["n", "w"][2] == ["z", "z"]
 
 
 def test_a_list_is_stored_member_by_member() -> None:

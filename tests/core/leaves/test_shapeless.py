@@ -19,7 +19,7 @@ def _prototype() -> Iterator[None]:
 
 
 def shapeless() -> Tensor:
-    rows = [torch.zeros(2), torch.zeros(3)]
+    rows = [torch.zeros(2), torch.zeros(3), torch.zeros(1)]
     return torch.nested.nested_tensor(rows, layout=torch.strided)
 
 
@@ -102,9 +102,22 @@ def test_containers_without_batch_dimensions_hold_and_show_them() -> None:
     assert td.auto_batch_size_().batch_size == ()
 
 
+def test_they_are_rows_of_a_batch() -> None:
+    leaf = shapeless()
+    td = TensorDict({"a": leaf, "b": torch.zeros(3)}, [3])
+    assert td["a"] is leaf
+    assert [row["a"].shape[0] for row in td] == [2, 3, 1]
+    assert [row["a"].shape[0] for row in td.unbind(0)] == [2, 3, 1]
+    assert td.clone()["a"].layout is torch.strided
+    assert pickle.loads(pickle.dumps(td))[1]["a"].shape == (3,)
+    padded = td.to_padded_tensor(mask_key="mask")
+    assert padded["a"].shape == (3, 3)
+    assert padded["mask"].sum(1).tolist() == [2, 3, 1]
+
+
 def test_they_are_pickled() -> None:
     rows: list[Tensor] = list(pickle.loads(pickle.dumps(alone() + 1))["a"].unbind(0))
-    assert [row.tolist() for row in rows] == [[1, 1], [1, 1, 1]]
+    assert [row.tolist() for row in rows] == [[1, 1], [1, 1, 1], [1]]
 
 
 def test_an_error_of_a_function_that_is_applied_passes() -> None:

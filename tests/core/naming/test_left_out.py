@@ -19,18 +19,18 @@ class Named(TensorDict):
 
 def test_the_error_of_an_import_and_of_a_name_say_the_same() -> None:
     with pytest.raises(NotOffered) as read:
-        kd_core.timeit  # type: ignore[attr-defined]  # noqa: B018  # the error is the promise
+        kd_core.deprecated_attributes  # type: ignore[attr-defined]  # noqa: B018  # the error is the promise
     with pytest.raises(NotOfferedImport) as imported:
-        from kd_core import timeit  # type: ignore[attr-defined]  # noqa: F401  # as above
+        from kd_core import deprecated_attributes  # type: ignore[attr-defined]  # noqa: F401  # as above
     assert str(read.value) == str(imported.value)
-    assert "Use `torch.utils.benchmark" in str(read.value)
+    assert "Use the names of" in str(read.value)
 
 
 def test_hasattr_and_defaults_work() -> None:
-    assert not hasattr(kd_core, "TensorAttrs")
-    assert not hasattr(TensorDict(), "clear_refs_for_compile_")
-    assert getattr(TensorDict(), "clear_refs_for_compile_", None) is None
-    assert "clear_refs_for_compile_" not in dir(TensorDict())
+    assert not hasattr(kd_core, "deprecated_attributes")
+    assert not hasattr(TensorDict(), "to_mds")
+    assert getattr(TensorDict(), "to_mds", None) is None
+    assert "to_mds" not in dir(TensorDict())
     assert "select" in dir(TensorDict())
 
 
@@ -60,6 +60,6 @@ def test_a_field_may_have_a_name_that_is_left_out() -> None:
 def test_compiled_code_asks_for_attributes() -> None:
     @torch.compile(fullgraph=True, backend="eager")
     def step(td: TensorDict) -> TensorDict:
-        return td + 1 if hasattr(td, "clear_refs_for_compile_") else td + getattr(td, "absent", 2)
+        return td + 1 if hasattr(td, "to_mds") else td + getattr(td, "absent", 2)
 
     assert step(TensorDict({"a": torch.zeros(2)}))["a"].tolist() == [2, 2]

@@ -40,6 +40,7 @@ from kd_core._errors import KdError as KdError
 from kd_core._errors import KeyCollision as KeyCollision
 from kd_core._errors import KeyNotFound as KeyNotFound
 from kd_core._errors import KeySetMismatch as KeySetMismatch
+from kd_core._errors import KeyThroughLeaf as KeyThroughLeaf
 from kd_core._errors import Locked as Locked
 from kd_core._errors import MissingDependency as MissingDependency
 from kd_core._errors import NotOffered as NotOffered

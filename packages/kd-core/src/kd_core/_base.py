@@ -55,13 +55,14 @@ from kd_core._protocol.primitives import AbstractContainer
 if TYPE_CHECKING:
     from typing import TypeVar
 
+    from kd_core._protocol.composite import Side
     from kd_core._types import DeviceLike, NestedKey
 
     C = TypeVar("C", bound="TensorDictBase")
 
 
 @public_in("kd_core")
-@leaves_out("to_mds", "clear_refs_for_compile_", "new_tensor", "as_tensor", "attrs")
+@leaves_out("to_mds", "attrs")
 @leaves_out("qint8", "qint32", "quint8", "quint4x2")
 @leaves_out("asend", "arecv")
 class TensorDictBase(
@@ -173,6 +174,12 @@ class TensorDictBase(
         device: DeviceLike | None = None,
         stack_dim_name: str | None = None,
         strict_shape: bool = False,
+        as_list: bool = False,
+        as_padded_tensor: bool = False,
+        as_nested_tensor: bool = False,
+        padding_value: float = 0.0,
+        padding_side: Side = "right",
+        layout: torch.layout = torch.jagged,
     ) -> TensorDictBase:
         """Stack containers lazily along a new batch dimension: `kd_core.lazy_stack`.
 
@@ -181,9 +188,19 @@ class TensorDictBase(
             >>> type(TensorDict.lazy_stack([TensorDict(a=1.0), TensorDict(a=2.0)])).__name__
             'LazyStackedTensorDict'
         """
-        name, strict = stack_dim_name, strict_shape
         stack = registry.lazy_stack(
-            input, dim, out=out, device=device, stack_dim_name=name, strict_shape=strict
+            input,
+            dim,
+            out=out,
+            device=device,
+            stack_dim_name=stack_dim_name,
+            strict_shape=strict_shape,
+            as_list=as_list,
+            as_padded_tensor=as_padded_tensor,
+            as_nested_tensor=as_nested_tensor,
+            padding_value=padding_value,
+            padding_side=padding_side,
+            layout=layout,
         )
         return cast("TensorDictBase", stack)
 

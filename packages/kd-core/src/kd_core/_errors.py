@@ -1,29 +1,30 @@
 """The exceptions of kd, and the messages that more than one module raises.
 
     KdError
-    +-- KeyNotFound          (KeyError)                    a key that does not exist
-    +-- KeySetMismatch       (KeyError)                    containers that must have the same keys
-    +-- InvalidKey           (TypeError, KeyError)         a value that is not a valid key
-    +-- KeyCollision         (ValueError, KeyError)        two keys that become the same name
-    +-- ShapeMismatch        (ValueError, RuntimeError)    a shape that does not fit
-    +-- DeviceMismatch       (ValueError, RuntimeError)    tensors on different devices
-    +-- InvalidValue         (ValueError, RuntimeError)    an argument of the right type, but with a
-    |                                                      dtype, size or value that does not fit
-    +-- FormatError          (ValueError, RuntimeError)    a damaged file, or of another format
-    +-- CommunicationError   (RuntimeError)                processes that did not exchange data
-    +-- Locked               (RuntimeError, ValueError)    a change of a locked container
-    |   `-- FrozenField      (AttributeError)              a field of a frozen tensor class
-    +-- InvalidArgument      (TypeError)                   an argument of the wrong type
-    +-- UnsupportedFunction  (TypeError)                   a torch function without a meaning here
-    +-- UnknownField         (AttributeError, TypeError, ValueError)   a name that is not a field
-    +-- OutOfRange           (IndexError)                  an index or a dimension out of range
-    +-- NotOffered           (AttributeError)              a name that is left out on purpose
-    +-- NotOfferedImport     (ImportError)                 the same, where it is imported
-    `-- MissingDependency    (ImportError)                 an optional package that is not installed
+    +-- KeyNotFound         (KeyError)                         a key that does not exist
+    +-- KeyThroughLeaf      (KeyNotFound, ValueError)          a key that goes on below a tensor
+    +-- KeySetMismatch      (KeyError, RuntimeError)           containers that differ in keys
+    +-- InvalidKey          (TypeError, KeyError, ValueError, RuntimeError) not a valid key
+    +-- KeyCollision        (ValueError, KeyError, RuntimeError) two keys that become the same
+    +-- ShapeMismatch       (ValueError, RuntimeError)         a shape that does not fit
+    +-- DeviceMismatch      (ValueError, RuntimeError)         tensors on different devices
+    +-- InvalidValue        (ValueError, RuntimeError)         a value or dtype that does not fit
+    +-- FormatError         (ValueError, RuntimeError)         a damaged file, or of another format
+    +-- CommunicationError  (RuntimeError)                     processes that did not exchange data
+    +-- Locked              (RuntimeError, ValueError)         a change of a locked container
+    |   `-- FrozenField       (AttributeError)                  a field of a frozen tensor class
+    +-- InvalidArgument     (TypeError, ValueError, RuntimeError) an argument of the wrong type
+    +-- UnsupportedFunction (TypeError)                        a torch function without a meaning
+    +-- UnknownField        (AttributeError, TypeError, ValueError) a name that is not a field
+    +-- OutOfRange          (IndexError, ValueError, RuntimeError) an index that is out of range
+    +-- NotOffered          (AttributeError)                   a name that is left out on purpose
+    +-- NotOfferedImport    (ImportError)                      the same, where it is imported
+    `-- MissingDependency   (ImportError)                      an optional package that is missing
 
 Each error is also the builtins in brackets. torch raises `RuntimeError` for shapes, dtypes, devices
-and most values, Python raises `ValueError`: both catch the error, so code that moves over keeps
-working. A message says what was expected, what was given, and what to do.
+and most values, Python raises `ValueError`, and tensordict either, for arguments too: both catch
+the error, so code that moves over keeps working. A message says what was expected, what was given,
+and what to do.
 """
 
 from __future__ import annotations
@@ -48,15 +49,19 @@ class KeyNotFound(KdError, KeyError):
     """A key that is not in the container."""
 
 
-class KeySetMismatch(KdError, KeyError):
+class KeyThroughLeaf(KeyNotFound, ValueError):
+    """A key that goes on below an entry that is not a container."""
+
+
+class KeySetMismatch(KdError, KeyError, RuntimeError):
     """Containers that must have the same keys, and differ."""
 
 
-class InvalidKey(KdError, TypeError, KeyError):
+class InvalidKey(KdError, TypeError, KeyError, ValueError, RuntimeError):
     """A key that is neither a string nor a tuple of strings."""
 
 
-class KeyCollision(KdError, ValueError, KeyError):
+class KeyCollision(KdError, ValueError, KeyError, RuntimeError):
     """Two keys that would become the same one."""
 
 
@@ -72,7 +77,7 @@ class InvalidValue(KdError, ValueError, RuntimeError):
     """An argument of the right type whose dtype, size or value does not fit."""
 
 
-class InvalidArgument(KdError, TypeError):
+class InvalidArgument(KdError, TypeError, ValueError, RuntimeError):
     """An argument of the wrong type."""
 
 
@@ -84,7 +89,7 @@ class UnknownField(KdError, AttributeError, TypeError, ValueError):
     """A name that is not a field of a tensor class."""
 
 
-class OutOfRange(KdError, IndexError):
+class OutOfRange(KdError, IndexError, ValueError, RuntimeError):
     """An index or a dimension that is out of range."""
 
 
@@ -193,9 +198,9 @@ def locked(action: str, reason: str) -> Locked:
     )
 
 
-def walks_through_leaf(path: str, leaf: str, kind: str) -> KeyNotFound:
+def walks_through_leaf(path: str, leaf: str, kind: str) -> KeyThroughLeaf:
     """Build the error for a path that continues below a leaf."""
-    return KeyNotFound(
+    return KeyThroughLeaf(
         f"key {path} not found: it goes through {leaf}, which is a {kind} and has no keys. "
         f"Use {leaf} itself, or a key that ends there."
     )

@@ -2,7 +2,8 @@
 
 The reasons for names and parameters of tensordict that are left out, and what to write instead,
 stand in `left_out.toml` beside this file, which also makes the page "Coming from tensordict". A
-call that names such a parameter works where the parameter only has another name here.
+call that names such a parameter works where the parameter only has another name here, or asks for
+what kd does anyway.
 `elsewhere.toml` says which package of kd has a name that tensordict has in another one: it may not
 be installed, so it is not asked. Both are read when a name is not found, never by an import.
 
@@ -198,6 +199,8 @@ def known_parameters(
     known: dict[str, object] = {}
     for name, value in given.items():
         row = None if name in names else _row(function, name)
+        if row is not None and "ignored" in row:
+            continue
         if row is not None and "renamed" not in row:
             refuse_parameter(function, name)
         new = name if row is None else row["renamed"]

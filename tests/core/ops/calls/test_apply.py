@@ -53,11 +53,11 @@ def test_a_default_stands_for_what_others_lack(td: TensorDict) -> None:
     assert result["n", "b"].sum() == 6
 
 
-@pytest.mark.parametrize("filter_empty", [False, True])
-def test_none_drops_the_leaf(filter_empty: bool, td: TensorDict) -> None:
+@pytest.mark.parametrize("filter_empty", [False, True, None])
+def test_none_drops_the_leaf(filter_empty: bool | None, td: TensorDict) -> None:
     result = td.apply(lambda x: x if x.ndim == 1 else None, filter_empty=filter_empty)
     assert "a" in result
-    assert ("n" in result) is not filter_empty
+    assert ("n" in result) is (filter_empty is False)
     assert ("n", "b") not in result.keys(True)
 
 

@@ -275,7 +275,7 @@ def test_update_of_the_batch_size_is_all_or_nothing() -> None:
     source = TensorDict({"a": torch.ones(4), "n": {}}, [4])
     with pytest.raises(KeySetMismatch, match="the source lacks `b` below `n`"):
         td.update(source, update_batch_size=True)
-    with pytest.raises(InvalidArgument, match="must be a container"):
+    with pytest.raises(ShapeMismatch, match="does not fit entry `a`"):
         td.update({"a": torch.ones(4)}, update_batch_size=True)
     with pytest.raises(Locked):
         td.lock_().update(source, update_batch_size=True)

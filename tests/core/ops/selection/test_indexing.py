@@ -181,9 +181,8 @@ def test_rows_of_one_entry_are_read_and_written() -> None:
     with pytest.raises(KeyNotFound, match="`x`"):
         td.set_at_("x", 0.0, 0)
     for holder in (td, lazy_stack([td])):
-        with pytest.raises(KeyNotFound, match="`x`"):
-            holder.get_at("x", 0)
-        assert holder.get_at("x", 0, None) is None
+        assert holder.get_at("x", 0) is None
+        assert holder.get_at("x", 0, 3) == 3
         assert holder.get_at(("n", "x"), 0, default=5) == 5
         assert torch.equal(holder.get_at("a", 0, None), holder["a"][0])
 

@@ -7,7 +7,6 @@ from tests.core.kinds import inner
 from kd_core import (
     InvalidValue,
     LazyStackedTensorDict,
-    Locked,
     NonTensorStack,
     OutOfRange,
     ShapeMismatch,
@@ -50,12 +49,15 @@ def test_a_batch_size_that_does_not_fit_changes_nothing() -> None:
     assert td.batch_size == inner(td, "n").batch_size == (3,)
 
 
-def test_a_locked_container_keeps_its_batch_size() -> None:
+def test_a_lock_does_not_cover_the_batch_size() -> None:
     td = make().lock_()
-    with pytest.raises(Locked, match="change the batch size"):
-        td.batch_size = []
-    with pytest.raises(Locked, match="change the batch size"):
-        td.auto_batch_size_()
+    td.batch_size = []
+    assert td.batch_size == ()
+    assert td.auto_batch_size_().batch_size == (3, 4)
+    assert td.is_locked
+    assert inner(td, "n").is_locked
+    assert not td.unlock_().is_locked
+    assert not inner(td, "n").is_locked
 
 
 def test_the_batch_size_is_found() -> None:
@@ -75,15 +77,38 @@ def test_the_device_is_told() -> None:
 
 
 @pytest.mark.parametrize("holder", ["itself", "another parent"])
-def test_a_locked_child_does_not_follow_the_batch_size(holder: str) -> None:
+def test_a_locked_child_follows_the_batch_size(holder: str) -> None:
     child = TensorDict({"b": torch.zeros(3, 2)}, [3])
     td = TensorDict({"a": torch.zeros(3, 2), "n": child}, [3])
     (child if holder == "itself" else TensorDict({"x": child}, [3])).lock_()
-    with pytest.raises(Locked, match="`n` would have to follow"):
-        td.batch_size = [3, 2]
-    with pytest.raises(Locked, match="`n` would have to follow"):
-        td.auto_batch_size_()
-    assert td.batch_size == child.batch_size == (3,)
+    td.batch_size = [3, 2]
+    assert child.batch_size == (3, 2)
+    assert child.is_locked
+
+
+def test_the_batch_size_is_found_from_below() -> None:
+    td = TensorDict(
+        {"a": torch.zeros(2, 3, 4), "n": {"x": torch.zeros(2, 3, 4, 5)}}, [2, 3], names=["t", "e"]
+    )
+    td.auto_batch_size_()
+    assert td.batch_size == (2, 3, 4)
+    assert inner(td, "n").batch_size == (2, 3, 4, 5)
+    assert td.names == ["t", "e", None]
+    td.auto_batch_size_(1)
+    assert td.batch_size == inner(td, "n").batch_size == (2,)
+    assert TensorDict({}, [2]).auto_batch_size_(keep_compliant_size=True).batch_size == (2,)  # type: ignore[call-arg]  # taken
+
+
+def test_shape_device_and_lock_are_assigned() -> None:
+    td = make()
+    td.shape = torch.Size([3])
+    assert td.batch_size == (3,)
+    td.is_locked = True
+    assert inner(td, "n").is_locked
+    td.is_locked = False
+    assert not td.is_locked
+    with pytest.raises(RuntimeError, match="Move the container with"):
+        td.device = torch.device("cpu")
 
 
 def test_a_locked_child_that_fits_stays() -> None:
@@ -104,11 +129,10 @@ def test_a_device_is_forgotten_and_found_again() -> None:
     assert "NonTensorData" in repr(td.get(("n", "s")))
 
 
-def test_the_device_of_a_locked_container_stays() -> None:
+def test_a_lock_does_not_cover_the_device() -> None:
     td = TensorDict({"n": TensorDict({}, device="cpu").lock_()}, device="cpu")
-    with pytest.raises(Locked, match="clear the device"):
-        td.clear_device_()
-    assert td.device == torch.device("cpu")
+    assert td.clear_device_().device is None
+    assert inner(td, "n").is_locked
 
 
 def test_members_of_a_stack_share_the_device() -> None:

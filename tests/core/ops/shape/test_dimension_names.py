@@ -21,7 +21,6 @@ from kd_core import (
     InvalidArgument,
     InvalidValue,
     LazyStackedTensorDict,
-    Locked,
     OutOfRange,
     TensorClass,
     TensorDict,
@@ -231,12 +230,12 @@ def test_wrong_names_change_nothing(names: Names, error: type[Exception], words:
     assert td.names == inner(td, "n").names == ["time", "env"]
 
 
-def test_a_lock_keeps_the_names() -> None:
-    td = make()
-    inner(td, "n").lock_()
-    with pytest.raises(Locked, match="set the names"):
-        td.names = ["a", "b"]
-    assert td.names == ["time", "env"]
+def test_a_lock_does_not_cover_the_names() -> None:
+    td = make().lock_()
+    td.names = ["a", "b"]
+    assert td.names == inner(td, "n").names == ["a", "b"]
+    assert td.is_locked
+    assert inner(td, "n").is_locked
 
 
 def test_an_unknown_name_is_told_with_the_nearest() -> None:

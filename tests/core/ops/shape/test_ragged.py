@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kd_core import KeyCollision, TensorDict
+from kd_core import InvalidValue, KeyCollision, TensorDict, lazy_stack
 
 
 def jagged() -> TensorDict:
@@ -29,4 +29,16 @@ def test_a_mask_does_not_replace_an_entry() -> None:
 
 def test_a_container_without_nested_tensors_is_as_it_was() -> None:
     td = TensorDict({"a": torch.zeros(2)}, [2])
-    assert list(td.to_padded_tensor(mask_key="mask").keys()) == ["a"]
+    assert list(td.to_padded_tensor().keys()) == ["a"]
+    with pytest.raises(InvalidValue, match="Pass `keys`"):
+        td.to_padded_tensor(mask_key="mask")
+
+
+def test_the_caller_decides_what_has_a_mask() -> None:
+    for lengths in ([1, 2], [2, 2], [2]):
+        stack = lazy_stack([TensorDict(a=torch.ones(n), b=1.0) for n in lengths])
+        padded = stack.to_padded_tensor(mask_key="mask", keys=["a"])
+        assert padded["a"].shape == (len(lengths), 2)
+        assert padded["mask"].sum(1).tolist() == lengths
+    with pytest.raises(InvalidValue, match="Leave it out of `keys`"):
+        stack.to_padded_tensor(mask_key="mask", keys=["b"])

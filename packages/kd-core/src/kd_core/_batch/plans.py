@@ -149,6 +149,23 @@ class Padded:
         return self.batch + batch[self.ndim :]
 
 
+class Viewed:
+    """The batch shape after a `view`, whose result always shares storage.
+
+    Args:
+        batch: the new batch size.
+        ndim: the number of dimensions that it replaces; a nested container may have more.
+    """
+
+    __slots__ = ("batch", "ndim")
+
+    def __init__(self, batch: Batch, ndim: int) -> None:
+        self.batch, self.ndim = batch, ndim
+
+    def __call__(self, batch: Batch) -> Batch:
+        return self.batch + batch[self.ndim :]
+
+
 class Fresh(Padded):
     """The batch shape of new rows: none of those that were there stays.
 

@@ -2,18 +2,20 @@
 
 Members are not copied: an entry is stacked when it is read, and a write to it writes its rows to
 the members. Operations that do not need the whole batch run on each member and return a lazy stack.
-Operations that rearrange the batch stack the entries and return a `TensorDict` with new storage.
+What torch makes a view of a tensor is a lazy stack of views of the members. Operations that copy
+rows stack the entries and return a `TensorDict` with new storage.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, TypeVar, cast, overload
+from collections.abc import Callable, Iterable, KeysView, Sequence
+from typing import TYPE_CHECKING, ClassVar, TypeVar, cast, overload
 
 import torch
 from torch import Tensor
 
 from kd_core._base import TensorDictBase
+from kd_core._batch.descriptor import describe
 from kd_core._batch.names import checked_names, names_of, with_names
 from kd_core._batch.shapes import batch_of, new_dim
 from kd_core._containers.member_index import pick
@@ -30,13 +32,13 @@ from kd_core._errors import (
 from kd_core._keys import format_key, is_path, path_of, plain_str
 from kd_core._leaves.loops import has_entry
 from kd_core._leaves.writes import write_all
-from kd_core._naming import explains_parameters, leaves_out
+from kd_core._naming import explains_parameters
 from kd_core._nodes import registry
 from kd_core._ops.math.operands import written_to
 from kd_core._ops.scopes.undoing import Flattened, Unflattened, record
 from kd_core._ops.shape.dimensions import name_dims
 from kd_core._ops.shape.rebatching import become
-from kd_core._protocol.composite import are_alike
+from kd_core._protocol.composite import are_alike, reading
 from kd_core._protocol.primitives import AbstractContainer, check_has
 from kd_core._types import NO_DEFAULT
 
@@ -44,12 +46,12 @@ if TYPE_CHECKING:
     from typing import Self
 
     from kd_core._nodes.entry import AnyKey, Entry, Source
+    from kd_core._protocol.composite import Reading, Side
     from kd_core._types import BatchSize, DeviceLike, Index, NestedKey, NoDefault
 
     S = TypeVar("S", bound="LazyStackedTensorDict")
 
 
-@leaves_out("hook_in", "hook_out", "valid_keys")
 class LazyStackedTensorDict(Members):
     """Containers of the same batch size, stacked lazily along a new batch dimension.
 
@@ -64,6 +66,8 @@ class LazyStackedTensorDict(Members):
         names: the names of all batch dimensions; they are set in the members, too.
         stack_dim_name: the name of the new dimension alone.
         strict_shape: refuse members with an entry that cannot be stacked.
+        hook_in: `None`; for programs that pass it on.
+        hook_out: the same.
 
     Raises:
         ShapeMismatch: if the batch sizes differ.
@@ -97,7 +101,14 @@ class LazyStackedTensorDict(Members):
         names: Sequence[str | None] | None = None,
         stack_dim_name: str | None = None,
         strict_shape: bool = False,
+        hook_in: object = None,
+        hook_out: object = None,
     ) -> None:
+        if hook_in is not None or hook_out is not None:
+            raise InvalidArgument(
+                "`hook_in` and `hook_out` must be `None`: `torch.vmap` maps a stack without hooks. "
+                "Leave them out."
+            )
         self._assemble(members, stack_dim, device, stack_dim_name, strict_shape, batch_size)
         if names is not None:
             name_dims(self, names)
@@ -134,6 +145,22 @@ class LazyStackedTensorDict(Members):
             mine[self._dim] = stack_dim_name
             checked = checked_names(mine, self._desc.batch)
             self._desc = self._desc.with_batch(with_names(self._desc.batch, checked))
+
+    hook_in: ClassVar[None] = None
+    """What tensordict calls on entries inside of `vmap`; a stack needs no hook for it."""
+    hook_out: ClassVar[None] = None
+    """The same for results."""
+
+    def valid_keys(
+        self,
+        include_nested: bool = False,
+        leaves_only: bool = False,
+        is_leaf: Callable[[type], bool] | None = None,
+        *,
+        sort: bool = False,
+    ) -> KeysView[NestedKey]:
+        """Return the keys that all members have: another name of `keys`."""
+        return super().keys(include_nested, leaves_only, is_leaf, sort=sort)
 
     @property
     def stack_dim(self) -> int:
@@ -225,7 +252,7 @@ class LazyStackedTensorDict(Members):
 
     def update(
         self,
-        source: Source[AnyKey] | NoDefault = NO_DEFAULT,
+        source: Source[AnyKey] | NoDefault | None = NO_DEFAULT,
         clone: bool = False,
         inplace: bool = False,
         non_blocking: bool = False,
@@ -236,7 +263,8 @@ class LazyStackedTensorDict(Members):
     ) -> Self:
         """Store the entries of a source; a stack of the same shape updates member by member."""
         alike = isinstance(source, MemberStorage) and are_alike(self, source)
-        if update_batch_size and (inplace or not alike):
+        other = isinstance(source, AbstractContainer) and source._desc.batch != self._desc.batch
+        if update_batch_size and other and (inplace or not alike):
             raise InvalidArgument(
                 "`update_batch_size=True` cannot change the number of members of a lazy stack. "
                 "Make it dense with `contiguous()` first."
@@ -386,26 +414,40 @@ def restore_stack(
 
 @explains_parameters
 def lazy_stack(
-    members: Sequence[TensorDictBase],
+    members: Sequence[TensorDictBase] | Sequence[Tensor],
     dim: int | str = 0,
     *,
     out: TensorDictBase | None = None,
     device: DeviceLike | None = None,
     stack_dim_name: str | None = None,
     strict_shape: bool = False,
+    as_list: bool = False,
+    as_padded_tensor: bool = False,
+    as_nested_tensor: bool = False,
+    padding_value: float = 0.0,
+    padding_side: Side = "right",
+    layout: torch.layout = torch.jagged,
 ) -> LazyStackedTensorDict:
     """Stack containers lazily along a new batch dimension; nothing is copied.
 
+    Tensors are stacked at once: as an entry of a lazy stack is read.
+
     Args:
-        members: one or more containers of the same batch size.
+        members: one or more containers of the same batch size, or tensors.
         dim: the position of the new dimension, or the name of the dimension at it.
         out: a container into whose leaves the stacked entries are written; it is returned.
         device: where the members are moved; `None` leaves them where they are.
         stack_dim_name: the name of the new dimension.
         strict_shape: refuse members with an entry that cannot be stacked.
+        as_list: return tensors as a list.
+        as_padded_tensor: return tensors of different shapes padded to one shape and stacked.
+        as_nested_tensor: return tensors of different shapes as a nested tensor.
+        padding_value: the value of the elements that are added.
+        padding_side: where they are added: `"left"` or `"right"`.
+        layout: the layout of a nested tensor.
 
     Raises:
-        ShapeMismatch: if the batch sizes differ.
+        ShapeMismatch: if the batch sizes differ, or the shapes of tensors that are stacked.
 
     Example:
         >>> import torch
@@ -418,11 +460,34 @@ def lazy_stack(
         kd_core.ShapeMismatch: entry `a` is ragged: its shapes among the 2 members are ...
         >>> [row["a"].shape[0] for row in stacked.unbind(0)]
         [2, 3]
+        >>> lazy_stack([torch.zeros(1), torch.ones(2)], as_padded_tensor=True)
+        tensor([[0., 0.],
+                [1., 1.]])
     """
     rows = tuple(members)
+    if rows and all(isinstance(row, Tensor) for row in rows):
+        how = None
+        if as_list or as_padded_tensor or as_nested_tensor:
+            options = padding_value, padding_side, layout
+            how = reading(as_list, as_padded_tensor, as_nested_tensor, *options)
+        return cast("LazyStackedTensorDict", _stacked_tensors(cast("list[Tensor]", rows), dim, how))
     stack = object.__new__(_class_for(LazyStackedTensorDict, rows))
-    stack._assemble(rows, dim, device, stack_dim_name, strict_shape)
+    given = cast("tuple[TensorDictBase, ...]", rows)
+    stack._assemble(given, dim, device, stack_dim_name, strict_shape)
     return stack if out is None else cast("LazyStackedTensorDict", written_to(out, stack))
+
+
+def _stacked_tensors(
+    rows: Sequence[Tensor], dim: int | str, how: Reading | None
+) -> Tensor | list[Tensor]:
+    """Return tensors as an entry of a lazy stack of containers is read that hold them."""
+    if how is not None and how.form == "list":
+        return list(rows)
+    held = [registry.make_dense({"rows": row}, describe(())) for row in rows]
+    stack = lazy_stack(cast("list[TensorDictBase]", held))
+    at = new_dim(dim, (0,) * min(row.ndim for row in rows))
+    found = stack["rows"] if how is None else cast("Tensor", stack._read_as(("rows",), None, how))
+    return found if found.is_nested else found.movedim(0, at)
 
 
 @explains_parameters

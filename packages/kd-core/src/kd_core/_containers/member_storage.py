@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from kd_core._base import TensorDictBase
 from kd_core._batch.descriptor import describe
@@ -20,6 +21,7 @@ from kd_core._batch.plans import Padded, Reduced
 from kd_core._containers.field_declarations import Declaration, converted
 from kd_core._containers.member_entries import StackedEntries
 from kd_core._containers.member_index import Picked, pick
+from kd_core._containers.member_moves import moved_members, reduced_members, viewed_members
 from kd_core._containers.member_writes import (
     MemberRows,
     held_twice,
@@ -66,7 +68,8 @@ class MemberStorage(TensorDictBase, Composite):
         if desc.batch != self._desc.batch:
             inner = self._inner_batch(desc)
             for member in self._members:
-                member._describe(member._desc.with_batch(inner))
+                old = member._desc
+                member._describe(old.with_batch(inner).with_lock(old.lock, old.held))
         self._desc = desc
 
     def _inner_batch(self, desc: Descriptor) -> tuple[int, ...]:
@@ -232,13 +235,16 @@ class MemberStorage(TensorDictBase, Composite):
         picked = None if found is None else pick(index, self._desc.batch, self._dim)
         if picked is not None:
             return cast("Self", self._result(picked))
+        moves = not isinstance(batch, (Reduced, Padded))
+        if moves and not is_compiling():
+            seen = viewed_members(self, fn, batch)
+            if seen is not None:
+                return cast("Self", seen)
         try:
             return super()._map_each(fn, batch, memo)
         except ShapeMismatch:
             if isinstance(batch, Padded):
                 raise
-            from kd_core._containers.member_moves import moved_members, reduced_members
-
             if not isinstance(batch, Reduced):
                 return cast("Self", moved_members(self, fn, batch))
             reduced = reduced_members(self, fn, batch)

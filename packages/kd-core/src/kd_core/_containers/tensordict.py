@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, SupportsIndex, cast, overload
+from types import GenericAlias
+from typing import TYPE_CHECKING, Generic, Literal, SupportsIndex, cast, overload
 
 from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
@@ -59,6 +60,12 @@ class TensorDict(Dense):
     """
 
     __slots__ = ()
+
+    def __class_getitem__(cls, item: object) -> object:
+        """Return the class as annotations name it, with the types of keys and entries."""
+        if Generic in cls.__mro__:
+            return super().__class_getitem__(item)  # type: ignore[misc]  # of a generic subclass
+        return GenericAlias(cls, item)
 
     def __init__(
         self,
@@ -130,7 +137,7 @@ class TensorDict(Dense):
 
     def update(
         self,
-        source: Source[AnyKey] | NoDefault = NO_DEFAULT,
+        source: Source[AnyKey] | NoDefault | None = NO_DEFAULT,
         clone: bool = False,
         inplace: bool = False,
         non_blocking: bool = False,

@@ -98,7 +98,7 @@ def leaf_fits(value: Tensor, desc: Descriptor) -> bool:
         return False
     except RuntimeError:
         if is_shapeless(value):
-            return False
+            return desc.ndim == 1 and value.size(0) == desc.size[0]
         raise
 
 
@@ -323,6 +323,16 @@ def find_entry(entries: Entries, path: tuple[str, ...]) -> Entry | None:
         return level.get(path[-1])
     except (KeyError, AttributeError, TypeError):  # missing, a leaf, or not a key
         return None
+
+
+def refuse_leaf(entries: Entries, path: tuple[str, ...]) -> None:
+    """Raise the error for a path that is missing because it goes on below a tensor."""
+    level: Entries | None = entries
+    for depth, part in enumerate(path[:-1], 1):
+        entry = None if level is None else kinds_by_key(level).get(part)
+        if isinstance(entry, Tensor):
+            raise walk_error(path, depth, entry)
+        level = getattr(entry, "_entries", None)
 
 
 def has_entry(entries: Entries, path: tuple[str, ...]) -> bool:

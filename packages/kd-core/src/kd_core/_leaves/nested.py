@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 def row_lengths(leaf: Tensor) -> Tensor:
     """Return the length of each row in the ragged dimension."""
+    if leaf.layout is not torch.jagged:
+        return torch.tensor([row.shape[0] for row in leaf.unbind()], device=leaf.device)
     lengths: Tensor | None = leaf.lengths()  # type: ignore[attr-defined]  # of a nested tensor
     if lengths is not None:
         return lengths

@@ -1,7 +1,7 @@
 """Tensors without a shape: nested tensors of the layout `torch.strided`.
 
-torch raises an internal error wherever their shape is read. They fit only containers without batch
-dimensions. Loops do not ask for them; what fails on one asks here why.
+torch raises an internal error wherever their shape is read. They fit containers of at most one
+batch dimension, that of their rows. Loops do not ask for them; what fails on one asks here why.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class Apply(AbstractContainer):
         names: Sequence[str | None] | NoDefault | None = NO_DEFAULT,
         inplace: bool = False,
         default: object = NO_DEFAULT,
-        filter_empty: bool = False,
+        filter_empty: bool | None = None,
         propagate_lock: bool = False,
         call_on_nested: bool = False,
         is_leaf: IsLeaf | None = None,
@@ -70,7 +70,9 @@ class Apply(AbstractContainer):
     ) -> Self:
         """Call a function on every leaf, and return a container of the results.
 
-        Non-tensor entries are passed through. A leaf for which `fn` returns `None` is dropped.
+        Non-tensor entries are passed through. A leaf for which `fn` returns `None` is dropped, and
+        so is a nested container of which nothing is left. Where nothing at all is left, the result
+        is `None`, as for a function that is called for what it does.
 
         Args:
             fn: called as `fn(leaf, *leaves of others)`.
@@ -84,7 +86,8 @@ class Apply(AbstractContainer):
                 locked. All of them are checked before the first is written; a leaf for which `fn`
                 returns `None`, or the leaf itself, is not written.
             default: what stands for a leaf that one of `others` lacks; without it, an error.
-            filter_empty: leave out nested containers of which nothing is left.
+            filter_empty: leave out nested containers that are empty: `None`: those of which nothing
+                is left; `True`: also those that were empty before.
             propagate_lock: lock the result if this container is locked.
             call_on_nested: call `fn` on the entries of this level, nested containers and
                 non-tensor data included, instead of entering these.
@@ -113,13 +116,15 @@ class Apply(AbstractContainer):
         target = _target(self, batch_size, device, names, inplace, out)
         if call_on_nested:
             is_leaf = _any_type(is_leaf)
-        if not others and not filter_empty and is_leaf is None:
+        if not others and filter_empty is None and is_leaf is None:
             result = _each(self, fn, nested, target, ())
         else:
             walk = _Walk(fn, nested, default, filter_empty, target, is_leaf)
             result = cast("Self", walk.level(self, others, ()))
         if inplace or propagate_lock or out is not None or names is not NO_DEFAULT:
             return _finish(self, result, names, inplace, propagate_lock, out)
+        if not result._entries and _leaves_out(self, filter_empty):
+            return cast("Self", None)
         return result
 
     def named_apply(
@@ -133,7 +138,7 @@ class Apply(AbstractContainer):
         names: Sequence[str | None] | NoDefault | None = NO_DEFAULT,
         inplace: bool = False,
         default: object = NO_DEFAULT,
-        filter_empty: bool = False,
+        filter_empty: bool | None = None,
         propagate_lock: bool = False,
         call_on_nested: bool = False,
         is_leaf: IsLeaf | None = None,
@@ -152,7 +157,8 @@ class Apply(AbstractContainer):
                 this container.
             inplace: write the results into the leaves, and return this container.
             default: what stands for a leaf that one of `others` lacks.
-            filter_empty: leave out nested containers of which nothing is left.
+            filter_empty: leave out nested containers that are empty: `None`: those of which nothing
+                is left; `True`: also those that were empty before.
             propagate_lock: lock the result if this container is locked.
             call_on_nested: call `fn` on the entries of this level instead of entering them.
             is_leaf: returns for the type of an entry whether `fn` is called on it.
@@ -162,7 +168,7 @@ class Apply(AbstractContainer):
             >>> from kd_core import TensorDict
             >>> names = []
             >>> td = TensorDict({"a": 0.0, "b": {"c": 1.0}})
-            >>> td.named_apply(lambda name, x: names.append(name), nested_keys=True).is_empty()
+            >>> td.named_apply(lambda name, x: names.append(name), nested_keys=True) is None
             True
             >>> names
             ['a', ('b', 'c')]
@@ -172,13 +178,15 @@ class Apply(AbstractContainer):
         target = _target(self, batch_size, device, names, inplace, out)
         if call_on_nested:
             is_leaf = _any_type(is_leaf)
-        if not others and not filter_empty and is_leaf is None:
+        if not others and filter_empty is None and is_leaf is None:
             result = _each(self, fn, nested_keys, target, ())
         else:
             walk = _Walk(fn, nested_keys, default, filter_empty, target, is_leaf)
             result = cast("Self", walk.level(self, others, ()))
         if inplace or propagate_lock or out is not None or names is not NO_DEFAULT:
             return _finish(self, result, names, inplace, propagate_lock, out)
+        if not result._entries and _leaves_out(self, filter_empty):
+            return cast("Self", None)
         return result
 
     def apply_(
@@ -262,7 +270,9 @@ def _each(
             if not fits:
                 doubtful[key] = found
         elif value.__class__ is td.__class__ or isinstance(value, AbstractContainer):
-            entries[key] = _each(value, fn, nested, target, (*path, key))
+            inner = _each(value, fn, nested, target, (*path, key))
+            if inner._entries or not value._entries:
+                entries[key] = inner
         elif is_unbatched(value):
             leaf = value._tensor
             try:
@@ -276,6 +286,11 @@ def _each(
     if doubtful and not all_fit(doubtful, desc):
         _check_results(entries, doubtful, desc, path)
     return td._like(entries, desc)
+
+
+def _leaves_out(source: AbstractContainer, filter_empty: bool | None) -> bool:
+    """Return whether an empty result for a container is left out."""
+    return bool(source._entries) if filter_empty is None else filter_empty
 
 
 def _unwrapped(value: object) -> object:
@@ -325,7 +340,7 @@ class _Walk:
         fn: Callable[..., object],
         nested: bool | None,
         default: object,
-        filter_empty: bool,
+        filter_empty: bool | None,
         target: Target | None,
         is_leaf: IsLeaf | None = None,
     ) -> None:
@@ -368,7 +383,7 @@ class _Walk:
                 value if self.target is None else value._with_descriptor(self.target(value._desc))
             )
         inner = self.level(value, tuple(beside), path)
-        return None if self.filter_empty and not inner._entries else inner
+        return inner if inner._entries or not _leaves_out(value, self.filter_empty) else None
 
     def _entries_beside(self, mine: Entries, other: object, path: Path) -> Entries:
         if other is self.default:

@@ -17,7 +17,7 @@ from kd_core._errors import (
     wrong_type,
 )
 from kd_core._keys import format_key, is_key, path_of
-from kd_core._leaves.loops import all_fit, find_entry, has_entry
+from kd_core._leaves.loops import all_fit, find_entry, has_entry, refuse_leaf
 from kd_core._leaves.views import (
     ALL_LEAVES,
     LeafItems,
@@ -28,7 +28,6 @@ from kd_core._leaves.views import (
     NestedValues,
 )
 from kd_core._leaves.writes import write_all
-from kd_core._naming import explains_parameters
 from kd_core._nodes import registry
 from kd_core._nodes.entry import is_data
 from kd_core._protocol.composite import read_as, reading
@@ -99,7 +98,8 @@ class Access(AbstractContainer):
 
         Args:
             key: a string, or a tuple of strings for a nested entry.
-            default: what is returned for a missing key.
+            default: what is returned for a missing key; one that goes on below a tensor is an
+                error.
             as_list: how an entry of a lazy stack is read, whose shapes may differ among the
                 members: as a list. What is not in a lazy stack is returned as it is.
             as_padded_tensor: the same, padded to one shape and stacked.
@@ -127,7 +127,10 @@ class Access(AbstractContainer):
         if key.__class__ is tuple and key:
             found = find_entry(self._entries, key)  # type: ignore[arg-type]  # mostly of strings
         if found is None:  # not there, or a tuple that holds tuples
-            found = find_entry(self._entries, path_of(key))
+            path = path_of(key)
+            found = find_entry(self._entries, path)
+            if found is None and len(path) > 1:
+                refuse_leaf(self._entries, path)
         return default if found is None else found
 
     @overload
@@ -255,9 +258,11 @@ class Access(AbstractContainer):
         write_all(writes_at(self, path_of(key), value), non_blocking)
         return self
 
-    @explains_parameters
-    def setdefault(self, key: NestedKey, default: object) -> Tensor:
-        """Return the entry at `key` as `get` does, after storing `default` if it is missing."""
+    def setdefault(self, key: NestedKey, default: object, inplace: bool = False) -> Tensor:
+        """Return the entry at `key` as `get` does, after storing `default` if it is missing.
+
+        `inplace` is that of `set`: an entry that is missing is stored in any case.
+        """
         path = path_of(key)
         if find_entry(self._entries, path) is None:
             self._store(path, default)
@@ -299,6 +304,8 @@ class Access(AbstractContainer):
             Locked: if the container is locked.
         """
         path = path_of(key)
+        if self._desc.frozen:
+            self._check_unlocked(f"remove {format_key(path)}")
         check_has(self, path)
         _remove(self, path)
         return self

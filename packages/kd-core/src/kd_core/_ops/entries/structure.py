@@ -56,7 +56,7 @@ class Structure(AbstractContainer):
 
     def update(  # no `*`, which takes a tenth of a call: "update(2 leaves)" in the benchmarks
         self,
-        source: Source[AnyKey] | NoDefault = NO_DEFAULT,
+        source: Source[AnyKey] | NoDefault | None = NO_DEFAULT,
         clone: bool = False,
         inplace: bool = False,
         non_blocking: bool = False,
@@ -71,15 +71,15 @@ class Structure(AbstractContainer):
         was.
 
         Args:
-            source: a mapping (its keys may be nested tuples) or a container.
+            source: a mapping (its keys may be nested tuples) or a container; `None` is none.
             clone: store copies of the tensors.
             inplace: write into the storage of entries that exist.
             non_blocking: do not wait for copies between pinned memory and a GPU.
             keys_to_update: take only these keys of the source, and what is below them.
             is_leaf: returns for the type of a nested container of the source whether it replaces
                 the one that is there, instead of being merged into it.
-            update_batch_size: take the batch size of the source, a container, too; it must have
-                all keys of this one.
+            update_batch_size: take the batch size of the source, too, if it is a container; it
+                must have all keys of this one then.
             **entries: further entries by keyword, which replace those of the source.
 
         Raises:
@@ -94,8 +94,8 @@ class Structure(AbstractContainer):
             {'a': tensor(3.), 'b': {'c': tensor(1.), 'd': tensor(2.)}}
         """
         sources = sources_of(source, entries)
-        if update_batch_size:
-            if entries or not sources:
+        if update_batch_size and sources and isinstance(sources[0], AbstractContainer):
+            if entries:
                 raise InvalidArgument(
                     "`update_batch_size=True` takes the batch size of one source, a container, and "
                     "cannot be combined with entries by keyword."
@@ -115,7 +115,7 @@ class Structure(AbstractContainer):
 
     def update_(
         self,
-        source: Source[AnyKey] | NoDefault = NO_DEFAULT,
+        source: Source[AnyKey] | NoDefault | None = NO_DEFAULT,
         clone: bool = False,
         *,
         non_blocking: bool = False,
@@ -195,6 +195,8 @@ class Structure(AbstractContainer):
             >>> list(td.select(("b", "c")).keys(True, True))
             [('b', 'c')]
         """
+        if inplace:
+            self._check_unlocked("select in place")
         kept = self._selected(keys, strict)
         if kept is None:
             for key in keys:
@@ -239,11 +241,11 @@ class Structure(AbstractContainer):
                 self._set_entry(new, moved)
                 return self
         source, target = path_of(old), path_of(new)
+        if self._desc.frozen:
+            self._check_unlocked(f"rename {format_key(old)}")
         entry = find_entry(self._entries, source)
         if entry is None:
             entry = self._read(source)
-        if self._desc.frozen:
-            self._check_unlocked(f"rename {format_key(old)}")
         if source == target:
             return self
         if is_prefix(source, target):

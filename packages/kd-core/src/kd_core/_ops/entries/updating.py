@@ -17,7 +17,6 @@ from kd_core._keys import Path, format_key, path_of, plain_str, several
 from kd_core._leaves.foreach import PLAIN
 from kd_core._leaves.loops import kinds_by_key, missing_key, walk_error
 from kd_core._leaves.writes import Write, check_write, write_all, write_checked
-from kd_core._naming import refuse_parameter
 from kd_core._nodes.entry import is_row_data, is_unbatched
 from kd_core._protocol.composite import Composite, are_alike, rows_or_stacked
 from kd_core._protocol.primitives import AbstractContainer, lowest_level
@@ -78,15 +77,16 @@ def source_items(source: object, method: str) -> Mapping[str, object]:
 def sources_of(source: object, entries: dict[str, object]) -> list[object]:
     """Return the sources of an update: the one that is given, and the entries by keyword.
 
-    Two keywords never are entries: those of tensordict that name the source, and lift a lock.
+    Two keywords never are entries: those of tensordict that name the source, and `ignore_lock`,
+    which does nothing. `None` is no source.
     """
-    if "ignore_lock" in entries:
-        refuse_parameter("TensorDict.update", "ignore_lock")
+    entries.pop("ignore_lock", None)
     sources = [] if isinstance(source, NoDefault) else [source]
     if "input_dict_or_td" in entries:
         sources.append(entries.pop("input_dict_or_td"))
     if len(sources) > 1:
         raise InvalidArgument("expected `source` once, got it as `input_dict_or_td`, too.")
+    sources = [each for each in sources if each is not None]
     return [*sources, entries] if entries else sources
 
 

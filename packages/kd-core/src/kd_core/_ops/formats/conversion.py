@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, cast
 
@@ -57,7 +58,7 @@ class Conversion(AbstractContainer):
         keep_vars: bool = False,
         flatten: bool = False,
     ) -> dict[str, object]:
-        """Return nested dicts of the leaves, for `torch.save`; tensors are shared.
+        """Return nested `OrderedDict`s of the leaves, for `torch.save`; tensors are shared.
 
         Each level also has its batch size and device, under `__batch_size` and `__device`, and the
         keys of tensors without batch dimensions, if it has some, under `__unbatched`. A lazy
@@ -83,10 +84,10 @@ class Conversion(AbstractContainer):
             ['net.a', 'net.b.c']
         """
         if flatten:
-            flat: dict[str, object] = {} if destination is None else destination
+            flat: dict[str, object] = OrderedDict() if destination is None else destination
             _flatten_state(self, prefix, keep_vars, flat)
             return flat
-        state: dict[str, object] = {}
+        state: dict[str, object] = OrderedDict()
         entries = self._entries if self._owns_leaves else _stacked(self, keep_vars, state)
         for key, value in entries.items():
             if value.__class__ is Tensor or isinstance(value, Tensor):
@@ -103,7 +104,7 @@ class Conversion(AbstractContainer):
         state[BATCH_SIZE] = desc.size
         state[DEVICE] = desc.device
         if prefix:
-            state = {prefix + key: value for key, value in state.items()}
+            state = OrderedDict((prefix + key, value) for key, value in state.items())
         if destination is None:
             return state
         destination.update(state)

@@ -6,7 +6,7 @@ changed entries with the operation undone, removed entries as removals.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar, cast
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kd_core._errors import InvalidArgument
 from kd_core._leaves.foreach import shares_storage
-from kd_core._leaves.loops import find_entry
+from kd_core._leaves.loops import find_entry, has_entry
 from kd_core._ops.scopes.undoing import WAS_UNLOCKED, Moved, Path, Relocked, note, was_locked
 from kd_core._protocol.composite import Composite, unchanged_on_error
 from kd_core._protocol.primitives import AbstractContainer, engine, level_at, lock, relock, unlock
@@ -70,8 +70,12 @@ class Contexts(AbstractContainer):
 
     @property
     def is_locked(self) -> bool:
-        """Whether the structure may not change."""
+        """Whether the structure may not change; assigning to it locks or unlocks."""
         return self._desc.frozen
+
+    @is_locked.setter
+    def is_locked(self, locked: bool) -> None:
+        lock(self) if locked else unlock(self)
 
     def lock_(self) -> Self:
         """Forbid changes of structure, in nested containers too; return self.
@@ -129,7 +133,7 @@ class _Scope:
         view: AbstractContainer,
         source: AbstractContainer,
         undo: Undo,
-        before: Snapshot,
+        before: Snapshot | Parts,
         origin: Origin[object],
     ) -> None:
         self.view = view
@@ -160,14 +164,13 @@ def enter(view: AbstractContainer) -> None:
             "carried back to it. Give it a name before the `with` statement."
         )
     undo = make(source, given)
-    before: Snapshot = {} if where is None else _snapshot(view)
+    before: Snapshot | Parts = {}
+    if isinstance(undo, Moved) and where is not None:
+        before = _parts(view)
+    elif where is not None:
+        before = _snapshot(view)
     if not _has_members_for(source, before):
         raise _nothing_to_undo()
-    if isinstance(before, list) and isinstance(undo, Moved):
-        raise InvalidArgument(
-            "`with` cannot carry the rows of a ragged stack back. Assign the result to a name, and "
-            "write to it."
-        )
     scope = _Scope(view, source, undo, before, origin)
     _entered.setdefault(id(view), []).append(scope)
 
@@ -182,8 +185,12 @@ def leave(view: AbstractContainer, failed: bool) -> None:
     if isinstance(scope.undo, Relocked):
         scope.undo.restore(view)
     elif not failed:
+        carry = cast(
+            "Callable[..., None]",
+            _carry_rows_back if isinstance(scope.undo, Moved) else _carry_back,
+        )
         with unchanged_on_error(scope.source):
-            _carry_back(scope.source, view, scope.before, scope.undo)
+            carry(scope.source, view, scope.before, scope.undo)
 
 
 class _Seen:
@@ -197,6 +204,7 @@ class _Seen:
 
 
 Snapshot: TypeAlias = "dict[Path, _Seen] | list[Snapshot]"
+Parts: TypeAlias = "dict[Path, list[_Seen]]"
 
 
 def _snapshot(view: AbstractContainer) -> Snapshot:
@@ -204,6 +212,25 @@ def _snapshot(view: AbstractContainer) -> Snapshot:
     if isinstance(view, Composite):
         return [_snapshot(member) for member in view._members]
     return {path: _Seen(entry) for path, entry in _leaves(view, ())}
+
+
+def _parts(view: AbstractContainer) -> Parts:
+    """Record the entries of a container; of a stack, at any level, those of each member."""
+    found: Parts = {}
+
+    def record(level: AbstractContainer, path: Path) -> None:
+        if isinstance(level, Composite):
+            for member in level._members:
+                record(member, path)
+            return
+        for key, value in level._entries.items():
+            if isinstance(value, AbstractContainer):
+                record(value, (*path, key))
+            else:
+                found.setdefault((*path, key), []).append(_Seen(value))
+
+    record(view, ())
+    return found
 
 
 def _leaves(level: AbstractContainer, path: Path) -> Iterator[tuple[Path, Entry]]:
@@ -248,6 +275,27 @@ def _carry_back(
             source._store(target, undo.entry(entry))
 
 
+def _carry_rows_back(
+    source: AbstractContainer, view: AbstractContainer, seen: Parts, undo: Undo
+) -> None:
+    """Store what changed in a result that moved the rows of a batch."""
+    now = _parts(view)
+    for path in seen.keys() - now.keys():
+        if find_entry(source._entries, path) is not None:
+            level = level_at(source, path[:-1])
+            level._check_unlocked("carry removed entries back")
+            level._del_entry(path[-1])
+    for path, parts in now.items():
+        known = seen.get(path, [])
+        if len(known) == len(parts) > 1:  # members are seen through views
+            if all(part.entry is old.entry for part, old in zip(parts, known, strict=True)):
+                continue
+        elif len(known) == len(parts) and _is_unchanged(source, path, parts[0].entry, known[0]):
+            continue
+        if has_entry(view._entries, path):
+            source._store(path, undo.entry(cast("Entry", find_entry(view._entries, path))))
+
+
 def _is_unchanged(
     source: AbstractContainer, target: Path, entry: Entry, seen: _Seen | None
 ) -> bool:
@@ -262,7 +310,7 @@ def _is_unchanged(
     return seen.version >= 0 and seen.version == entry._version
 
 
-def _has_members_for(source: AbstractContainer, before: Snapshot) -> bool:
+def _has_members_for(source: AbstractContainer, before: Snapshot | Parts) -> bool:
     """Return whether a snapshot by members can be carried back to a source."""
     if not isinstance(before, list):
         return True

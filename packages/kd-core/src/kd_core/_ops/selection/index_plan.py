@@ -42,6 +42,19 @@ def for_nested(index: object, batch: Batch) -> object:
     return plain_index(index, batch) if any(item is Ellipsis for item in items) else index
 
 
+def goes_beyond(index: object, ndim: int) -> bool:
+    """Return whether an index of a tensor says something of dimensions behind the first `ndim`."""
+    if not isinstance(index, tuple):
+        return False
+    taken = 0
+    for item in index:
+        if item is Ellipsis:
+            return True
+        is_mask = isinstance(item, Tensor) and item.dtype is torch.bool
+        taken += 0 if item is None else item.ndim if is_mask else 1
+    return taken > ndim
+
+
 def _reading(index: int | slice | tuple[Simple, ...]) -> LeafFn:
     # An `itemgetter` is faster than a function, but dynamo cannot trace it.
     return (lambda leaf: leaf[index]) if is_dynamo_compiling() else itemgetter(index)

@@ -50,6 +50,7 @@ from kd_core._ops.selection.index_plan import (
     beyond,
     for_nested,
     gives_views,
+    goes_beyond,
     leading,
     plain_index,
     resolve,
@@ -57,7 +58,7 @@ from kd_core._ops.selection.index_plan import (
     take_rows,
 )
 from kd_core._protocol.composite import Composite, takes
-from kd_core._protocol.primitives import AbstractContainer, check_has, level_at
+from kd_core._protocol.primitives import AbstractContainer, check_has, level_at, writes_at
 from kd_core._protocol.validation import as_entry
 
 if TYPE_CHECKING:
@@ -159,6 +160,8 @@ class Indexing(AbstractContainer):
 
     def __delitem__(self, key: str | tuple[str, ...]) -> None:
         path = path_of(key)
+        if self._desc.frozen:
+            self._check_unlocked(f"remove {format_key(path)}")
         check_has(self, path)
         level = level_at(self, path[:-1])
         level._check_unlocked(f"remove {format_key(path)}")
@@ -182,6 +185,8 @@ class Indexing(AbstractContainer):
     def set_at_(self, key: str | tuple[str, ...], value: object, index: Index) -> Self:
         """Write rows of one entry in place; allowed on a locked container.
 
+        Of a tensor, all dimensions are indexed: `td[key][index] = value`.
+
         Example:
             >>> import torch
             >>> from kd_core import TensorDict
@@ -192,13 +197,23 @@ class Indexing(AbstractContainer):
         path = path_of(key)
         check_has(self, path)
         level = level_at(self, path[:-1])
-        rows = _Rows(index, self._desc.batch)
         writes: list[Write] = []
+        beyond = goes_beyond(index, self._desc.ndim)
+        entry = level._entries[path[-1]] if beyond or not isinstance(level, Composite) else None
+        if isinstance(entry, Tensor):
+            rows = _Rows(index, tuple(entry.shape))
+        else:
+            rows = _Rows(index, self._desc.batch)
         if isinstance(level, Composite):
+            if isinstance(entry, Tensor):  # the members index their own dimensions
+                entry = entry.clone()
+                entry[index] = value  # type: ignore[assignment]  # or it raises
+                write_all(writes_at(self, path, entry))
+                return self
             rows.direct += level._row_writes(rows.index, {path[-1]: value}, path[:-1])
             rows.commit(writes)
             return self
-        entry = level._entries[path[-1]]
+        assert entry is not None
         if isinstance(entry, AbstractContainer):
             _stage_level(entry, value, path, rows, writes)
         elif isinstance(entry, Tensor):

@@ -21,13 +21,14 @@ from kd_core._batch.plans import SAME_SHAPE, Plan, cached, plan
 from kd_core._batch.shapes import as_int, int_or_ints, slice_length, wrap_dim
 from kd_core._errors import InvalidArgument, InvalidValue, OutOfRange, ShapeMismatch
 from kd_core._keys import path_of
-from kd_core._leaves.loops import Selection, has_entry
+from kd_core._leaves.loops import Selection, has_entry, refuse_leaf
 from kd_core._naming import explains_parameters
 from kd_core._nodes import registry
 from kd_core._ops.math.operands import written_to
 from kd_core._ops.selection.index_plan import (
     behind,
     check_mask,
+    goes_beyond,
     leading,
     resolve,
     rows_at,
@@ -36,8 +37,7 @@ from kd_core._ops.selection.index_plan import (
 )
 from kd_core._ops.shape.rebatching import become
 from kd_core._protocol.composite import Composite, Reading, read_as, reading, takes
-from kd_core._protocol.primitives import AbstractContainer, check_has, map_by, refuse_unbatched
-from kd_core._types import NO_DEFAULT
+from kd_core._protocol.primitives import AbstractContainer, map_by, refuse_unbatched
 
 if TYPE_CHECKING:
     from typing import Self, TypeVar
@@ -258,7 +258,7 @@ class Partition(AbstractContainer):
         self,
         key: str | tuple[str, ...],
         index: Index,
-        default: object = NO_DEFAULT,
+        default: object = None,
         *,
         as_list: Literal[False] = False,
         as_padded_tensor: bool = False,
@@ -272,7 +272,7 @@ class Partition(AbstractContainer):
         self,
         key: str | tuple[str, ...],
         index: Index,
-        default: object = NO_DEFAULT,
+        default: object = None,
         *,
         as_list: Literal[True],
     ) -> Tensor | list[Tensor]: ...
@@ -280,7 +280,7 @@ class Partition(AbstractContainer):
         self,
         key: str | tuple[str, ...],
         index: Index,
-        default: object = NO_DEFAULT,
+        default: object = None,
         *,
         as_list: bool = False,
         as_padded_tensor: bool = False,
@@ -289,11 +289,11 @@ class Partition(AbstractContainer):
         padding_side: Side = "right",
         layout: torch.layout = torch.jagged,
     ) -> Tensor | list[Tensor]:
-        """Read rows of one entry; only batch dimensions are indexed.
+        """Read rows of one entry: of a tensor, all dimensions are indexed, as in `td[key][index]`.
 
         Args:
             key: the key of the entry.
-            index: an index of the batch dimensions.
+            index: an index of the tensor, or of the batch dimensions of another entry.
             default: what is returned for a missing key.
             as_list: how rows of a lazy stack are read, as are the arguments after it: see `get`.
             as_padded_tensor: the same, padded to one shape.
@@ -303,10 +303,11 @@ class Partition(AbstractContainer):
             layout: the layout of a nested tensor.
 
         Raises:
-            KeyNotFound: if the key is missing, and no default is given.
+            KeyThroughLeaf: if the key goes on below a tensor.
         """
         path = path_of(key)
-        if default is not NO_DEFAULT and not has_entry(self._entries, path):
+        if not has_entry(self._entries, path):
+            refuse_leaf(self._entries, path)
             return cast(Tensor, default)
         how: Reading | None = None
         if as_list or as_padded_tensor or as_nested_tensor:
@@ -314,12 +315,15 @@ class Partition(AbstractContainer):
             how = reading(as_list, as_padded_tensor, as_nested_tensor, *options)
         if how is None and not isinstance(self, Composite):
             entry = self._read(path)
+            if isinstance(entry, Tensor):
+                return resolve(index, tuple(entry.shape))[0](entry)
             batch = self._desc.batch
             fn, after = resolve(index, batch)
-            if isinstance(entry, Tensor):
-                return fn(entry)
             return cast(Tensor, entry._map_each(fn, leading(batch, after)))
-        check_has(self, path)
+        if how is None and goes_beyond(index, self._desc.ndim):
+            entry = self._read(path)
+            if isinstance(entry, Tensor):
+                return resolve(index, tuple(entry.shape))[0](entry)
         rows = rows_at(_alone(self, path[0]), index)
         return cast(Tensor, rows._read(path) if how is None else read_as(rows, path, None, how))
 

@@ -12,8 +12,7 @@ from kd_core._batch.descriptor import describe
 from kd_core._batch.names import has_names, plain_size
 from kd_core._batch.shapes import batch_of, numel, wrap_dim
 from kd_core._compat import is_possible
-from kd_core._errors import InvalidValue
-from kd_core._keys import format_key
+from kd_core._errors import FROZEN, InvalidArgument, InvalidValue
 from kd_core._leaves.loops import common_batch, kinds_of
 from kd_core._leaves.shapeless import is_shapeless
 from kd_core._naming import explains_parameters
@@ -38,7 +37,7 @@ class Description(AbstractContainer):
         """The leading dimensions shared by all entries.
 
         Assigning to it checks every entry and changes nothing if one does not fit. The first
-        dimensions keep their names, as far as their sizes stay.
+        dimensions keep their names, as far as their sizes stay. A lock does not cover it.
         """
         return self._desc.size
 
@@ -48,8 +47,12 @@ class Description(AbstractContainer):
 
     @property
     def shape(self) -> torch.Size:
-        """The batch size."""
+        """The batch size; assigning to it is assigning to `batch_size`."""
         return self._desc.size
+
+    @shape.setter
+    def shape(self, shape: BatchSize) -> None:
+        resize(self, shape)
 
     def size(self, dim: int | str | None = None) -> torch.Size | int:
         """Return the batch size, or one of its dimensions."""
@@ -82,13 +85,15 @@ class Description(AbstractContainer):
         """The device of all entries, or `None` where they may be on different ones."""
         return self._desc.device
 
-    def clear_device_(self) -> Self:
-        """Clear the device, here and below: entries may be on different ones; return self.
+    @device.setter
+    def device(self, device: torch.device | None) -> None:
+        raise InvalidArgument(
+            f"`device` cannot be assigned, got {device!r}. Move the container with `to(device)`, "
+            "or call `clear_device_()` or `auto_device_()`."
+        )
 
-        Raises:
-            Locked: if the container, or one below, is locked.
-        """
-        _check_all_unlocked(self, "clear the device")
+    def clear_device_(self) -> Self:
+        """Clear the device, here and below: entries may be on different ones; return self."""
         _put_on(self, None)
         return self
 
@@ -100,17 +105,16 @@ class Description(AbstractContainer):
             >>> TensorDict({"a": 0.0}).auto_device_().device
             device(type='cpu')
         """
-        _check_all_unlocked(self, "change the device")
         found = {leaf.device for leaf in leaves_of(self)}
         _put_on(self, found.pop() if len(found) == 1 else None)
         return self
 
     @explains_parameters
     def auto_batch_size_(self, batch_dims: int | None = None) -> Self:
-        """Set the batch size to the leading dimensions that all leaves share; return self.
+        """Set the batch size to the leading dimensions that all entries share; return self.
 
-        Values of rows that are not tensors share the dimensions of their rows. A nested container
-        without leaves grows, but keeps the sizes that it has.
+        Nested containers come first, each by its own entries. One without entries keeps its batch
+        size. Values of rows that are not tensors share the dimensions of their rows.
 
         Args:
             batch_dims: how many dimensions at most; `None`: all that they share.
@@ -126,20 +130,21 @@ class Description(AbstractContainer):
                 f"`batch_dims` must be non-negative, got {batch_dims}. Pass how many leading "
                 "dimensions to share."
             )
-        self._check_unlocked("change the batch size")
-        batch = _fitting(self, common_batch(list(shapes_of(self)), batch_dims))
-        desc = self._desc.with_batch(batch)
-        _refuse_locked(self, desc, ())
-        _grow_children(self, desc)
-        self._describe(desc)
+        _refuse_frozen(self)
+        _share_batch(self, batch_dims)
         return self
 
 
-def _check_all_unlocked(level: AbstractContainer, action: str) -> None:
-    level._check_unlocked(action)
-    for node in level._below():
-        if isinstance(node, AbstractContainer):
-            _check_all_unlocked(node, action)
+def _refuse_frozen(level: AbstractContainer) -> None:
+    """Refuse to change an instance of a frozen class; other locks cover the entries alone."""
+    if level._desc.lock == FROZEN:
+        level._check_unlocked("change the batch size")
+
+
+def _redescribe(level: AbstractContainer, desc: Descriptor) -> None:
+    """Set the batch size and the device of a container, which stays locked if it is."""
+    old = level._desc
+    level._describe(desc.with_lock(old.lock, old.held) if old.frozen else desc)
 
 
 def _put_on(level: AbstractContainer, device: torch.device | None) -> None:
@@ -151,27 +156,27 @@ def _put_on(level: AbstractContainer, device: torch.device | None) -> None:
     for node in level._below():
         if isinstance(node, AbstractContainer):
             _put_on(node, device)
-    level._describe(describe(level._desc.batch, device))
+    _redescribe(level, describe(level._desc.batch, device))
 
 
-def _refuse_locked(level: AbstractContainer, desc: Descriptor, path: tuple[str, ...]) -> None:
-    """Refuse to grow a nested container that is locked on its own, or by another one."""
-    for key, value in kinds_of(level._entries):
-        if isinstance(value, AbstractContainer) and value._desc.batch[: desc.ndim] != desc.batch:
-            if value._desc.frozen:
-                name = format_key((*path, key))
-                value._check_unlocked(f"change the batch size, as {name} would have to follow")
-            _refuse_locked(value, desc, (*path, key))
-
-
-def _fitting(level: AbstractContainer, batch: Batch) -> Batch:
-    """Return a batch size, cut where a nested container has another size."""
+def _share_batch(level: AbstractContainer, batch_dims: int | None) -> None:
+    """Set the batch size to the dimensions that all entries share, at every level from below."""
+    shapes: list[tuple[int, ...]] = []
     for _, value in kinds_of(level._entries):
-        if isinstance(value, AbstractContainer):
-            own = value._desc.batch
-            same = [mine == size for mine, size in zip(own, batch, strict=False)]
-            batch = _fitting(value, batch[: same.index(False)] if False in same else batch)
-    return batch
+        if isinstance(value, Composite):
+            shapes.append(value._desc.batch)
+        elif isinstance(value, AbstractContainer):
+            _share_batch(value, batch_dims)
+            shapes.append(value._desc.batch)
+        elif isinstance(value, Tensor):
+            shapes.append(() if is_shapeless(value) else value.shape)
+        elif is_row_data(value):
+            shapes.append(value._desc.batch)
+    if shapes:
+        batch = _with_same_names(common_batch(shapes, batch_dims), level._desc.batch)
+        desc = level._desc.with_batch(batch)
+        _grow_children(level, desc)
+        _redescribe(level, desc)
 
 
 def _grow_children(level: AbstractContainer, desc: Descriptor) -> None:
@@ -190,19 +195,18 @@ def _grow_children(level: AbstractContainer, desc: Descriptor) -> None:
             if not isinstance(value, AbstractContainer):
                 level._set_entry(key, value._with_descriptor(own))
                 continue
-            value._describe(own)
+            _redescribe(value, own.unlocked())
         if isinstance(value, AbstractContainer):
             _grow_children(value, own)
 
 
 def resize(td: AbstractContainer, batch_size: BatchSize) -> None:
     """Set the batch size of a container, and of those in it that start with the old one."""
-    td._check_unlocked("change the batch size")
+    _refuse_frozen(td)
     desc = td._desc.with_batch(_with_same_names(batch_of(batch_size), td._desc.batch))
     td._with_descriptor(desc)  # refuses what does not fit, before anything is changed
-    _refuse_locked(td, desc, ())
     _grow_children(td, desc)
-    td._describe(desc)
+    _redescribe(td, desc)
 
 
 def _with_same_names(batch: Batch, old: Batch) -> Batch:

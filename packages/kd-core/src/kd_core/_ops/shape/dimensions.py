@@ -176,10 +176,8 @@ class Dimensions(AbstractContainer):
 
 
 def name_dims(td: AbstractContainer, names: Sequence[str | None] | None) -> None:
-    """Set the names of all batch dimensions of a container that is not locked."""
-    checked = check_names(names, td._desc.batch)
-    _check_unlocked(td)
-    set_names(td, checked)
+    """Set the names of all batch dimensions of a container; a lock does not cover them."""
+    set_names(td, check_names(names, td._desc.batch))
 
 
 def _check_ndim(td: AbstractContainer, ndim: int, name: str) -> None:
@@ -222,10 +220,3 @@ def _filled(names: Sequence[object], ndim: int) -> tuple[str | None, ...]:
     at = names.index(...)
     rest = (None,) * (ndim - len(names) + 1)
     return (*names[:at], *rest, *names[at + 1 :])  # type: ignore[arg-type]  # as above
-
-
-def _check_unlocked(level: AbstractContainer) -> None:
-    level._check_unlocked("set the names of dimensions")
-    for node in level._below():
-        if isinstance(node, AbstractContainer):
-            _check_unlocked(node)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -36,30 +36,42 @@ class Ragged(AbstractContainer):
         entry = self._entries[key]
         return densified(entry, layout) if is_container(entry, self) else entry
 
-    def to_padded_tensor(self, padding: float = 0.0, mask_key: NestedKey | None = None) -> Self:
-        """Return the container with nested tensors padded to their longest row.
+    def to_padded_tensor(
+        self,
+        padding: float = 0.0,
+        mask_key: NestedKey | None = None,
+        *,
+        keys: Iterable[NestedKey] | None = None,
+    ) -> Self:
+        """Return a dense container with rows of different lengths padded to the longest.
+
+        These are nested tensors, and entries of lazy stacks that cannot be stacked.
 
         Args:
             padding: the value of the elements that are added.
             mask_key: where to store a mask that is true for real elements; it is that of the first
-                padded entry.
+                of `keys`, or of the first padded entry.
+            keys: entries that have a mask whatever the lengths of their rows are: the mask of one
+                whose rows are all of one length, as in a last batch of one row, is all true.
 
         Raises:
             KeyCollision: if there is an entry at `mask_key`.
+            InvalidValue: if there is no entry to make a mask of.
 
         Example:
             >>> import torch
-            >>> from kd_core import TensorDict
-            >>> rows = torch.nested.nested_tensor(
-            ...     [torch.ones(1), torch.ones(2)], layout=torch.jagged
-            ... )
-            >>> padded = TensorDict({"a": rows}, [2]).to_padded_tensor(mask_key="mask")
+            >>> from kd_core import TensorDict, lazy_stack
+            >>> stack = lazy_stack([TensorDict(a=torch.ones(n)) for n in (1, 2)])
+            >>> padded = stack.to_padded_tensor(mask_key="mask", keys=["a"])
             >>> padded["a"], padded["mask"]
             (tensor([[1., 0.],
                     [1., 1.]]), tensor([[ True, False],
                     [ True,  True]]))
         """
+        dense = densified(self, torch.jagged)
         masks: list[Tensor] = []
+        if keys is not None:
+            masks += [_mask_at(cast("AbstractContainer", dense), path_of(key)) for key in keys]
 
         def padded(leaf: Tensor) -> Tensor:
             if not leaf.is_nested:
@@ -70,9 +82,14 @@ class Ragged(AbstractContainer):
                 masks.append(row_mask(leaf))
             return padded_leaf(leaf, padding)
 
-        made = self._map_each(padded)
-        if mask_key is None or not masks:
+        made = cast("Self", dense._map_each(padded))
+        if mask_key is None:
             return made
+        if not masks:
+            raise InvalidValue(
+                "no entry is ragged, so there is no mask for `mask_key`. Pass `keys`, the entries "
+                "that have a mask in any case."
+            )
         path = path_of(mask_key)
         if has_entry(made._entries, path):
             raise KeyCollision(f"key {format_key(path)} exists already. Pass another `mask_key`.")
@@ -115,9 +132,26 @@ def _row(dim: int, row: int) -> tuple[LeafFn, BatchFn]:
     )
 
 
-def densified(container: Ragged, layout: torch.layout) -> Node:
+def _mask_at(td: AbstractContainer, path: tuple[str, ...]) -> Tensor:
+    """Return which elements of an entry are no padding; one row after the other is looked at."""
+    leaf = td._read(path)
+    if isinstance(leaf, Tensor) and leaf.is_nested:
+        from kd_core._leaves.nested import row_mask
+
+        return row_mask(leaf)
+    ndim = td._desc.ndim
+    if not isinstance(leaf, Tensor) or leaf.ndim <= ndim:
+        raise InvalidValue(
+            f"entry {format_key(path)} must be a tensor with a dimension behind the batch to have "
+            "a mask. Leave it out of `keys`."
+        )
+    return leaf.new_ones(leaf.shape[: ndim + 1], dtype=torch.bool)
+
+
+def densified(container: AbstractContainer, layout: torch.layout) -> Node:
     """Return a dense container in which entries that cannot be stacked are nested tensors."""
-    entries = {key: container._dense_entry(key, layout) for key in container._entries}
+    ragged = cast("Ragged", container)
+    entries = {key: ragged._dense_entry(key, layout) for key in container._entries}
     return cast("Node", container._like(entries, container._desc.unlocked()))
 
 

@@ -114,9 +114,10 @@ def check_names(names: Sequence[str | None] | None, batch: Batch) -> Names:
 
 
 def set_names(level: AbstractContainer, names: Names) -> None:
-    """Set checked names in a container that is not locked, and in all below it."""
+    """Set checked names in a container, and in all below it; a lock does not cover them."""
     desc = level._desc
-    level._describe(desc.with_batch(with_names(desc.batch, names)))
+    new = desc.with_batch(with_names(desc.batch, names))
+    level._describe(new.with_lock(desc.lock, desc.held) if desc.frozen else new)
     if isinstance(level, Composite):
         names = names[: level._dim] + names[level._dim + 1 :]
     for node in level._below():

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from kd_core._batch.names import resized, without_names
-from kd_core._batch.plans import Plan, cached, plan
+from kd_core._batch.plans import Plan, Viewed, cached, plan
 from kd_core._batch.shapes import (
     as_int,
     expanded,
@@ -68,6 +68,8 @@ def _fast_resizing(batch: Batch, new: Batch, name: str) -> Plan:
                 pass  # -1 is ambiguous too where vmap maps over no rows
         return call(leaf, (*new, *leaf.shape[ndim:]))
 
+    if name == "view":
+        return resize_leaf, new, Viewed(new, ndim)
     return resize_leaf, *general[1:]
 
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from kd_core._batch.descriptor import describe_on
+from kd_core._batch.descriptor import describe, describe_on, device_of
 from kd_core._batch.plans import Fresh
 from kd_core._batch.shapes import sizes_of
-from kd_core._errors import InvalidArgument, listed, wrong_type
+from kd_core._errors import InvalidArgument, KeySetMismatch, listed, wrong_type
 from kd_core._keys import format_key, path_of
 from kd_core._leaves.loops import finder
 from kd_core._leaves.writes import (
@@ -24,6 +24,7 @@ from kd_core._leaves.writes import (
     putting_back,
 )
 from kd_core._naming import explains_parameters
+from kd_core._ops.entries.updating import Staged, Update, commit_all, sources_of, stage_writes
 from kd_core._ops.math.binary import binary_, unary_
 from kd_core._ops.math.ternary import blend
 from kd_core._ops.selection.index_plan import check_mask
@@ -33,8 +34,10 @@ from kd_core._protocol.primitives import AbstractContainer, check_has, leaves_of
 if TYPE_CHECKING:
     from typing import Self, TypeVar
 
+    from kd_core._nodes.entry import AnyKey, Entry, Source
     from kd_core._types import DeviceLike, NestedKey
 
+    W = TypeVar("W", bound=AbstractContainer)
     F = TypeVar("F", bound=AbstractContainer)
 
 
@@ -90,18 +93,25 @@ class Filling(AbstractContainer):
         return self
 
     @explains_parameters
-    def copy_(self, source: AbstractContainer, non_blocking: bool = False) -> Self:
-        """Copy the values of a container of the same keys into this one; return self.
+    def copy_(self, source: Source[AnyKey] | AbstractContainer, non_blocking: bool = False) -> Self:
+        """Copy the values of a container or mapping into this container; return self.
+
+        The source may have fewer keys.
 
         Dtypes and devices are converted; values of rows that are not tensors are copied with their
         rows. Nothing is written if anything does not fit.
 
         Raises:
             InvalidArgument: if one value that is not a tensor differs.
-            KeySetMismatch: if the keys differ.
+            KeyNotFound: if the source has a key that does not exist here.
             ShapeMismatch: if a value cannot be broadcast to its leaf.
         """
-        mine, theirs = collect_writes(self, source)
+        if not isinstance(source, AbstractContainer):
+            return _copy_some(self, source, non_blocking)
+        try:
+            mine, theirs = collect_writes(self, source)
+        except KeySetMismatch:
+            return _copy_some(self, source, non_blocking)
         if non_blocking or not copy_pairs(mine, theirs):
             leaves = len(mine) - mine.rows
             for target, value in () if is_compiling() else zip(mine, theirs, strict=True):
@@ -208,6 +218,58 @@ class Filling(AbstractContainer):
         """
         make = partial(Tensor.new_full, fill_value=fill_value)
         return _fresh(self, (size,), make, dtype, device, requires_grad, layout, pin_memory)
+
+    def new_tensor(
+        self,
+        data: object,
+        *,
+        dtype: torch.dtype | None = None,
+        device: DeviceLike | None = None,
+        requires_grad: bool = False,
+        pin_memory: bool = False,
+    ) -> Self:
+        """Create a container of the same keys, each leaf from data: `torch.Tensor.new_tensor`.
+
+        Args:
+            data: what all leaves hold, whose shape becomes the batch size; or a container with the
+                data of each leaf.
+            dtype: the dtype of all leaves; `None`: keep that of each leaf.
+            device: the device of all leaves; `None`: keep that of each leaf.
+            requires_grad: record operations on the leaves.
+            pin_memory: create leaves on the CPU in pinned memory.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorDict
+            >>> TensorDict({"a": torch.zeros(2, 3), "b": torch.zeros(2).int()}, [2]).new_tensor(
+            ...     [1.0, 2.0]
+            ... )["b"]
+            tensor([1, 2], dtype=torch.int32)
+        """
+        where = None if device is None else device_of(device)
+
+        def make(leaf: Tensor, values: object) -> Tensor:
+            source = values.detach() if isinstance(values, Tensor) else torch.as_tensor(values)
+            new = source.to(where or leaf.device, dtype or leaf.dtype, copy=True)
+            return (new.pin_memory() if pin_memory else new).requires_grad_(requires_grad)
+
+        if isinstance(data, AbstractContainer):
+            made = self._zip_each(cast("Entry", data), make)
+            batch = data._desc.batch
+        else:
+            values = torch.as_tensor(data)
+            batch = tuple(values.shape)
+            made = self._map_each(lambda leaf: make(leaf, values), Fresh(batch, self._desc.ndim))
+        return made._with_descriptor(describe(batch, where or made._desc.device))
+
+
+def _copy_some(td: W, source: object, non_blocking: bool) -> W:
+    """Write the values of a source, which may have fewer keys."""
+    stage: Staged = []
+    for each in sources_of(source, {}):
+        stage_writes(td, each, (), Update(False, True, None, non_blocking), stage)
+    commit_all(stage)
+    return td
 
 
 def fill_like(fn: Callable[..., Tensor]) -> Callable[..., object]:

@@ -11,7 +11,7 @@ from torch import Tensor
 from kd_core._batch.plans import EVERYTHING
 from kd_core._errors import ShapeMismatch, shape_text
 from kd_core._keys import format_key, path_of
-from kd_core._leaves.loops import kinds_by_key, kinds_of
+from kd_core._leaves.loops import has_entry, kinds_by_key, kinds_of
 from kd_core._nodes.entry import is_unbatched, tensor_of
 from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import (
@@ -73,14 +73,15 @@ class Inventory(AbstractContainer):
         return sum(_bytes(leaf) for leaf in _leaves(self, count_duplicates))
 
     def entry_class(self, key: NestedKey) -> type:
-        """Return the class of the entry at a key; a lazy stack does not stack it.
+        """Return the class of the entry at a key, `NoneType` if it is missing; nothing is stacked.
 
         Example:
             >>> from kd_core import TensorDict
             >>> TensorDict({"a": 1.0, "b": {"c": "text"}}).entry_class(("b", "c"))
             <class 'kd_core.NonTensorData'>
         """
-        return type(_kind_at(self, path_of(key)))
+        path = path_of(key)
+        return type(_kind_at(self, path) if has_entry(self._entries, path) else None)
 
     def get_item_shape(self, key: NestedKey) -> torch.Size:
         """Return the shape of the entry at a key: of a tensor, or the batch size of another entry.

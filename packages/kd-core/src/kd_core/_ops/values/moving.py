@@ -130,8 +130,11 @@ def with_format(memory_format: torch.memory_format) -> LeafFn:
 def _check_names(options: Options) -> None:
     if _OPTIONS.issuperset(options):
         return
-    known_parameters("TensorDict.to", options, _OPTIONS)  # raises for those left out
-    unknown = [name for name in options if name not in _OPTIONS]
+    # raises for those left out, and drops those that only tune speed
+    known = known_parameters("TensorDict.to", options, _OPTIONS)
+    unknown = [name for name in known if name not in _OPTIONS]
+    if not unknown:
+        return
     raise InvalidArgument(
         f"`to` got unexpected keyword arguments: {listed(unknown)}; it takes "
         f"{listed(sorted(_OPTIONS))}."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from kd_core._batch.descriptor import LOCKED_BY_SHARING, device_of
 from kd_core._batch.shapes import batch_of
@@ -103,6 +103,14 @@ class Placement(AbstractContainer):
         if options:
             return self.to(where, non_blocking=non_blocking, **options)
         return _move(self, where, non_blocking)
+
+    def as_tensor(self) -> Self:
+        """Return the container with plain tensors in place of those mapped from files."""
+        return self._map_each(lambda leaf: _plain(leaf))
+
+    def clear_refs_for_compile_(self) -> Self:
+        """Return self: a container holds no reference to the one that encloses it."""
+        return self
 
     @explains_parameters
     def type(self, dtype: torch.dtype, *, cast_filter: CastFilter | None = None) -> Self:
@@ -311,3 +319,9 @@ def dense_copy(td: AbstractContainer, retain_none: bool) -> Node:
         elif retain_none or value._item() is not None:
             entries[key] = value._shallow()
     return registry.make_dense(entries, td._desc.unlocked())
+
+
+def _plain(leaf: Tensor) -> Tensor:
+    """Return a tensor of a subclass that only says where its memory is as a plain one."""
+    is_plain = leaf.__class__ is Tensor or isinstance(leaf, nn.Parameter) or leaf.is_nested
+    return leaf if is_plain else leaf.as_subclass(Tensor)
