@@ -124,7 +124,7 @@ def decorated(mode: bool | None, seen: list[bool] | None = None) -> TensorDictMo
         @set_skip_existing(mode)
         def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
             if seen is not None:
-                seen.append(skip_existing())
+                seen.append(skip_existing() is True)
             return tensordict.set("y", tensordict["x"] + 1)
 
     return Custom()
