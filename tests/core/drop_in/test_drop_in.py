@@ -171,6 +171,8 @@ CALLS = [
     ("[is_seq_of_nested_key(k) for k in (['a', ('b', 'c')], [1], 'a', None)]",
      "[True, False, True, False]"),
     ("_is_leaf_nontensor(torch.Tensor), _default_is_leaf(TensorDict)", "(True, False)"),
+    ("_default_is_leaf(int), _is_leaf_nontensor(type(None)), _is_leaf_nontensor(TensorDict)",
+     "(True, True, False)"),
     ("TensorDict(a=1)._get_str('a', None)", "tensor(1)"),
     ("TensorDict(a=1)._get_str('b', None)", "None"),
     ("TensorDict()._set_str('a', torch.ones(()), inplace=False, validated=True)['a']",

@@ -28,10 +28,21 @@ from kd_core import (
 
 _ACCEPTED_CLASSES: Final = (torch.Tensor, TensorDictBase)
 logger: Final = logging.getLogger("kd")
+Buffer: Final = torch.nn.Buffer
 PYTREE_REGISTERED_TDS: Final = True
 
-_default_is_leaf = default_is_leaf
-_is_leaf_nontensor = is_leaf_nontensor
+
+# Libraries ask these of their own types, too, all of which are leaves.
+
+
+def _default_is_leaf(cls: type) -> bool:
+    return default_is_leaf(cls) or not issubclass(cls, TensorDictBase | NonTensorDataBase)
+
+
+def _is_leaf_nontensor(cls: type) -> bool:
+    return is_leaf_nontensor(cls) or not issubclass(cls, TensorDictBase)
+
+
 _is_tensorclass = is_tensorclass
 
 
@@ -96,8 +107,8 @@ class _MembersOfStacks:
         return self.leaf(cls)
 
 
-_NESTED_TENSORS_AS_LISTS: Final = _MembersOfStacks(default_is_leaf)
-_NESTED_TENSORS_AS_LISTS_NONTENSOR: Final = _MembersOfStacks(is_leaf_nontensor)
+_NESTED_TENSORS_AS_LISTS: Final = _MembersOfStacks(_default_is_leaf)
+_NESTED_TENSORS_AS_LISTS_NONTENSOR: Final = _MembersOfStacks(_is_leaf_nontensor)
 
 
 def _set_dispatch_td_nn_modules(mode: bool) -> AbstractContextManager[None]:
@@ -135,7 +146,7 @@ def _drawing_from(generator: torch.Generator) -> Iterator[None]:
 
 SERVED: Final = frozenset(
     """
-    unravel_key unravel_key_to_tuple
+    Buffer unravel_key unravel_key_to_tuple
     NO_DEFAULT PYTREE_REGISTERED_TDS logger _default_is_leaf _is_leaf_nontensor
     _unravel_key_to_tuple _is_tensorclass _zip_strict _is_non_tensor _getitem_batch_size
     _shape _ACCEPTED_CLASSES _maybe_correct_neg_dim is_seq_of_nested_key _NESTED_TENSORS_AS_LISTS
