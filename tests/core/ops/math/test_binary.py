@@ -75,6 +75,8 @@ def test_comparisons_compare_data_and_mappings() -> None:
     assert not (TensorDict(s="a") == TensorDict(s="b")).all()
     lazy = lazy_stack([TensorDict(s="a"), TensorDict(s="b")])
     assert (lazy == lazy_stack([TensorDict(s="a"), TensorDict(s="c")]))["s"].tolist() == [1, 0]
+    row = TensorDict({"x": 1.0, "s": "a", "n": {"unit": "m"}})
+    assert (one == row)["s"].tolist() == [True, False]
     plain = TensorDict({"a": torch.arange(2), "n": {"b": 1}})
     assert (plain == {"a": torch.arange(2), "n": {"b": 1}}).all()
     assert (plain != {"a": torch.zeros(2), "n": {"b": 2}})["a"].tolist() == [False, True]

@@ -253,13 +253,16 @@ class NonTensorDataBase(Values):
     def _equal_rows(self, other: Entry, equal: bool) -> Tensor:
         desc = self._desc
         alone = isinstance(self, NonTensorData) and isinstance(other, NonTensorData)
-        pairs = (self, cast("NonTensorDataBase", other))
+        theirs = cast("NonTensorDataBase", other)
+        if not alone and theirs._desc.batch != desc.batch:
+            theirs = theirs.expand(*desc.batch)
+        pairs = (self, theirs)
         found = [
             [each._item()] if alone or not desc.ndim else each.reshape(-1).tolist()
             for each in pairs
         ]
-        mine, theirs = cast("list[list[object]]", found)
-        same = [same_data(*pair) is equal for pair in zip(mine, theirs, strict=True)]
+        rows = zip(*cast("list[list[object]]", found), strict=True)
+        same = [same_data(*pair) is equal for pair in rows]
         answers = torch.tensor(same, dtype=torch.bool, device=desc.device)
         return answers.expand(desc.batch) if alone and desc.ndim else answers.reshape(desc.batch)
 
