@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from kd_export._errors import ExportError
 from kd_export._program import KeyedProgram
 from kd_export._verification.diagnosis import Diagnosis, Finding
+from kd_export._verification.trials import BATCH_SIZES
 
 if TYPE_CHECKING:
     from torch import nn
@@ -114,12 +115,15 @@ def save(
     mode: str | None = None,
     strict: bool = False,
     metadata: Mapping[str, object] | None = None,
+    batch_sizes: Sequence[int] = BATCH_SIZES,
+    rtol: float | None = None,
+    atol: float | None = None,
     vectors: Sequence[Example[Word]] | None = None,
 ) -> Report:
     """Export a keyed module and write it, verified, in one call.
 
-    The options are those of `export`, and ``vectors`` that of `KeyedProgram.save`, whose report is
-    returned. Parameters are not copied, so large models need less memory than by `export`.
+    The options are those of `export` and of `KeyedProgram.save`, whose report is returned.
+    Parameters are not copied, so large models need less memory than by `export`.
 
     Example:
         >>> import torch
@@ -143,7 +147,9 @@ def save(
         metadata=metadata,
         shared=True,
     )
-    return KeyedProgram(*parts).save(path, vectors=vectors)
+    return KeyedProgram(*parts).save(
+        path, batch_sizes=batch_sizes, rtol=rtol, atol=atol, vectors=vectors
+    )
 
 
 def diagnose(

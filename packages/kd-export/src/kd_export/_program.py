@@ -152,7 +152,8 @@ class KeyedProgram:
                 with stage(f"load `{path.name}`"):
                     session = load(backend, file, temporary)
                 with stage(f"run `{path.name}`"):
-                    rows = compare_trials(session, tried, Tolerance(rtol, atol))
+                    allowed = Tolerance(rtol, atol)
+                    rows = compare_trials(session, tried, allowed, self.reference)
                     report = Report(str(path), tuple(rows), notes)
                 self._check(f"`{path.name}` was not written: it", report)
                 check_weights(session, backend, file, path)
@@ -165,6 +166,8 @@ class KeyedProgram:
                 f"{subject} gives other results than the module.\n{report}{notes}",
                 expected="equal results",
                 got=report.largest,
+                hint="If that is rounding, pass `rtol=` or `atol=`; if the module does not meet "
+                "such inputs, pass some that it meets as `vectors=`.",
             )
 
     def _trials(

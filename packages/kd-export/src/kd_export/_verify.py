@@ -115,4 +115,4 @@ def _compared(
         known = [trial.sizes for trial in tried]
         stored = [vector.sizes for vector in schema.vectors if vector.sizes not in known]
         tried += trials_at(schema, eager, stored, pool=pool).made
-    return tuple(compare_trials(session, tried, allowed))
+    return tuple(compare_trials(session, tried, allowed, eager))

@@ -100,8 +100,7 @@ def _parser() -> argparse.ArgumentParser:
     check = commands.add_parser("verify", help="run the stored tests in the file's own runtime")
     check.set_defaults(command=_verify)
     check.add_argument("--batch-sizes", type=_sizes, metavar="N,N")
-    check.add_argument("--rtol", type=float, help="relative tolerance; without --atol that is 0")
-    check.add_argument("--atol", type=float, help="absolute tolerance; without --rtol that is 0")
+    _tolerances(check)
     compare = commands.add_parser("diff", help="compare two artefacts, executing nothing")
     compare.set_defaults(command=_diff)
     compare.add_argument("one", type=Path, metavar="ONE")
@@ -180,6 +179,7 @@ def _more(
             help="returns (module, example), or with a dict of options of `kd_export.export`",
         )
     write.add_argument("target", type=Path, metavar="TARGET")
+    _tolerances(write)
     tried.add_argument("--targets", type=lambda text: text.split(","), default=[".pt2", ".onnx"])
     clean = commands.add_parser("strip", help="remove source paths and sample inputs from a file")
     clean.set_defaults(command=_strip)
@@ -188,6 +188,11 @@ def _more(
     shell.set_defaults(command=_completion, commands=commands)
     shell.add_argument("shell", choices=SHELLS)
     return [bench, head, doctor, write, tried, clean, shell]
+
+
+def _tolerances(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--rtol", type=float, help="relative tolerance; without --atol that is 0")
+    command.add_argument("--atol", type=float, help="absolute tolerance; without --rtol that is 0")
 
 
 def _sizes(text: str) -> tuple[int, ...]:
@@ -345,7 +350,8 @@ def _doctor(options: argparse.Namespace) -> int:
 def _export(options: argparse.Namespace) -> int:
     backend_for(options.target)  # an unknown format is refused before anything runs
     module, example, chosen = made(options.factory)
-    return _tell(export(module, example, **chosen).save(options.target), options)
+    program = export(module, example, **chosen)
+    return _tell(program.save(options.target, rtol=options.rtol, atol=options.atol), options)
 
 
 def _diagnose(options: argparse.Namespace) -> int:

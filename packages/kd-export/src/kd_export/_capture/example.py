@@ -326,13 +326,21 @@ def _tensor_hint(value: object) -> str:
 
 
 def bounds(tensor: Tensor) -> tuple[Number, Number]:
-    """Compute the range that test inputs are drawn from: that of the example."""
+    """Compute the range that test inputs are drawn from: as wide as the example's numbers spread.
+
+    Numbers that are drawn evenly from it have the mean and the deviation of the example, as far as
+    its own range allows. A few far numbers do not widen it; the example is tried as it is, too.
+    """
     if tensor.dtype is torch.bool or tensor.is_complex():
         return 0, 1
     values = tensor[torch.isfinite(tensor)] if tensor.is_floating_point() else tensor.flatten()
     if not values.numel():
         return 0, 1
     low, high = values.min().item(), values.max().item()
-    if tensor.is_floating_point() and low == high:
+    if not tensor.is_floating_point():
+        return low, high
+    if low == high:
         return low - 1, high + 1
-    return low, high
+    deviation, mean = torch.std_mean(values.double(), correction=0)
+    reach = 3**0.5 * float(deviation)
+    return max(low, float(mean) - reach), min(high, float(mean) + reach)

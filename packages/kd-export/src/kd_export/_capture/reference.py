@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import copy
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -19,6 +20,7 @@ from kd_export._schema.schema import Schema
 from kd_nn import SupportsInteraction
 from kd_nn.distributions import values_unchecked
 
+_NUDGES = (-8, -1, 1, 8)
 MODES = ("deterministic", "mode", "mean", "median", "random")
 
 
@@ -66,6 +68,23 @@ class Reference:
     def __call__(self, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
         """Return the outputs by wire name."""
         return self._context.copy().run(self._run, [tensor.clone() for tensor in tensors])
+
+    def others(
+        self, tensors: Sequence[Tensor]
+    ) -> tuple[dict[str, Tensor] | None, list[dict[str, Tensor]]]:
+        """Return what a copy in float64 gives, and what inputs give that differ in their last bits.
+
+        The first is ``None`` where the module does not compute in float64.
+        """
+        exact: dict[str, Tensor] | None = None
+        with contextlib.suppress(Exception):  # a dtype is written out in it, or it cannot be copied
+            copied = Reference(copy.deepcopy(self._flat).double(), self._mode)
+            exact = copied([x.double() if x.is_floating_point() else x for x in tensors])
+        nudged = [
+            self([x * (1 + bits * 2.0**-23) if x.is_floating_point() else x for x in tensors])
+            for bits in _NUDGES
+        ]
+        return exact, nudged
 
     def _run(self, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
         with frozen_modes(self._flat, self._mode):
