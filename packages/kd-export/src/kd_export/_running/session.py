@@ -263,8 +263,7 @@ def _read(x: object, inputs: Sequence[Entry]) -> tuple[list[object], _Arrange]:
     """Read the inputs in order, and how to arrange results as they were."""
     container = as_container(x)
     if container is not None:
-        held = {e.key: container.get(e.key) for e in inputs}
-        held = {key: value for key, value in held.items() if value is not None}
+        held = {e.key: container.get(e.key) for e in inputs if e.key in container.keys(True)}
         given = (wire_name(as_key(key)) for key in container.keys(True, True))
         return _in_order(held, inputs, given), partial(written_like, container)
     if not isinstance(x, Mapping):
