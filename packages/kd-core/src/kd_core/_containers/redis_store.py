@@ -225,7 +225,7 @@ class TensorDictStore(TensorDictBase):
     """A container whose entries are on a server of Redis, which several machines share.
 
     Entries are read when they are used, and every write is sent: of an entry, of a row, in place to
-    a leaf. Results of operations are `TensorDict`s. Data that is not a tensor is kept as JSON.
+    a leaf. The result of an operation is a `TensorDict`. Data that is not a tensor is kept as JSON.
 
     Args:
         backend: `"redis"`.
