@@ -255,9 +255,11 @@ def runs_in_part(step: nn.Module) -> bool:
 def inplace_of(module: nn.Module) -> Inplace:
     """Return where a module writes: what `inplace` says, if its class has the `forward` that asks.
 
-    Another class may call something else `inplace`.
+    Another class may call something else `inplace`. A wrapper of torch has no such class, and hands
+    on the attribute of what it wraps.
     """
-    asks = "_kd_writes_by_inplace" in vars(running_classes(type(module))[-1])
+    classes = running_classes(type(module))
+    asks = "_kd_writes_by_inplace" in vars(classes[-1]) if classes else hasattr(module, "inplace")
     return cast("Inplace", module.inplace) if asks else True
 
 
