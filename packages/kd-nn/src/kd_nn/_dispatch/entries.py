@@ -123,5 +123,8 @@ def has_entry(tensordict: TensorDictBase, key: NestedKey) -> bool:
     """Return whether there is an entry at `key`; a field that is not set is none."""
     if isinstance(tensordict, LazyStackedTensorDict):  # to read it would stack its members
         return key in tensordict.keys(True)
-    found: object = tensordict.get(key)
+    try:
+        found: object = tensordict.get(key)
+    except KeyError:  # it goes through a tensor
+        return False
     return isinstance(found, Tensor) or (found is not None and entry(tensordict, key) is not None)
