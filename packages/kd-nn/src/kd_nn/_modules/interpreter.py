@@ -177,11 +177,15 @@ def run_steps(
         changed = changed_keys(written, tensordict)
         if sequence.__dict__.get("_selected") is not None:
             changed = [key for key in changed if is_covered(key, outputs)]
-        write_entries(tensordict, changed, [entry(written, key) for key in changed])
         if sequence.__dict__.get("inplace") is not True:
+            write_entries(tensordict, changed, [entry(written, key) for key in changed])
             return result
+        trial = tensordict.copy()  # both are written, or neither
+        write_entries(trial, changed, [entry(written, key) for key in changed])
         outputs = tuple(key for key in outputs if has_entry(work, key))
-        write_entries(target, outputs, [entry(work, key) for key in outputs])
+        write_entries(trial, outputs, [entry(work, key) for key in outputs])
+        changed = changed_keys(trial, tensordict)
+        write_entries(target, changed, [entry(trial, key) for key in changed])
         return target
     if replaced:
         outputs = tuple(key for key in outputs if has_entry(work, key))
