@@ -246,6 +246,13 @@ class set_composite_lp_aggregate:  # noqa: N801 - named as a context manager
     Args:
         mode: Whether to sum.
         thread_local: Has no effect.
+
+    Example:
+        >>> with set_composite_lp_aggregate(True):
+        ...     composite_lp_aggregate()
+        True
+        >>> composite_lp_aggregate()
+        False
     """
 
     @explains_parameters
