@@ -164,7 +164,8 @@ class World:
 
 
 def rekey(world: World) -> None:
-    if step := world.one(TensorDictModule):
+    step = world.one(TensorDictModule)
+    if step and not isinstance(step, TensorDictSequential):  # its keys follow from its steps
         if world.rng.random() < 0.5:
             step.in_keys = world.rng.sample(KEYS, world.rng.randint(1, 2))
         else:

@@ -125,7 +125,8 @@ def check_call(
     args, kwargs = call
     signature = plain(names)
     own = inspect.signature(module)
-    assert list(own.parameters) == names
+    written = type(module).__module__ == __name__  # by a user, whose parameters are shown
+    assert list(own.parameters) == (["tensordict"] if written else names)
     try:
         bound = signature.bind(*args, **kwargs).arguments
     except TypeError:

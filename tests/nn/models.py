@@ -346,7 +346,9 @@ MODELS: Final[dict[str, Model]] = {
     "steps with other containers": Model(
         lambda: Seq(
             Mod(torch.neg, "x", "a", inplace=False), Mod(split, "a", ["b", "c"], inplace="empty")
-        )
+        ),
+        planned=False,
+        by_tensors=False,
     ),
     "container with a device": Model(tutorial, device="cpu"),
     "output on another device": Model(strays, {"x": X.to("meta")}, device="meta"),
