@@ -39,6 +39,7 @@ from kd_core._errors import (
     wrong_type,
 )
 from kd_core._keys import format_key
+from kd_core._leaves.foreach import prepare
 from kd_core._leaves.shapeless import explain_shapeless
 from kd_core._leaves.writes import check_write, is_converted, writable_source, write_all
 from kd_core._nodes.entry import is_node, is_row_data, is_unbatched
@@ -230,6 +231,7 @@ def _combined_into(how: Join, containers: Sequence[C], out: C) -> C:
         for column, target, path in staged.columns:
             plain = all(is_converted(target, cast("Tensor", leaf)) for leaf in column)
             check_write(target, target if plain else how.call(column, how.dim), path)
+        prepare((target, source) for target, source, _ in staged.copies)
     for column, target, _ in staged.columns:
         _join_into(how, column, target)
     write_all(staged.copies)

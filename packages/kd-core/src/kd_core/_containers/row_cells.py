@@ -322,12 +322,23 @@ class RowTarget(StandIn):
 
     cells: Cells
     written: list[object]
+    ready: tuple[list[int], list[object]] | None = None
+
+    def prepare(self, source: Tensor) -> None:
+        """List the cells and the values of the copy that follows, which asks torch for memory."""
+        if self.ready is None:
+            self.ready = self._pairs(self.plain, source)
 
     def store(self, numbers: Tensor, source: Tensor) -> None:
         """Put the values that a source counts into cells."""
+        cells, values = self.ready or self._pairs(numbers, source)
+        self.ready = None
+        self.cells.write(cells, values)
+
+    def _pairs(self, numbers: Tensor, source: Tensor) -> tuple[list[int], list[object]]:
         if source.shape != numbers.shape:
             source = source.expand(numbers.shape)
-        self.cells.write(listed(numbers), map(self.written.__getitem__, listed(source)))
+        return listed(numbers), list(map(self.written.__getitem__, listed(source)))
 
 
 def encoded(node: Rows, values: list[object], batch: Sequence[int]) -> tuple[Tensor, Tensor]:

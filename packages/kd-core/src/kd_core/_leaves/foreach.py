@@ -15,9 +15,9 @@ faster ("math" in the benchmarks); neither may change a single bit of a result:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
-from typing import TYPE_CHECKING, Final, TypeAlias, cast
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeGuard, cast
 
 import torch
 from torch import Tensor
@@ -156,7 +156,8 @@ def are_unwrapped(*values: object) -> bool:
 class StandIn(Tensor):
     """A tensor that stands for values that are not tensors: a write into it stores them.
 
-    Storing never fails. What torch makes of it is a plain tensor; `of` makes that a stand-in.
+    Storing never fails once it is prepared. What torch makes of it is a plain tensor; `of` makes
+    that a stand-in.
 
     Attributes:
         plain: the same tensor, plain.
@@ -164,6 +165,9 @@ class StandIn(Tensor):
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # stubs want a method of the class
     plain: Tensor
+
+    def prepare(self, source: Tensor) -> None:
+        """Do what may fail of the copy of a source, which follows."""
 
     def store(self, numbers: Tensor, source: Tensor) -> None:
         """Store the values that a source stands for, where the given elements stand for them."""
@@ -185,6 +189,18 @@ class StandIn(Tensor):
         """Store the values that a source stands for at an index."""
         numbers = self.plain[index]  # type: ignore[index]  # torch checks it
         self.store(numbers, cast("Tensor", source))
+
+
+def is_stand_in(leaf: Tensor) -> TypeGuard[StandIn]:
+    """Return whether a tensor stands for values that are not tensors."""
+    return isinstance(leaf, StandIn)
+
+
+def prepare(copies: Iterable[tuple[Tensor, Tensor]]) -> None:
+    """Do what may fail of copies into stand-ins, of a target and a source each, which follow."""
+    for target, source in copies:
+        if isinstance(target, StandIn):
+            target.prepare(source)
 
 
 def shares_storage(target: Tensor, source: Tensor) -> bool:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from kd_core._leaves.foreach import StandIn, are_unwrapped, wraps_tensors
+from kd_core._leaves.foreach import StandIn, are_unwrapped, prepare, wraps_tensors
 
 
 class Refused:
@@ -40,6 +40,7 @@ def kept(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> Iterator[None]
     old: list[tuple[Tensor, Tensor]] = []
     if any(map(_decides, (*targets, *sources))):
         old = [pair for pair in map(_old_values, targets) if pair is not None]
+    prepare(zip(targets, sources, strict=True))
     try:
         yield
     except BaseException:
@@ -53,7 +54,7 @@ def _decides(leaf: Tensor) -> bool:
     """Return whether code of the class of a leaf runs when it is copied; wrappers are tried."""
     kind = type(leaf)
     if issubclass(kind, StandIn):
-        return False  # it never raises
+        return False  # it never raises, prepared
     function = getattr(kind.__torch_function__, "__func__", kind.__torch_function__)
     usual = (getattr(Tensor.__torch_function__, "__func__"), torch._C._disabled_torch_function_impl)  # noqa: B009  # stubs call it a function
     if function in usual and kind.__torch_dispatch__ is Tensor.__torch_dispatch__:

@@ -27,7 +27,7 @@ from kd_core._errors import (
     cannot_broadcast,
 )
 from kd_core._keys import format_key, is_path, path_of
-from kd_core._leaves.foreach import is_eager
+from kd_core._leaves.foreach import is_eager, is_stand_in
 from kd_core._leaves.loops import find_entry
 from kd_core._leaves.shapeless import is_shapeless, without_shape
 from kd_core._leaves.writes import (
@@ -444,12 +444,24 @@ class _Rows:
             try:
                 if not is_compiling() and not any(target.numel() for target, *_ in writes):
                     torch.empty(()).expand(self.batch)[self.where]  # writes would not look at it
-                commit(writes, self._put_rows)
+                values = [] if is_compiling() else self._values(writes)
+                commit([each for each in writes if not is_stand_in(each[0])], self._put_rows)
+                write_all(values)
             except IndexError as error:  # at the first write: the index is the same for all
                 raise beyond(self.batch, error) from None
         write_all(self.direct)
         for level, key, entry in self.added:
             level._set_entry(key, entry)
+
+    def _values(self, writes: list[Write]) -> list[Write]:
+        """Return prepared copies in place of the writes of values that are not tensors."""
+        found: list[Write] = []
+        for target, source, path in writes:
+            if is_stand_in(target):
+                rows = target.of(target.plain[self.where])
+                rows.prepare(source)
+                found.append((rows, source, path))
+        return found
 
     def _put_rows(self, target: Tensor, source: Tensor) -> None:
         target[self.where] = source
