@@ -52,6 +52,12 @@ def _all_held(value: object) -> object:
     return value
 
 
+def _holds_entries(value: object) -> bool:
+    if value.__class__ is list or value.__class__ is tuple:
+        return any(map(_holds_entries, cast("Sequence[object]", value)))
+    return isinstance(value, NonTensorDataBase)
+
+
 def _all_taken(made: object) -> object:
     if isinstance(made, (list, tuple)):
         return tuple(map(_all_taken, made))
@@ -234,6 +240,8 @@ class NonTensorDataBase(Values):
         kwargs: Mapping[str, object] | None = None,
     ) -> object:
         """Call a function of torch on containers that hold the entries."""
+        if not any(map(_holds_entries, (*args, *(kwargs or {}).values()))):
+            return NotImplemented  # the class itself was passed
         given = {key: _all_held(value) for key, value in (kwargs or {}).items()}
         return _all_taken(func(*map(_all_held, args), **given))
 

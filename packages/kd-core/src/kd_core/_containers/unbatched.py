@@ -124,6 +124,8 @@ class UnbatchedTensor(TensorData):
     ) -> object:
         """Call a function of torch on the tensors; what it returns are entries again."""
         desc = _first_desc((*args, *(kwargs or {}).values()))
+        if desc is None:
+            return NotImplemented  # the class itself was passed
         named = {key: _unwrapped(each) for key, each in (kwargs or {}).items()}
         return _rewrapped(func(*map(_unwrapped, args), **named), desc)
 
@@ -370,14 +372,14 @@ def _rewrapped(value: object, desc: Descriptor) -> object:
     return value
 
 
-def _first_desc(values: Iterable[object]) -> Descriptor:
+def _first_desc(values: Iterable[object]) -> Descriptor | None:
     """Return the descriptor of the first entry among arguments, which may be in a list."""
     for value in values:
         inner = value if isinstance(value, (list, tuple)) else (value,)
         for each in inner:
             if isinstance(each, UnbatchedTensor):
                 return each._desc
-    return describe(())
+    return None
 
 
 def restore_unbatched(
