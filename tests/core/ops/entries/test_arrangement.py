@@ -44,14 +44,25 @@ def test_filter_empty_removes_what_becomes_empty() -> None:
 
 
 def test_filter_empty_that_is_refused_changes_nothing() -> None:
-    class Step(TensorClass):
+    class Final(TensorClass, frozen=True):
         a: TensorDict
         n: TensorDict
 
     a, n = TensorDict({"e": {}}, [2]), TensorDict({"e": {}}, [2])
-    with pytest.raises(InvalidArgument, match="`a`"):
-        Step(a, n, batch_size=2).filter_empty_()
+    with pytest.raises(Locked, match="the class is frozen"):
+        Final(a, n, batch_size=2).filter_empty_()
     assert list(a.keys()) == list(n.keys()) == ["e"]
+
+
+def test_filter_empty_leaves_fields_that_are_none() -> None:
+    class Step(TensorClass):
+        a: TensorDict
+        n: TensorDict
+
+    step = Step(TensorDict({"e": {}}, [2]), TensorDict({"x": torch.ones(2)}, [2]), batch_size=2)
+    assert step.filter_empty_() is step
+    assert step.a is None
+    assert list(step.keys()) == ["n"]
 
 
 def test_split_keys_gives_each_set_and_the_rest() -> None:

@@ -19,6 +19,7 @@ from kd_core import (
     TensorClass,
     TensorDict,
     TensorDictBase,
+    UnknownField,
     lazy_stack,
 )
 
@@ -246,9 +247,14 @@ def test_a_rename_that_is_refused_changes_nothing() -> None:
         n: TensorDict
 
     step = Step(torch.ones(2), TensorDict({}, [2]), batch_size=2)
-    with pytest.raises(InvalidArgument, match="`a` of `Step` cannot be removed"):
-        step.rename_key_("a", ("n", "x"))
-    assert list(step.n.keys()) == []
+    with pytest.raises(UnknownField, match="`z` is not a field"):
+        step.rename_key_("a", "z")
+    with pytest.raises(UnknownField, match=r"`n\.x` is not a field"):
+        step.set(("n", "x"), torch.zeros(2)).flatten_keys(inplace=True)
+    assert list(step.keys(True)) == ["a", "n", ("n", "x")]
+    step.rename_key_("a", ("n", "x"))  # a field without an entry reads as `None`
+    assert step.a is None
+    assert step.n["x"].tolist() == [1, 1]
     td = TensorDict({"a": torch.ones(2), "b": 1.0, "n": TensorDict({}, [2]).lock_()})
     with pytest.raises(Locked):
         td.rename_key_("a", ("n", "x"))

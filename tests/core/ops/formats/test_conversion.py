@@ -13,6 +13,7 @@ from kd_core import (
     ShapeMismatch,
     TensorClass,
     TensorDict,
+    UnknownField,
 )
 
 
@@ -96,14 +97,23 @@ def test_assigning_keeps_names_and_kinds() -> None:
 def test_fields_are_assigned_all_or_none() -> None:
     sample = Sample(x=torch.zeros(2), batch_size=[2])
     longer = Sample(x=torch.ones(3), name="b", batch_size=[3])
-    with pytest.raises(KeySetMismatch, match="lacks `name`"):
-        sample.load_state_dict({"x": torch.ones(2)}, assign=True)
+    with pytest.raises(KeySetMismatch, match="lacks `x`"):
+        sample.load_state_dict({"name": "b"}, assign=True)
+    with pytest.raises(UnknownField, match="`z`"):
+        sample.load_state_dict({"x": torch.ones(2), "name": "b", "z": torch.ones(2)}, assign=True)
+    assert (sample.x.tolist(), sample.name) == ([0, 0], "a")
     assert sample.load_state_dict(longer.state_dict(), assign=True) is sample
     assert (sample.batch_size, sample.x.tolist(), sample.name) == ((3,), [1, 1, 1], "b")
     final = Final(x=torch.zeros(2), batch_size=[2])
     with pytest.raises(Locked, match="frozen"):
         final.load_state_dict(longer.state_dict(), assign=True)
     assert (final.batch_size, final.x.tolist()) == ((2,), [0, 0])
+
+
+def test_data_that_a_state_of_tensors_lacks_stays() -> None:
+    sample = Sample(x=torch.zeros(2), name="b", batch_size=[2])
+    sample.load_state_dict({"x": torch.ones(2)}, assign=True)
+    assert (sample.x.tolist(), sample.name) == ([1, 1], "b")
 
 
 def test_flat_keys_are_named_in_the_remedy(td: TensorDict) -> None:

@@ -428,6 +428,8 @@ class Structure(AbstractContainer):
     def _replace_entries(self, other: AbstractContainer, action: str) -> Self:
         self._check_unlocked(action)
         entries = dict(other._entries)
+        for key in entries.keys() - self._entries.keys():
+            self._check_key(key)
         for key in list(self._entries):
             self._del_entry(key)
         for key, value in entries.items():

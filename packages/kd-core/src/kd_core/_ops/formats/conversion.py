@@ -371,20 +371,33 @@ def _assign(td: AbstractContainer, state: Mapping[str, object]) -> None:
             for member, each in members:
                 _assign(member, cast("Mapping[str, object]", each))
         return
-    made = cast("AbstractContainer", _restored(td, state))
-    fixed = [key for key in td._entries if td._keeps(key)]
-    if fixed and made._entries.keys() != td._entries.keys():
-        raise _other_keys(td._entries, made._entries, "Leave out `assign`, with `strict=False`.")
-    for key in td._entries.keys() - fixed:
+    made = cast("AbstractContainer", _restored(td, _with_data_of_fields(td, state)))
+    for key in made._entries.keys() - td._entries.keys():
+        td._check_key(key)
+    for key in list(td._entries):
         td._del_entry(key)
-    before = td._desc
     td._describe(made._desc)
-    try:
-        for key, entry in made._entries.items():
-            td._set_entry(key, entry)
-    except KdError:  # of a class whose fields cannot be set
-        td._describe(before)
-        raise
+    for key, entry in made._entries.items():
+        td._set_entry(key, entry)
+
+
+def _with_data_of_fields(
+    td: AbstractContainer, state: Mapping[str, object]
+) -> Mapping[str, object]:
+    """Return a state dict with the data of fields that it lacks, as one of tensors alone does.
+
+    Raises:
+        KeySetMismatch: if it lacks a field that is a tensor or a container.
+    """
+    if td._tensor_class is None or isinstance(td, Composite):
+        return state
+    lacking = {key: entry for key, entry in td._entries.items() if key not in state}
+    if any(
+        isinstance(each, AbstractContainer) or tensor_of(each) is not None
+        for each in lacking.values()
+    ):
+        raise _other_keys(td._entries, _content(state), "Leave out `assign`, with `strict=False`.")
+    return {**state, **{key: cast("Data", entry)._item() for key, entry in lacking.items()}}
 
 
 def _restored(td: AbstractContainer, state: Mapping[str, object]) -> Entry:
