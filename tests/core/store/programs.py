@@ -50,7 +50,7 @@ def content_of(td: TensorDictBase) -> Content:
 
 def after(kind: str, tag: int, count: int, before: Content) -> Content:
     """Return what a store holds after a commit."""
-    if kind in ("compact", "seal"):
+    if kind in ("compact", "seal", "open"):
         return before
     return [*(before if kind == "append" else []), [tag, count]]
 
@@ -85,10 +85,8 @@ class Log:
         return [json.loads(line) for line in self.path.read_text().splitlines()]
 
 
-def write(path: Path, log: Log, number: int, end: float, steps: int = sys.maxsize) -> None:
-    """Commit at random until the end; say so before each commit and behind it."""
-    rng = random.Random(number)
-    said: list[object] = []
+def say_commits(log: Log, said: list[object]) -> None:
+    """Let this process say what it commits, before each commit and behind it."""
     commit = Writer.commit
 
     def spoken(
@@ -101,6 +99,13 @@ def write(path: Path, log: Log, number: int, end: float, steps: int = sys.maxsiz
         return made
 
     setattr(Writer, "commit", spoken)  # noqa: B010  # mypy refuses an assignment to a method
+
+
+def write(path: Path, log: Log, number: int, end: float, steps: int = sys.maxsize) -> None:
+    """Commit at random until the end."""
+    rng = random.Random(number)
+    said: list[object] = []
+    say_commits(log, said)
     for step in range(steps):
         if time.monotonic() > end:
             break
@@ -109,8 +114,12 @@ def write(path: Path, log: Log, number: int, end: float, steps: int = sys.maxsiz
         act(path, *said)  # type: ignore[arg-type]  # as the line before says
 
 
-def read(path: Path, log: Log, end: float) -> None:
-    """Read until the end; say what was found, and which generations were there before and after."""
+def read(path: Path, log: Log, commits: Log, end: float) -> None:
+    """Read until the end; say what was found, and which generations were there before and after.
+
+    To map a store that is sealed by then makes it an arena, which is a commit.
+    """
+    say_commits(commits, ["open", 0, 0])
     while time.monotonic() < end:
         first = store.inspect(path).generation
         try:
@@ -149,7 +158,7 @@ def run(folder: Path, seconds: float, seed: int) -> None:
     start = time.monotonic()
     end = start + seconds
     assert not os.waitpid(forked(partial(write, path, commits, seed + 1, end, 1)), 0)[1]
-    readers = [forked(partial(read, path, reads, end)) for _ in range(2)]
+    readers = [forked(partial(read, path, reads, commits, end)) for _ in range(2)]
     writers: list[int] = []
     number, kills = seed + 2, 0
     while time.monotonic() < end:
