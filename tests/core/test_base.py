@@ -35,7 +35,7 @@ def test_the_source_of_methods_is_found_and_that_of_a_class_is_not() -> None:
 
 def test_a_container_has_the_methods_of_the_concerns_and_not_their_classes() -> None:
     names = [kind.__name__ for kind in TensorDict.__mro__]
-    assert names == ["TensorDict", "Dense", "TensorDictBase", "AbstractContainer", "object"]
+    assert names == ["TensorDict", "Dense", "TensorDictBase", "AbstractContainer", "Node", "object"]
     with pytest.raises(TypeError, match="unhashable"):
         hash(TensorDict())
 

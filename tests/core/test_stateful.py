@@ -232,7 +232,7 @@ class Keys(Oracle):
     def delete(self, path: Path, pick: int, there: bool) -> None:
         path = self.existing(pick) if there else path
         if find(self.model, path) is None:
-            with pytest.raises(KeyNotFound):
+            with pytest.raises(Locked if self.locked else KeyNotFound):
                 del self.td[path]
         else:
             self.change(lambda: self.td.del_(path), lambda: remove(self.model, path))
@@ -296,7 +296,7 @@ class Keys(Oracle):
     def rename(self, pick: int, new: Path, there: bool) -> None:
         old = self.existing(pick) if there else ("none", *new)
         if find(self.model, old) is None:
-            with pytest.raises(KeyNotFound):
+            with pytest.raises(Locked if self.locked else KeyNotFound):
                 self.td.rename_key_(old, new)
         elif old == new[: len(old)] or new == old[: len(new)] or goes_through_leaf(self.model, new):
             return

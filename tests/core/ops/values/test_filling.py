@@ -10,7 +10,6 @@ from kd_core import (
     InvalidArgument,
     InvalidValue,
     KeyNotFound,
-    KeySetMismatch,
     ShapeMismatch,
     TensorDict,
     lazy_stack,
@@ -70,9 +69,16 @@ def test_a_failing_copy_changes_nothing(td: TensorDict) -> None:
     wrong = TensorDict({"a": torch.zeros(3), "n": {"b": torch.zeros(3, 5)}, "s": "text"}, [3])
     with pytest.raises(ShapeMismatch, match=r"\(3, 5\) to .*'b'"):
         td.copy_(wrong)
-    with pytest.raises(KeySetMismatch, match="`n` only in the first container"):
-        td.copy_(wrong.exclude("n"))
+    with pytest.raises(KeyNotFound, match="`z`"):
+        td.copy_(TensorDict({"a": torch.zeros(3), "z": torch.zeros(3)}, [3]))
     assert td["a"].tolist() == [1, 1, 1]
+
+
+def test_a_copy_of_fewer_keys_leaves_the_others(td: TensorDict) -> None:
+    td.copy_(TensorDict({"a": torch.zeros(3)}, [3]))
+    assert td["a"].tolist() == [0, 0, 0]
+    assert td["n", "b"].tolist() == [[1, 1]] * 3
+    assert td["s"] == "text"
 
 
 def test_masks_cover_batch_dimensions(td: TensorDict) -> None:

@@ -47,7 +47,8 @@ def test_questions_about_one_entry() -> None:
     assert td.get_item_shape("s") == (2,)
     assert td.is_non_tensor("s")
     assert not td.is_non_tensor(("n", "b"))
-    for name in ("entry_class", "get_item_shape", "is_non_tensor"):
+    assert td.entry_class(("n", "z")) is type(None)
+    for name in ("get_item_shape", "is_non_tensor"):
         with pytest.raises(KeyNotFound):
             getattr(td, name)(("n", "z"))
 

@@ -208,6 +208,10 @@ def test_cpu_and_cuda_take_the_options_of_to(td: TensorDict) -> None:
 def test_unknown_options_of_to_are_named(td: TensorDict) -> None:
     with pytest.raises(InvalidArgument, match=r"`devise`; it takes .*`device`"):
         td.to(devise="cpu")  # type: ignore[call-arg]  # the error is the promise
-    with pytest.raises(InvalidArgument, match=r"torch\.set_num_threads"):
-        td.cpu(num_threads=2)  # type: ignore[call-arg]  # as above
     assert td.device is None
+
+
+def test_numbers_of_threads_change_nothing(td: TensorDict) -> None:
+    made = td.cpu(num_threads=2)
+    assert made.device == td.to("cpu", num_threads=2).device == torch.device("cpu")
+    assert made["a"].tolist() == td["a"].tolist()

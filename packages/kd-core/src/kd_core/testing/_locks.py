@@ -24,8 +24,8 @@ class LockContract(Contract):
             td.update({"a": torch.ones(BATCH)})
         with unchanged(td), refused(Locked, "`a`"):
             td.rename_key_("a", "z")
-        with unchanged(td), refused(Locked, "batch size"):
-            td.batch_size = [3]
+        td.names = ["rows", None]  # the lock covers entries
+        assert (td.names, td.is_locked) == (["rows", None], True)
 
     def test_values_of_a_locked_container_are_written_in_place(self) -> None:
         td, content = self.make().lock_(), self.content()
