@@ -47,7 +47,7 @@ MEMBERWISE: tuple[Callable[[LazyStackedTensorDict], TensorDictBase], ...] = (
     lambda td: td.named_apply(lambda name, leaf: leaf),
     lambda td: td.apply(torch.add, td),
     lambda td: td.clamp(0, 1),
-    lambda td: td * torch.tensor([1.0, 2.0]),
+    lambda td: td * torch.tensor([[1.0], [2.0]]),
     lambda td: td.where(torch.ones(td.batch_size).bool(), 0.0),
     lambda td: td.exclude("x"),
     lambda td: td.flatten_keys(),

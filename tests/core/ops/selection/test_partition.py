@@ -215,7 +215,7 @@ def test_a_tensor_tells_where_to_split() -> None:
 
 @pytest.mark.parametrize("name", ["where", "masked_fill", "mul", "index"])
 def test_masks_and_operands_line_up_with_the_first_dimensions(name: str) -> None:
-    td = TensorDict({"a": torch.ones(2, 2), "b": torch.ones(2, 2, 3)}, [2, 2])
+    td = TensorDict({"a": torch.ones(2, 3), "b": torch.ones(2, 3, 4)}, [2, 3])
     mask = torch.tensor([True, False])
     if name == "where":
         got = td.where(mask, 0.0)
@@ -226,8 +226,8 @@ def test_masks_and_operands_line_up_with_the_first_dimensions(name: str) -> None
     else:
         got = td.clone()
         got[~mask] = 0.0
-    assert got["a"].tolist() == [[1, 1], [0, 0]]
-    assert got["b"].sum((1, 2)).tolist() == [6, 0]
+    assert got["a"].tolist() == [[1, 1, 1], [0, 0, 0]]
+    assert got["b"].sum((1, 2)).tolist() == [12, 0]
 
 
 @pytest.mark.parametrize("shape", [(3,), (1, 2, 1), (2, 3)])
