@@ -75,9 +75,10 @@ def stack_of(cls: type, members: Iterable[object], structure: Members) -> LazySt
     if level is not None and not is_compiling():
         before = structure.level
         if before is None or before.number != level:
-            leaves: list[Tensor] = []  # or what `tree_map` put in place of them
+            leaves: list[Tensor] = []
             stack._collect(leaves)
-            mapped = any(is_mapped(leaf, level) for leaf in leaves if isinstance(leaf, Tensor))  # type: ignore[redundant-expr]
+            values: list[object] = [*leaves]  # or what `tree_map` put in place of them
+            mapped = any(is_mapped(leaf, level) for leaf in values if isinstance(leaf, Tensor))
         else:
             mapped = found[0]._desc.ndim == structure.ndim + 1
         if mapped:
