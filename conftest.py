@@ -39,7 +39,8 @@ def _leave_scratch(namespace: dict[str, Any]) -> None:
 
 
 # Settings of Sphinx, which only the docs lane installs.
-collect_ignore = ["docs/conf.py"]
+# The other is what children of a program under the drop-in import: it installs the drop-in.
+collect_ignore = ["docs/conf.py", "packages/kd-core/src/kd_core/drop_in/_children"]
 
 pytest_collect_file = Sybil(
     parsers=[PythonCodeBlockParser(), SkipParser()],

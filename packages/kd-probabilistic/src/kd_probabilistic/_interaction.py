@@ -223,8 +223,11 @@ _AGGREGATE: list[bool] = [False]
 """What `set_composite_lp_aggregate` has set, the latest last; of the whole process."""
 
 
-def composite_lp_aggregate() -> bool:
+def composite_lp_aggregate(nowarn: bool = False) -> bool:
     """Return whether log-probabilities of composite distributions are summed by default.
+
+    Args:
+        nowarn: Has no effect: nothing is warned of.
 
     Example:
         >>> composite_lp_aggregate()

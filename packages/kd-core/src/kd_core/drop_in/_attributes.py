@@ -68,8 +68,7 @@ def _apply(
 ) -> TensorDictBase:
     for name in _IGNORED:
         how.pop(name, None)
-    if how.get("filter_empty", False) is None:
-        how["filter_empty"] = False
+    how["filter_empty"] = how.get("filter_empty") is True
     named = how.pop("named", False)
     if not named:
         how.pop("nested_keys", None)
@@ -223,7 +222,7 @@ def _update_td_lp(self: Any, lp: TensorDictBase) -> None:
 
 
 def _aggregates(self: object) -> bool:
-    return bool(import_module("tensordict.nn").composite_lp_aggregate(nowarn=True))
+    return bool(import_module("kd_probabilistic").composite_lp_aggregate())
 
 
 def serve_modules() -> None:

@@ -112,8 +112,6 @@ def lookup(module: str, name: str) -> object:
     if name in vars(_functions) and name in _functions.SERVED:
         served: object = getattr(_functions, name)
         return served
-    if name in _functions.SWITCHES:
-        return _functions.SWITCHES[name]
     if name in _functions.LATER:
         return _functions.LATER[name]()
     absent = []

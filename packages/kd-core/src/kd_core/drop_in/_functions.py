@@ -1,4 +1,4 @@
-"""Functions and switches that libraries import from tensordict without a promise of it.
+"""Functions that libraries import from tensordict without a promise of it.
 
 Written on the public interface of kd; what is in `kd_nn` is found by name when it is needed.
 """
@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ContextDecorator, contextmanager, nullcontext
-from functools import partial
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib import import_module
-from typing import ClassVar, Final, NoReturn
+from typing import Final, NoReturn
 
 import torch
 from torch import Size
@@ -154,42 +153,6 @@ SERVED: Final = frozenset(
     _set_skip_existing_None _use_generator
     """.split()  # noqa: SIM905  # one list reads better in columns
 )
-
-
-class _Switch(ContextDecorator):
-    """A switch of tensordict that kd does not have: it says what kd does."""
-
-    modes: ClassVar[dict[str, bool]] = {
-        "lazy_legacy": False,
-        "list_to_stack": True,
-        "capture_non_tensor_stack": False,
-        "composite_lp_aggregate": False,
-    }
-
-    def __init__(self, name: str, mode: bool = True, *, thread_local: bool = False) -> None:
-        self.name, self.mode = name, mode
-        self.before: list[bool] = []
-
-    def set(self) -> None:
-        """Switch for good."""
-        self.modes[self.name] = self.mode
-
-    def __enter__(self) -> None:
-        self.before.append(self.modes[self.name])
-        self.set()
-
-    def __exit__(self, *raised: object) -> None:
-        self.modes[self.name] = self.before.pop()
-
-
-def _mode(name: str, **options: object) -> bool:
-    return _Switch.modes[name]
-
-
-SWITCHES: Final[dict[str, object]] = {}
-for _name in _Switch.modes:
-    SWITCHES[f"set_{_name}"] = partial(_Switch, _name)
-    SWITCHES[_name] = partial(_mode, _name)
 
 
 def absent(name: str, reason: str) -> type:
