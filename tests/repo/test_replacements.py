@@ -33,14 +33,11 @@ PIECES: Final = sorted({code for text in ADVICE for code in re.findall(r"`(.+?)`
 # What stands for a piece that is not code by itself.
 SPELLED: Final = {
     "filename": "MemoryMappedTensor(tensor)",
-    "td.batch_size = [...]": "td.batch_size = [2]",
     "WrapModule(lambda td: ...)": "WrapModule(lambda td: td)(td)",
     "TensorDictParams(td.double(cast_filter=...))": (
         "TensorDictParams(td.double(cast_filter=lambda path, leaf: path != ('a',)))"
     ),
     "wrapper.data.attribute": "wrapper.data.upper",
-    "aggregate=": "CompositeDistribution(TensorDict(), {}, aggregate=True)",
-    "log_prob_key=": "ProbabilisticTensorDictModule(['param'], 'x', log_prob_key='y')",
 }
 # These need files of other packages, or several processes.
 ELSEWHERE: Final = {
