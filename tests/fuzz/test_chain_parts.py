@@ -176,7 +176,7 @@ def check_several(world: World, rng: Random, batch: tuple[int, ...]) -> bool:
     module.num_samples = draw.samples if rng.random() < 0.5 or len(draw.samples) > 1 else 2
     draw.samples = (2,) if module.num_samples == 2 else draw.samples
     td, out = case.container(), TensorDict({"kept": torch.ones(())})
-    world.model.inplace = "empty" if form == "empty" else True
+    world.model.inplace = "empty" if form == "empty" else None
 
     def keyed() -> TensorDictBase:
         return world.model(td, tensordict_out=out) if form == "out" else world.model(td)
@@ -184,11 +184,18 @@ def check_several(world: World, rng: Random, batch: tuple[int, ...]) -> bool:
     try:
         result = both(case, lambda: drawn(case, draw, batch), keyed)
     finally:
-        draw.samples, module.num_samples, world.model.inplace = (), None, True
+        draw.samples, module.num_samples, world.model.inplace = (), None, None
     if result is None or not result[1][1]:
         return False
     found, (wanted, _) = result
-    untouched(td, case.given)
+    if form == "same":  # what the steps before the last wrote stays there, in the old shape
+        assert found is not td
+        kept = {at: v for at, v in case.given.items() if at not in world.chain.written()}
+        now = {at: v for at, v in flat(td.to_dict()).items() if at in kept}
+        assert now.keys() == kept.keys()
+        assert all(now[at] is v or isinstance(v, int) and now[at] == v for at, v in kept.items())
+    else:
+        untouched(td, case.given)
     if form != "same":
         outputs = [at for at in world.chain.visible() if at != DISCARD and has(wanted, at)]
         wanted = nested({at: look_up(wanted, at) for at in outputs})

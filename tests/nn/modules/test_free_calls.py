@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from kd_core import TensorDict
+from kd_core import ShapeMismatch, TensorDict
 from kd_nn import InputMissing, NotKeyed, TensorDictModule, TensorDictSequential, WrapModule
 
 X = torch.arange(6.0).view(2, 3)
@@ -123,6 +123,18 @@ class Built(TensorDictSequential):
     def __init__(self, width: int) -> None:
         first = TensorDictModule(nn.Linear(3, width), ["x"], ["h"])
         super().__init__(first, TensorDictModule(nn.Linear(width, 2), ["h"], ["y"]))
+
+
+def test_outputs_that_do_not_fit_the_input_leave_it_as_it_was() -> None:
+    steps = [
+        TensorDictModule(torch.neg, ["x"], ["a"]),
+        lambda container: TensorDict({"a": container["a"][:1]}),
+        TensorDictModule(torch.exp, ["a"], ["b"]),
+    ]
+    given = td()
+    with pytest.raises(ShapeMismatch):
+        TensorDictSequential(*steps, inplace=True)(given)
+    assert list(given.keys()) == ["x"]
 
 
 def test_parts_of_a_subclass_are_of_its_class() -> None:
