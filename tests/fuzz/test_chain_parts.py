@@ -193,7 +193,7 @@ def check_several(world: World, rng: Random, batch: tuple[int, ...]) -> bool:
         kept = {at: v for at, v in case.given.items() if at not in world.chain.written()}
         now = {at: v for at, v in flat(td.to_dict()).items() if at in kept}
         assert now.keys() == kept.keys()
-        assert all(now[at] is v or isinstance(v, int) and now[at] == v for at, v in kept.items())
+        assert all(now[at] is v or (isinstance(v, int) and now[at] == v) for at, v in kept.items())
     else:
         untouched(td, case.given)
     if form != "same":
