@@ -6,7 +6,7 @@ import pytest
 import torch
 from tests.core.kinds import inner
 
-from kd_core import Locked, TensorDict
+from kd_core import Locked, TensorDict, lazy_stack
 
 
 def make() -> TensorDict:
@@ -67,6 +67,15 @@ def test_scopes_restore_what_was_also_after_an_error(locked: bool) -> None:
         with pytest.raises(ZeroDivisionError), scope():
             raise ZeroDivisionError
         assert td.is_locked is locked
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_a_lock_is_told_before_a_missing_key(stacked: bool) -> None:
+    td = lazy_stack([make(), make()]).lock_() if stacked else make().lock_()
+    with pytest.raises(Locked, match="rename `z`"):
+        td.rename_key_("z", "y")
+    with pytest.raises(Locked, match="remove `z`"):
+        td.del_("z")
 
 
 def test_a_message_tells_who_locked_and_the_way_out() -> None:

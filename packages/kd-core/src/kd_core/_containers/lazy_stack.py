@@ -243,9 +243,11 @@ class LazyStackedTensorDict(Members):
 
     def rename_key_(self, old_key: NestedKey, new_key: NestedKey, safe: bool = False) -> Self:
         """Rename a key in each member; see `TensorDict.rename_key_`."""
+        action = f"rename {format_key(old_key)}"
+        self._check_unlocked(action)
         check_has(self, path_of(old_key))
         self._change_members(
-            f"rename {format_key(old_key)}",
+            action,
             lambda member: member._engine.rename_key_(member, old_key, new_key, safe),
         )
         return self
