@@ -1,7 +1,9 @@
 """Classes of users between ours in the order of resolution get what they would from the peer."""
 
+from typing import cast
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from kd_core import TensorDict
 from kd_nn import TensorDictModule, TensorDictSequential
@@ -20,7 +22,7 @@ class Specified(TensorDictModule):
         self.keys_seen = kwargs
 
 
-class Both(TensorDictSequential, Specified):
+class Both(TensorDictSequential, Specified):  # type: ignore[misc]  # of `module`
     """A sequence that calls the second constructor, as libraries do."""
 
     def __init__(self, *modules: nn.Module, partial_tolerant: bool = False) -> None:
@@ -30,7 +32,7 @@ class Both(TensorDictSequential, Specified):
         )
 
 
-class Mixed(TensorDictSequential, Specified):
+class Mixed(TensorDictSequential, Specified):  # type: ignore[misc]  # of `module`
     """A sequence whose constructor reaches the class between."""
 
 
@@ -44,7 +46,7 @@ def test_a_class_between_a_sequence_and_its_base_gets_module_and_keys() -> None:
     assert mixed.keys_seen["in_keys"] == ["a"]
     assert mixed.keys_seen["out_keys"] == ["b"]
     assert isinstance(mixed.keys_seen["module"], nn.ModuleList)
-    assert mixed(torch.ones(3)).shape == (3,)
+    assert cast(Tensor, mixed(torch.ones(3))).shape == (3,)
 
 
 def test_a_sequence_takes_its_steps_by_the_constructor_of_a_module() -> None:
@@ -52,13 +54,14 @@ def test_a_sequence_takes_its_steps_by_the_constructor_of_a_module() -> None:
     assert (both.spec, both.partial_tolerant) == ("of both", True)
     assert (both.in_keys, both.out_keys) == (["a"], ["b", "c"])
     for _ in range(3):
-        assert both.select_out_keys("c")(torch.ones(3)).abs().max() <= 1
+        result = cast(Tensor, both.select_out_keys("c")(torch.ones(3)))
+        assert result.abs().max() <= 1
 
 
 def test_an_attribute_of_a_user_may_be_called_spec() -> None:
     module = Specified(nn.Linear(3, 3), ["a"], ["b"], spec="s")
     for _ in range(3):
-        assert module(torch.ones(3)).shape == (3,)
+        assert cast(Tensor, module(torch.ones(3))).shape == (3,)
     assert module.spec == "s"
 
 

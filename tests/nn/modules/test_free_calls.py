@@ -126,7 +126,7 @@ class Built(TensorDictSequential):
 
 
 def test_outputs_that_do_not_fit_the_input_leave_it_as_it_was() -> None:
-    steps = [
+    steps: list[Any] = [
         TensorDictModule(torch.neg, ["x"], ["a"]),
         lambda container: TensorDict({"a": container["a"][:1]}),
         TensorDictModule(torch.exp, ["a"], ["b"]),
