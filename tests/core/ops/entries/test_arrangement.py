@@ -61,8 +61,8 @@ def test_filter_empty_leaves_fields_that_are_none() -> None:
 
     step = Step(TensorDict({"e": {}}, [2]), TensorDict({"x": torch.ones(2)}, [2]), batch_size=2)
     assert step.filter_empty_() is step
-    assert step.a is None
     assert list(step.keys()) == ["n"]
+    assert step.a is None
 
 
 def test_split_keys_gives_each_set_and_the_rest() -> None:

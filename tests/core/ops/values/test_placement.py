@@ -212,6 +212,6 @@ def test_unknown_options_of_to_are_named(td: TensorDict) -> None:
 
 
 def test_numbers_of_threads_change_nothing(td: TensorDict) -> None:
-    made = td.cpu(num_threads=2)
-    assert made.device == td.to("cpu", num_threads=2).device == torch.device("cpu")
+    made = td.cpu(num_threads=2)  # type: ignore[call-arg]  # taken, and not in the signature
+    assert made.device == torch.device("cpu")
     assert made["a"].tolist() == td["a"].tolist()

@@ -446,21 +446,22 @@ class _Rows:
                     torch.empty(()).expand(self.batch)[self.where]  # writes would not look at it
                 values = [] if is_compiling() else self._values(writes)
                 commit([each for each in writes if not is_stand_in(each[0])], self._put_rows)
-                write_all(values)
+                for target, source in values:
+                    target.copy_(source)  # which cannot fail: it is prepared
             except IndexError as error:  # at the first write: the index is the same for all
                 raise beyond(self.batch, error) from None
         write_all(self.direct)
         for level, key, entry in self.added:
             level._set_entry(key, entry)
 
-    def _values(self, writes: list[Write]) -> list[Write]:
+    def _values(self, writes: list[Write]) -> list[tuple[Tensor, Tensor]]:
         """Return prepared copies in place of the writes of values that are not tensors."""
-        found: list[Write] = []
-        for target, source, path in writes:
+        found: list[tuple[Tensor, Tensor]] = []
+        for target, source, _ in writes:
             if is_stand_in(target):
                 rows = target.of(target.plain[self.where])
                 rows.prepare(source)
-                found.append((rows, source, path))
+                found.append((rows, source))
         return found
 
     def _put_rows(self, target: Tensor, source: Tensor) -> None:
