@@ -303,7 +303,10 @@ def _is_held(dtype: torch.dtype, result: Tensor) -> bool:
     return bool(((result >= limits.min) & (result <= limits.max)).all())
 
 
-@operation("detach", "data", "contiguous", "consolidate", "torch.detach", "cpu")
+@operation(
+    *("detach", "data", "contiguous", "consolidate", "torch.detach", "cpu"),
+    *("as_tensor", "clear_refs_for_compile_"),
+)
 def outside(rng: Random, s: Subject, name: str) -> Call:
     def ours(td: TensorDictBase) -> object:
         if name == "data":
@@ -316,14 +319,16 @@ def outside(rng: Random, s: Subject, name: str) -> Call:
         "contiguous": Tensor.contiguous,
         "consolidate": lambda leaf: leaf.detach().clone(),
         "cpu": lambda leaf: leaf,
+        "as_tensor": lambda leaf: leaf,
+        "clear_refs_for_compile_": lambda leaf: leaf,
     }.get(name, Tensor.detach)
-    shared = {"detach": True, "data": True, "torch.detach": True, "cpu": True, "consolidate": False}
+    shared = {"contiguous": None, "consolidate": False}
     return Call(
         name,
         f"td.{name}",
         ours,
         lambda tree: tree.map(fn),
-        shares=shared.get(name),
+        shares=shared.get(name, True),
         memberwise=name != "contiguous",
     )
 
