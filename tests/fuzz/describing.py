@@ -213,29 +213,33 @@ def resize(rng: Random, s: Subject, name: str) -> Call:
         if s.td.is_locked or s.node.members:
             raise Refusal("locked, or a stack, whose dimension stays")
         new = tree.map(lambda leaf: leaf)
-        target = batch
         if name == "auto_batch_size_":
             if most is not None and most < 0:
                 raise Refusal("negative")
-            target = _fitting(tree, _common(_shapes(tree), most))
-        _regrown(new, target)
-        return new, ITSELF if name == "auto_batch_size_" else None
+            _share(new, most)
+            return new, ITSELF
+        _regrown(new, batch)
+        return new, None
 
     stack = any(True for _ in s.node.members) or s.kind == "holder"
     return Call(name, f"{name} {batch} {most}", ours, theirs, restructures=True, unchecked=stack)
 
 
-def _shapes(tree: Plain) -> list[tuple[int, ...]]:
-    """Return the shapes of all leaves, and of data of rows."""
-    found: list[tuple[int, ...]] = []
+def _share(tree: Plain, most: int | None) -> None:
+    """Set the batch sizes to the sizes that the entries share, from the innermost container."""
+    shapes: list[tuple[int, ...]] = []
     for value in tree.entries.values():
         if isinstance(value, Plain):
-            found += _shapes(value)
+            _share(value, most)
+            shapes.append(value.batch)
         elif isinstance(value, Tensor):
-            found.append(tuple(value.shape))
+            shapes.append(tuple(value.shape))
         elif value.rows is not None and value.rows.ndim:
-            found.append(tuple(value.rows.shape))
-    return found
+            shapes.append(tuple(value.rows.shape))
+        elif value.rows is not None:
+            raise Unknown("the value of the one row that there was")
+    if shapes:
+        tree.batch = _common(shapes, most)
 
 
 def _common(shapes: list[tuple[int, ...]], most: int | None) -> tuple[int, ...]:
@@ -247,17 +251,6 @@ def _common(shapes: list[tuple[int, ...]], most: int | None) -> tuple[int, ...]:
             break
         found.append(sizes[0])
     return tuple(found)
-
-
-def _fitting(tree: Plain, batch: tuple[int, ...]) -> tuple[int, ...]:
-    """Cut a batch size where a nested container has another size."""
-    for value in tree.entries.values():
-        if isinstance(value, Plain):
-            shared = _common([value.batch, batch], None)
-            if len(shared) < min(len(value.batch), len(batch)):
-                batch = shared
-            batch = _fitting(value, batch)
-    return batch
 
 
 def _regrown(tree: Plain, batch: tuple[int, ...]) -> None:
