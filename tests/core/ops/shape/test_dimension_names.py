@@ -437,3 +437,27 @@ def test_a_name_stands_for_its_dimension(
     with pytest.raises(OutOfRange, match="no batch dimension is named `tim`"):
         change(td, "tim", "tim")
     assert td.size("env") == 3
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda td: td.reshape(3, 2),
+        lambda td: td.view(3, 2),
+        lambda td: td.flatten(0, 0),
+        lambda td: td.flatten(1, 1),
+        lambda td: td.unflatten(1, (2,)),
+    ],
+)
+def test_what_is_nested_in_a_resized_stack_has_the_names_of_the_stack(
+    dim: int, call: Callable[[TensorDictBase], TensorDictBase]
+) -> None:
+    leaf = torch.arange(6).reshape(3, 2)
+    td = TensorDict({"a": leaf, "n": TensorDict({"b": leaf}, [3, 2])}, [3, 2])
+    stack = lazy_stack(td.unbind(dim), dim)
+    stack.names = ["agent", "time"]
+    result = call(stack)
+    assert inner(result, "n").names == result.names
+    assert torch.equal(result["n", "b"], leaf)
+    assert stack.names == ["agent", "time"]

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from kd_core._base import TensorDictBase
+from kd_core._batch.names import names_of
 from kd_core._batch.plans import Fresh, Reduced, Viewed
 from kd_core._batch.shapes import numel
 from kd_core._nodes import registry
@@ -82,7 +83,7 @@ def viewed_members(stack: Composite, fn: LeafFn, batch: BatchFn) -> TensorDictBa
         made = _mapped(stack, fn, batch, way)
     else:
         try:
-            made = _seen_as(stack, way)
+            made = _seen_as(stack, way, batch(stack._desc.batch))
         except RuntimeError:  # the strides of a leaf allow no view
             if isinstance(batch, Viewed):
                 raise
@@ -109,17 +110,19 @@ def _see(stack: Composite, fn: LeafFn, batch: BatchFn) -> _Together | _Resized |
     return _numbers(stack._desc.batch, stack._dim, taken, owners, isinstance(batch, Viewed))
 
 
-def _seen_as(stack: Composite, way: _Resized | _Rows) -> TensorDictBase:
+def _seen_as(stack: Composite, way: _Resized | _Rows, new: Batch) -> TensorDictBase:
     if isinstance(way, _Rows):
         return _rows_seen(stack, way)
-    return _stacked([_reshaped(member, way.shape) for member in stack._members], way.dim)
+    shape = (*new[: way.dim], *new[way.dim + 1 :])  # with its names
+    return _stacked([_reshaped(member, shape) for member in stack._members], way.dim)
 
 
 def _reshaped(member: AbstractContainer, shape: Batch) -> TensorDictBase:
     batch = member._desc.batch
-    if batch == shape:
+    if batch == shape and names_of(batch) == names_of(shape):
         return cast("TensorDictBase", member._shallow())
-    return cast("TensorDictBase", map_by(resize_plan(batch, (shape,), "view"), member))
+    resize = resize_plan(batch, (shape,), "view")[0]
+    return cast("TensorDictBase", map_by((resize, shape, Viewed(shape, len(batch))), member))
 
 
 def _numbered(stack: Composite, fn: LeafFn) -> tuple[Tensor, Tensor]:
