@@ -394,6 +394,13 @@ def test_update_at_writes_some_keys_into_rows() -> None:
     assert td["a"].tolist() == [1, 5, 5]
 
 
+@pytest.mark.parametrize("value", [-1, torch.tensor(-1.0), {"a": -1}])
+def test_copy_at_writes_what_an_assignment_to_rows_writes(value: Any) -> None:
+    td = TensorDict({"a": torch.zeros(3)}, [3])
+    assert td.copy_at_(value, (2,)) is td
+    assert td["a"].tolist() == [0, 0, -1]
+
+
 def test_update_at_is_all_or_nothing() -> None:
     td = TensorDict({"a": torch.zeros(3), "b": torch.zeros(3, 2)}, [3])
     with pytest.raises(KeySetMismatch, match="`z`"):

@@ -481,12 +481,12 @@ def _check_range(rows: Tensor, batch: Batch) -> None:
             raise beyond(batch, error)
 
 
-def _copied(target: AbstractContainer, index: object, source: AbstractContainer) -> bool:
+def _copied(target: AbstractContainer, index: object, source: object) -> bool:
     """Copy a container of plain leaves to rows at once; return `False`, nothing written, if unsure.
 
     The fast path of `_Rows`, which takes any source and any index.
     """
-    if is_compiling() or not gives_views(index):
+    if is_compiling() or not gives_views(index) or not isinstance(source, AbstractContainer):
         return False
     leaves: list[Tensor] = []
     values: list[Tensor] = []
