@@ -193,6 +193,8 @@ def get_rows_of_one(rng: Random, s: Subject, name: str) -> Call:
     def theirs(plain: Plain) -> object:
         found: object = plain
         for each in key:
+            if isinstance(found, Plain) and each not in found.entries:
+                return None
             found = cast("Plain", found).entries[each]
         if isinstance(found, Tensor):
             one = Plain(plain.batch, {"x": found})
