@@ -210,3 +210,13 @@ def test_new_leaves_take_the_options_of_torch(name: str) -> None:
     assert getattr(td, name)(*args, requires_grad=True)["a"].requires_grad
     if name in ("new_zeros", "new_empty"):
         assert getattr(td, name)(*args, layout=torch.sparse_coo)["a"].is_sparse
+
+
+def test_new_tensor_makes_each_leaf_of_the_same_data() -> None:
+    td = TensorDict({"a": torch.zeros(2, 3), "n": {"b": torch.zeros(2).int()}}, [2])
+    new = td.new_tensor([1.0, 2.0, 3.0])
+    assert new.batch_size == (3,)
+    assert new["a"].tolist() == [1, 2, 3]
+    assert new["n", "b"].tolist() == [1, 2, 3]
+    assert new["n", "b"].dtype == torch.int32
+    assert td["a"].tolist() == [[0, 0, 0], [0, 0, 0]]
