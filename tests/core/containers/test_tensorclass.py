@@ -122,7 +122,7 @@ def test_a_field_without_an_entry_is_none() -> None:
     assert data.weight is None
     del data.source
     assert data.source is None
-    assert data.pop("label").shape == (4,)
+    assert data.pop("label").shape == (4,)  # type: ignore[unreachable]  # types say less than the run
     assert list(data.keys()) == ["image"]
     data.select(inplace=True)
     assert data.image is None
@@ -133,9 +133,9 @@ def test_fewer_fields_keep_the_class_and_other_keys_make_a_tensordict() -> None:
     data = sample()
     for fewer in (data.select("image"), data.exclude("image"), data.empty(), data.select()):
         assert type(fewer) is Sample
-        assert fewer.label is None or fewer.image is None
+        assert fewer.label is None or fewer.image is None  # type: ignore[redundant-expr]  # types say less than the run
     nested = Outer(inner=Inner(x=torch.ones(3), batch_size=[3]), y=torch.ones(3), batch_size=[3])
-    assert type(nested.flatten_keys()) is TensorDict
+    assert type(nested.flatten_keys()) is TensorDict  # type: ignore[comparison-overlap, unreachable]  # types say less than the run
 
 
 def test_a_key_that_is_not_a_field_is_refused_before_a_key_is_renamed() -> None:
@@ -163,7 +163,7 @@ def test_a_method_with_a_name_that_containers_keep_is_refused() -> None:
         class Bad(TensorClass):
             x: Tensor
 
-            def _read(self) -> Tensor:
+            def _read(self) -> Tensor:  # type: ignore[override]  # the point of the test
                 return self.x
 
 

@@ -55,7 +55,7 @@ class TestPersistentTensorDict(ContainerContract):
         self.paths = (tmp_path / f"{number}.h5" for number in itertools.count())
 
     def make(self) -> PersistentTensorDict:
-        return PersistentTensorDict.from_dict(TensorDict(self.content(), [3, 4]), next(self.paths))
+        return PersistentTensorDict.from_dict(TensorDict(self.content(), [3, 4]), next(self.paths))  # type: ignore[arg-type]  # wrong for the type checker alone
 
     def test_it_is_loaded_with_weights_only(self) -> None:
         """A pickle names a file, which nothing opens unless the pickle is trusted."""
@@ -161,8 +161,8 @@ def test_locks_pickles_and_results(stored: PersistentTensorDict, tmp_path: Path)
     again["a"].fill_(4)
     assert stored["a"].sum() == 24
     again.close()
-    for made in (stored[1:], stored + 0, stored.clone(), torch.stack([stored, stored])):
-        assert type(made) is TensorDict
+    for made in (stored[1:], stored + 0, stored.clone(), torch.stack([stored, stored])):  # type: ignore[list-item]  # torch takes containers
+        assert type(made) is TensorDict  # type: ignore[comparison-overlap, unreachable]  # types say less than the run
     stored.save(tmp_path / "saved")
     assert type(TensorDict.load(tmp_path / "saved")) is TensorDict
     stored.close()
@@ -181,7 +181,7 @@ def test_a_file_of_another_origin(tmp_path: Path) -> None:
     assert td["s"] == "text"
     td.close()
     inferred = TensorDict.from_h5(tmp_path / "td.h5", batch_dims=1)
-    assert inferred.batch_size == (3,)
+    assert inferred.batch_size == (3,)  # type: ignore[attr-defined]  # known at run time
 
 
 def test_a_new_file_is_filled(tmp_path: Path) -> None:

@@ -22,8 +22,8 @@ Act = Callable[[Path], None]
 ROWS = TensorDict({"a": torch.arange(3), "w": ["x", "y", "z"]}, [3])
 MORE = TensorDict({"a": torch.arange(9000), "w": ["new"] * 9000}, [9000])
 ACTS: dict[str, tuple[TensorDict | None, Act, TensorDict]] = {
-    "first": (None, NEW.save, NEW),
-    "over": (OLD, NEW.save, NEW),
+    "first": (None, NEW.save, NEW),  # type: ignore[dict-item]  # known at run time
+    "over": (OLD, NEW.save, NEW),  # type: ignore[dict-item]  # known at run time
     "append": (ROWS, MORE.append_to, cat([ROWS, MORE])),
     "compact": (ROWS, store.compact, ROWS),
 }

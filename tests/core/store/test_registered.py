@@ -93,9 +93,9 @@ def test_a_class_with_other_fields_is_a_plain_container(tmp_path: Path) -> None:
         return type("Made", (TensorClass,), {"__annotations__": fields, "__module__": __name__})
 
     old = made(y=Tensor)
-    TensorDict({"m": old(torch.ones(2))}).save(tmp_path / "td")
-    assert type(TensorDict.load(tmp_path / "td").get("m")) is old
-    new = made(z=Tensor)
+    TensorDict({"m": old(torch.ones(2))}).save(tmp_path / "td")  # type: ignore[arg-type, call-arg]  # wrong for the type checker alone
+    assert type(TensorDict.load(tmp_path / "td").get("m")) is old  # type: ignore[comparison-overlap]  # types say less than the run
+    new = made(z=Tensor)  # type: ignore[unreachable]  # types say less than the run
     assert new is not old
     with pytest.warns(
         UserWarning, match=r"\.Made' of a saved container is not defined here, or has"

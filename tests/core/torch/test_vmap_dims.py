@@ -115,7 +115,7 @@ def test_a_container_without_batch_is_mapped_as_a_dict_of_tensors() -> None:
 def test_a_feature_below_a_container_without_batch_leaves_the_batch_below() -> None:
     td = TensorDict({"n": TensorDict({"v": torch.zeros(2, 5)}, [2])})
     seen: list[torch.Size] = []
-    torch.vmap(lambda each: (seen.append(each["n"].batch_size), each["n", "v"])[1], in_dims=1)(td)
+    torch.vmap(lambda each: (seen.append(each["n"].batch_size), each["n", "v"])[1], in_dims=1)(td)  # type: ignore[func-returns-value]  # known at run time
     assert seen == [(2,)]
 
 
@@ -137,12 +137,13 @@ def test_names_follow_the_mapped_dimension() -> None:
     td = TensorDict({"a": torch.rand(2, 3, 4)}, [2, 3], names=["x", "y"])
     for dim, left in enumerate("yx"):
         seen: list[list[str | None]] = []
+
+        def note(each: TensorDict, seen: list[list[str | None]] = seen) -> TensorDict:
+            seen.append(each.names)
+            return each
+
         for out in (0, 1):
-            result = torch.vmap(
-                lambda each: (seen.append(each.names), each)[1],  # noqa: B023  # called at once
-                in_dims=dim,
-                out_dims=out,
-            )(td)
+            result = torch.vmap(note, in_dims=dim, out_dims=out)(td)
             assert result.names == ([None, left] if out == 0 else [left, None])
         assert seen == [[left], [left]]
 
@@ -151,7 +152,7 @@ def test_a_lazy_stack_stays_one() -> None:
     stack = lazy_stack([alike()[0], alike()[0]])
     assert type(pytree.tree_map(torch.neg, stack)) is LazyStackedTensorDict
     seen: list[object] = []
-    result = torch.vmap(lambda each: (seen.append(each), each * 2)[1], in_dims=1)(stack)
+    result = torch.vmap(lambda each: (seen.append(each), each * 2)[1], in_dims=1)(stack)  # type: ignore[func-returns-value]  # known at run time
     assert type(seen[0]) is LazyStackedTensorDict
     assert (result == (stack * 2).contiguous().transpose(0, 1)).all()
 

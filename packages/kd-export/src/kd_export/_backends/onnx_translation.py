@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import onnx_ir as ir
@@ -41,8 +42,12 @@ def translated(program: ExportedProgram, schema: Schema) -> ir.Model:
     try:
         with muted(*_NOISY), torch.no_grad(), mended_layers(program):
             # Without names: older versions take a name that a weight has too for that weight.
+            # As `partial`, which has no name: torch 2.10 would match the names of parameters.
+            table: dict[Callable[..., object], Callable[..., object]] = {
+                operator: partial(ours) for operator, ours in OPERATORS.items()
+            }
             result = torch.onnx.export(
-                program, dynamo=True, verbose=False, custom_translation_table=dict(OPERATORS)
+                program, dynamo=True, verbose=False, custom_translation_table=table
             )
     except Exception as error:
         raise _explained(error) from error
