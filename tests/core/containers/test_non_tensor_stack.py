@@ -5,7 +5,7 @@ import io
 import pickle
 from collections.abc import Callable
 from random import Random
-from typing import cast
+from typing import Any, cast
 
 import numpy
 import pytest
@@ -555,3 +555,12 @@ def test_its_batch_size_may_be_told() -> None:
     assert NonTensorStack("a", "b", batch_size=[2], strict_shape=True) == NonTensorStack("a", "b")
     with pytest.raises(ShapeMismatch, match="must be that of the values"):
         NonTensorStack("a", "b", batch_size=[3])
+
+
+def test_a_linked_list_that_other_code_copies_by_its_type_is_a_list() -> None:
+    td = TensorDict({"w": ["a", "b"]}, [2])
+    words: Any = td["w"]
+    copied = type(words)(value for value in words)
+    copied[0] = "c"
+    assert copied == ["c", "b"]
+    assert td["w"] == ["a", "b"]

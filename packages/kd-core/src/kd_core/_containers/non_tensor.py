@@ -518,12 +518,19 @@ class LinkedList(list[object]):
 
     __slots__ = ("_at", "_node")
 
-    def __init__(self, values: Iterable[object], node: NonTensorDataBase, at: tuple[int, ...]):
+    def __init__(
+        self,
+        values: Iterable[object] = (),
+        node: NonTensorDataBase | None = None,
+        at: tuple[int, ...] = (),
+    ):
+        # Without a node it is a list: `dataclasses.asdict` and others copy lists by their type.
         super().__init__(values)
         self._node, self._at = node, at
 
     def __setitem__(self, index: SupportsIndex | slice, value: object) -> None:
-        self._node._write_at((*self._at, index), value)
+        if self._node is not None:
+            self._node._write_at((*self._at, index), value)
         super().__setitem__(index, value)  # type: ignore[index]  # as a list takes it
 
     def __reduce__(self) -> tuple[object, ...]:
