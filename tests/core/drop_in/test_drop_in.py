@@ -119,6 +119,51 @@ def test_the_report_counts_what_is_missing(tmp_path: Path) -> None:
     ]
 
 
+def test_a_name_of_a_package_that_is_not_installed_says_what_to_install(tmp_path: Path) -> None:
+    program = """
+        import sys
+        from importlib.machinery import PathFinder
+
+        class WithoutTheOthers(PathFinder):
+            @classmethod
+            def find_spec(cls, name, path=None, target=None):
+                known = name.partition(".")[0] in ("kd_nn", "kd_probabilistic")
+                return None if known else super().find_spec(name, path, target)
+
+        sys.meta_path[sys.meta_path.index(PathFinder)] = WithoutTheOthers
+        import tensordict, tensordict.nn
+
+        for line in (
+            "from tensordict.nn import TensorDictModule",
+            "from tensordict import TensorDictParams",
+            "from tensordict.nn.utils import expln",
+            "tensordict.nn.InteractionType",
+        ):
+            try:
+                exec(line)
+            except ImportError as error:
+                print(type(error).__name__, error)
+        print(hasattr(tensordict, "no_such"), hasattr(tensordict.nn, "no_such"))
+        """
+    text = (
+        "MissingDependency `{}` of `tensordict{}` is in `{}`, which is not installed. "
+        "Run `pip install {}`."
+    )
+    result = run(tmp_path, program, "-m", "kd_core.drop_in", "--report")
+    assert printed(result) == [
+        text.format("TensorDictModule", ".nn", "kd_nn", "kd-nn"),
+        text.format("TensorDictParams", "", "kd_nn", "kd-nn"),
+        text.format("expln", ".nn.utils", "kd_nn", "kd-nn"),
+        text.format("InteractionType", ".nn", "kd_probabilistic", "kd-probabilistic"),
+        "False False",
+    ]
+    assert result.stderr.splitlines() == [
+        "kd: 2 names that the program asked for are missing:",
+        "  tensordict.no_such     1",
+        "  tensordict.nn.no_such  1",
+    ]
+
+
 def test_nothing_is_missing(tmp_path: Path) -> None:
     result = run(tmp_path, "import tensordict", "-m", "kd_core.drop_in", "--report")
     assert result.stderr == "kd: nothing that the program asked for is missing.\n"

@@ -20,6 +20,7 @@ from types import ModuleType
 from typing import Final
 
 from kd_core import MissingDependency, NotOffered
+from kd_core._naming import homes
 from kd_core.drop_in import _attributes, _functions, _report
 
 TOP: Final = "tensordict"
@@ -67,7 +68,7 @@ class StandIn(ModuleType):
     def __dir__(self) -> list[str]:
         names = set(vars(self))
         for source in _SOURCES:
-            if find_spec(source.partition(".")[0]):
+            if _is_there(source):
                 names.update(name for name in dir(import_module(source)) if name[0] != "_")
         return sorted(names)
 
@@ -98,7 +99,7 @@ class DropIn(MetaPathFinder, Loader):
                 import_module(f"{TOP}.{name}")
                 setattr(module, name, lookup(TOP, name))
             module.__dict__["__version__"] = VERSION
-        elif module.__name__ == f"{TOP}.nn" and find_spec("kd_nn"):
+        elif module.__name__ == f"{TOP}.nn" and _is_there("kd_nn"):
             _attributes.serve_modules()
 
 
@@ -107,20 +108,24 @@ def lookup(module: str, name: str) -> object:
 
     Raises:
         AttributeError: if kd has no such name; the name is then in the report.
-        MissingDependency: if the name is in a package of kd that is not installed.
+        MissingDependency: if the name is in a package of kd that is not installed. It is not an
+            `AttributeError`, too: `from tensordict.nn import name` would hide such an error behind
+            a message of its own.
     """
     if name in vars(_functions) and name in _functions.SERVED:
         served: object = getattr(_functions, name)
         return served
-    if name in _functions.LATER:
-        return _functions.LATER[name]()
-    absent = []
+    home, later = _functions.LATER.get(name, (homes().get(name, "kd_core"), None))
+    if not _is_there(home):
+        package = home.partition(".")[0].replace("_", "-")
+        raise MissingDependency(
+            f"`{name}` of `{module}` is in `{home}`, which is not installed. Run `pip install "
+            f"{package}`."
+        )
+    if later is not None:
+        return later()
     sources = (_FIRST[module], *_SOURCES) if module in _FIRST else _SOURCES
-    for source in () if name.startswith("_") else sources:
-        package = source.partition(".")[0]
-        if find_spec(package) is None:
-            absent.append(package)
-            continue
+    for source in () if name.startswith("_") else filter(_is_there, sources):
         try:
             value: object = getattr(import_module(source), name)
         except NotOffered as error:
@@ -130,13 +135,15 @@ def lookup(module: str, name: str) -> object:
             continue
         else:
             return value
-    if absent and not name.startswith("_"):
-        packages = " ".join(package.replace("_", "-") for package in dict.fromkeys(absent))
-        raise MissingDependency(f"`{name}` not found in `kd_core`. Run `pip install {packages}`.")
     _report.record(f"{module}.{name}")
     raise AttributeError(
         f"module {module!r} has no attribute {name!r}: kd has no such name", name=name
     )
+
+
+def _is_there(module: str) -> bool:
+    """Return whether the package that has a module is installed."""
+    return find_spec(module.partition(".")[0]) is not None
 
 
 def is_installed() -> bool:

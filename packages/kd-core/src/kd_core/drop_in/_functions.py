@@ -168,5 +168,5 @@ def _expln() -> object:
     return import_module("kd_nn.distributions").mappings("expln")
 
 
-# Names whose value is found in a package above this one, when a program asks.
-LATER: Final[dict[str, Callable[[], object]]] = {"expln": _expln}
+# Names whose value is found in a package above this one, when a program asks: package and value.
+LATER: Final[dict[str, tuple[str, Callable[[], object]]]] = {"expln": ("kd_nn", _expln)}
