@@ -44,6 +44,8 @@ CLIENTS = (
     *("torchrl==0.14.1", "rsl-rl-lib==5.5.1", "benchmarl==1.5.2", "vmas==1.5.2", "rl4co==0.7.0"),
     *("gym==0.26.2", "gym_notices==0.1.0", "verl==0.9.1"),
 )
+# Frameworks whose trained policies are exported.
+POLICIES = ("stable_baselines3==2.9.2", "sb3_contrib==2.9.2")
 DISTRIBUTIONS = ("kd-core", "kd-nn", "kd-probabilistic", "kd-export")
 # One thread: the machines are shared, and the figures of two runs stay comparable.
 ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
@@ -136,6 +138,14 @@ def clients(session: nox.Session) -> None:
     # Without their dependencies: some ask for an older peer, some bring another torch.
     session.install("--no-deps", *CLIENTS)
     session.run("pytest", "benchmarks/clients", *session.posargs)
+
+
+@nox.session
+def policies(session: nox.Session) -> None:
+    """Export policies of other frameworks; compare the files with the frameworks' own predict."""
+    install(session, "suite", "policies")
+    session.install("--no-deps", *POLICIES)  # they ask for another torch
+    session.run("pytest", "tests/policies", *session.posargs)
 
 
 @nox.session

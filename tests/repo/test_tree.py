@@ -30,6 +30,7 @@ def test_modules_are_private_unless_meant_for_import() -> None:
         "extending",
         "fx",
         "migrate",
+        "policies",
         "store",
         "testing",
     }

@@ -7,11 +7,11 @@ imported when a module is captured, so that files are read and run without it.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar, cast, runtime_checkable
 
-from kd_export._errors import ExportError
+from kd_export._errors import ExportError, KeyMismatch
 from kd_export._program import KeyedProgram
 from kd_export._verification.diagnosis import Diagnosis, Finding
 from kd_export._verification.trials import BATCH_SIZES
@@ -19,16 +19,58 @@ from kd_export._verification.trials import BATCH_SIZES
 if TYPE_CHECKING:
     from torch import nn
 
+    from kd_core import NestedKey
     from kd_export._capture.dynamic_shapes import Dynamic, Name
     from kd_export._capture.signature import Example, Word
     from kd_export._schema.state import First
     from kd_export._schema.state import Name as Next
     from kd_export._verification.report import Report
 
+    Oracle = Callable[..., object]
+
+W = TypeVar("W")
+N = TypeVar("N")
+F = TypeVar("F")
+
+
+@runtime_checkable
+class Whole(Protocol):
+    """A policy with all that its export needs, such as `kd_export.policies.Policy`."""
+
+    @property
+    def module(self) -> nn.Module:
+        """The keyed module: raw observations in, environment actions out."""
+        ...
+
+    @property
+    def example(self) -> Mapping[NestedKey, object]:
+        """Observations, and a state."""
+        ...
+
+    @property
+    def state(self) -> Mapping[NestedKey, NestedKey]:
+        """The key of each next state, by that of the state."""
+        ...
+
+    @property
+    def initial(self) -> Mapping[NestedKey, object]:
+        """What the state starts with."""
+        ...
+
+    @property
+    def metadata(self) -> Mapping[str, object]:
+        """What the file says of the policy."""
+        ...
+
+    @property
+    def oracle(self) -> Oracle:
+        """What was trained: observations in, actions out."""
+        ...
+
 
 def export(
-    module: nn.Module,
-    example: Example[Word],
+    module: nn.Module | Whole,
+    example: Example[Word] | None = None,
     *,
     inputs: Sequence[object] | None = None,
     outputs: Sequence[object] | None = None,
@@ -46,7 +88,9 @@ def export(
     input is copied.
 
     Args:
-        module: Any module with ``in_keys`` and ``out_keys`` that takes a container.
+        module: Any module with ``in_keys`` and ``out_keys`` that takes a container. Or a policy of
+            `kd_export.policies`, which brings example, state, initial values, metadata and oracle;
+            what is passed beside it takes their place.
         example: A container, a nested dict, or a flat dict by wire name or key. Give it the values
             that the module meets: integers and masks of the tests are taken from its rows. Or the
             `Schema` of a program: its axes are the default of ``dynamic``, and values are drawn.
@@ -87,25 +131,26 @@ def export(
     """
     from kd_export._capture.capture import capture
 
+    asked = _asked(module, example, state, initial, metadata)
     parts = capture(
-        module,
-        example,
+        asked.module,
+        asked.example,
         inputs=inputs,
         outputs=outputs,
         dynamic=dynamic,
-        state=state,
-        initial=initial,
+        state=asked.state,
+        initial=asked.initial,
         mode=mode,
         strict=strict,
-        metadata=metadata,
+        metadata=asked.metadata,
     )
-    return KeyedProgram(*parts)
+    return KeyedProgram(*parts, oracle=asked.oracle)
 
 
 def save(
-    module: nn.Module,
+    module: nn.Module | Whole,
     path: str | Path,
-    example: Example[Word],
+    example: Example[Word] | None = None,
     *,
     inputs: Sequence[object] | None = None,
     outputs: Sequence[object] | None = None,
@@ -119,8 +164,11 @@ def save(
     rtol: float | None = None,
     atol: float | None = None,
     vectors: Sequence[Example[Word]] | None = None,
+    oracle: Oracle | None = None,
+    rollouts: int = 8,
+    steps: int = 50,
 ) -> Report:
-    """Export a keyed module and write it, verified, in one call.
+    """Export a keyed module or a policy and write it, verified, in one call.
 
     The options are those of `export` and of `KeyedProgram.save`, whose report is returned.
     Parameters are not copied, so large models need less memory than by `export`.
@@ -134,27 +182,74 @@ def save(
     """
     from kd_export._capture.capture import capture
 
+    asked = _asked(module, example, state, initial, metadata)
     parts = capture(
-        module,
-        example,
+        asked.module,
+        asked.example,
         inputs=inputs,
         outputs=outputs,
         dynamic=dynamic,
-        state=state,
-        initial=initial,
+        state=asked.state,
+        initial=asked.initial,
         mode=mode,
         strict=strict,
-        metadata=metadata,
+        metadata=asked.metadata,
         shared=True,
     )
     return KeyedProgram(*parts).save(
-        path, batch_sizes=batch_sizes, rtol=rtol, atol=atol, vectors=vectors
+        path,
+        batch_sizes=batch_sizes,
+        rtol=rtol,
+        atol=atol,
+        vectors=vectors,
+        oracle=oracle or asked.oracle,
+        rollouts=rollouts,
+        steps=steps,
     )
 
 
+class _Asked(NamedTuple, Generic[W, N, F]):
+    """What is exported, whether a module was passed or a policy."""
+
+    module: nn.Module
+    example: Example[W]
+    state: Mapping[N, object] | None
+    initial: Mapping[F, object] | None
+    metadata: Mapping[str, object] | None
+    oracle: Oracle | None
+
+
+def _asked(
+    module: nn.Module | Whole,
+    example: Example[W] | None,
+    state: Mapping[N, object] | None,
+    initial: Mapping[F, object] | None,
+    metadata: Mapping[str, object] | None,
+) -> _Asked[W, N, F]:
+    """Take from a policy what was not passed."""
+    from torch import nn
+
+    if isinstance(module, nn.Module) or not isinstance(module, Whole):
+        if example is None:
+            raise KeyMismatch(
+                "the module needs an `example`.",
+                expected="a container, a dict of tensors, or a schema",
+                hint="Pass one with raw observations, such as `{'obs': torch.zeros(2, 4)}`.",
+            )
+        return _Asked(module, example, state, initial, metadata, None)
+    if example is None:
+        example = cast("Example[W]", module.example)
+    if state is None:
+        state = cast("Mapping[N, object]", module.state)
+    if initial is None:
+        initial = cast("Mapping[F, object]", module.initial)
+    metadata = {**module.metadata, **(metadata or {})}
+    return _Asked(module.module, example, state, initial, metadata, module.oracle)
+
+
 def diagnose(
-    module: nn.Module,
-    example: Example[Word],
+    module: nn.Module | Whole,
+    example: Example[Word] | None = None,
     *,
     targets: Sequence[str] = (".pt2", ".onnx"),
     inputs: Sequence[object] | None = None,
@@ -187,22 +282,23 @@ def diagnose(
     """
     from kd_export._capture.capture import capture
 
+    asked = _asked(module, example, state, initial, None)
     try:
         parts = capture(
-            module,
-            example,
+            asked.module,
+            asked.example,
             inputs=inputs,
             outputs=outputs,
             dynamic=dynamic,
-            state=state,
-            initial=initial,
+            state=asked.state,
+            initial=asked.initial,
             mode=mode,
             strict=strict,
             shared=True,
         )
     except ExportError as error:
         return Diagnosis((Finding("export", str(error), error),))
-    program = KeyedProgram(*parts)
+    program = KeyedProgram(*parts, oracle=asked.oracle)
     with tempfile.TemporaryDirectory() as folder:
         rows = [
             _tried(program, Path(folder) / f"model{suffix}", suffix)

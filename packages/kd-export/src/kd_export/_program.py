@@ -21,7 +21,7 @@ from kd_export._schema.files import open_regular, replacing
 from kd_export._schema.schema import Schema
 from kd_export._stages import stage
 from kd_export._verification.judging import Tolerance, compare_trials
-from kd_export._verification.report import Report
+from kd_export._verification.report import Comparison, Report
 from kd_export._verification.trials import (
     BATCH_SIZES,
     Trial,
@@ -59,6 +59,8 @@ class KeyedProgram:
             asks for a relation of several axes. They are tried too.
         thresholds: Numbers in the program that sizes of an axis may be compared with. Sizes around
             them are tried too.
+        oracle: What was trained, if `save` compares with it too: called with observations, it
+            returns actions.
 
     Example:
         >>> import torch
@@ -77,6 +79,7 @@ class KeyedProgram:
     example: tuple[Tensor, ...] | None
     doubtful: tuple[Mapping[str, int], ...] = ()
     thresholds: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    oracle: Callable[..., object] | None = None
 
     def __repr__(self) -> str:
         table = repr(self.schema).replace(type(self.schema).__name__, type(self).__name__, 1)
@@ -111,6 +114,9 @@ class KeyedProgram:
         rtol: float | None = None,
         atol: float | None = None,
         vectors: Sequence[Example[Word]] | None = None,
+        oracle: Callable[..., object] | None = None,
+        rollouts: int = 8,
+        steps: int = 50,
     ) -> Report:
         """Write the program in the format of the file name, and verify it first.
 
@@ -135,9 +141,17 @@ class KeyedProgram:
             atol: The absolute tolerance.
             vectors: Inputs to compare on in place of made ones, each in any form of an example.
                 The file holds them, up to 65,536 numbers each.
+            oracle: What was trained: a callable that takes raw observations, a tensor or a dict of
+                several, and returns the environment's actions. The file is stepped beside it, at
+                batches of 1, 3 and 64, with random rows reset on the way; an oracle that remembers
+                something has a method ``reset(mask)``, which takes a bool for each row, or ``None``
+                for all. Values, dtype and shape must agree.
+            rollouts: How many rollouts beside the oracle.
+            steps: How many steps each has.
 
         Raises:
-            VerifyError: The file gives other results than the module.
+            VerifyError: The file gives other results than the module, or other actions than the
+                oracle; the message names the step that is missing, if a known one mends it.
         """
         path = Path(path)
         backend = backend_for(path)
@@ -158,7 +172,51 @@ class KeyedProgram:
                     report = Report(str(path), tuple(rows), notes)
                 self._check(f"`{path.name}` was not written: it", report)
                 check_weights(session, backend, file, path)
+                oracle = oracle or self.oracle
+                if oracle is not None:
+                    with stage(f"step `{path.name}` beside the oracle"):
+                        beside = self._beside(session, oracle, rollouts, steps, allowed)
+                    report = replace(report, rows=(*report.rows, *beside))
         return report
+
+    def _beside(
+        self,
+        session: Session,
+        oracle: Callable[..., object],
+        rollouts: int,
+        steps: int,
+        allowed: Tolerance,
+    ) -> list[Comparison]:
+        """Compare a session with an oracle; name the step that is missing."""
+        from kd_export._verification.mending import Rerun, missing_step
+        from kd_export._verification.rollouts import compare_rollouts
+
+        rows, trace = compare_rollouts(
+            session,
+            oracle,
+            pool=self.example,
+            reference=self.reference,
+            rollouts=rollouts,
+            steps=steps,
+            allowed=allowed,
+        )
+        report = Report("beside the oracle", tuple(rows))
+        if report.ok:
+            return rows
+        whole = getattr(oracle, "module", None)
+        found = None
+        if isinstance(self.reference, Rerun):
+            found = missing_step(trace, session.schema, self.reference, whole)
+        raise VerifyError(
+            "the file was not written: it is the module, but the module gives other actions than "
+            f"the oracle.\n{report}",
+            expected="the actions of the oracle",
+            got=report.largest,
+            hint=f"\nThe module lacks {found}."
+            if found is not None
+            else "\nNo single step that kd_export knows mends it. Compare what the framework does "
+            "to observations before its network, and to actions after it.",
+        )
 
     def _check(self, subject: str, report: Report) -> None:
         if not report.ok:

@@ -69,6 +69,22 @@ class Reference:
         """Return the outputs by wire name."""
         return self._context.copy().run(self._run, [tensor.clone() for tensor in tensors])
 
+    @property
+    def module(self) -> nn.Module:
+        """The keyed module."""
+        return self._flat.module
+
+    def other(self, module: nn.Module) -> Reference:
+        """Return the reference of another module with the same inputs and outputs."""
+        flat = self._flat
+        keys = (flat.inputs, flat.outputs)
+        return Reference(FlatModule(module, *keys, batch_dims=flat.batch_dims), self._mode)
+
+    def with_gradients(self, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
+        """Return the outputs by wire name, which know what they were computed from."""
+        with frozen_modes(self._flat, self._mode), torch.enable_grad():
+            return self._flat.run(tensors)
+
     def others(
         self, tensors: Sequence[Tensor], expected: Mapping[str, Tensor]
     ) -> tuple[dict[str, Tensor] | None, list[dict[str, Tensor]]] | None:

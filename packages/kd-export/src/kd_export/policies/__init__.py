@@ -1,0 +1,34 @@
+"""Trained policies of other frameworks, with all that stands around their networks."""
+
+from typing import TYPE_CHECKING
+
+from kd_core.extending import publish as _publish
+from kd_export.policies._policy import Policy as Policy
+
+if TYPE_CHECKING:
+    from kd_export.policies._spaces import from_gymnasium as from_gymnasium
+    from kd_export.policies._stable_baselines3 import from_sb3 as from_sb3
+    from kd_export.policies._steps import Above as Above
+    from kd_export.policies._steps import Affine as Affine
+    from kd_export.policies._steps import ArgMax as ArgMax
+    from kd_export.policies._steps import ChannelsFirst as ChannelsFirst
+    from kd_export.policies._steps import Clip as Clip
+    from kd_export.policies._steps import Normalise as Normalise
+    from kd_export.policies._steps import OneHot as OneHot
+    from kd_export.policies._steps import Recurrent as Recurrent
+    from kd_export.policies._steps import ScaleImage as ScaleImage
+    from kd_export.policies._steps import Shaped as Shaped
+    from kd_export.policies._steps import ToFloat as ToFloat
+    from kd_export.policies._steps import Unscale as Unscale
+
+_publish(
+    __name__,
+    later={
+        "kd_export.policies._spaces": "from_gymnasium",
+        "kd_export.policies._stable_baselines3": "from_sb3",
+        "kd_export.policies._steps": (
+            "Above Affine ArgMax ChannelsFirst Clip Normalise OneHot Recurrent ScaleImage Shaped "
+            "ToFloat Unscale"
+        ),
+    },
+)

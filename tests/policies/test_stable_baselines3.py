@@ -1,0 +1,189 @@
+"""Every kind of policy of stable-baselines3, beside its own `predict`."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+
+import kd_export
+from kd_export.policies import Policy, from_sb3
+from kd_nn import TensorDictSequential
+
+gymnasium: Any = pytest.importorskip("gymnasium", reason="the lane `policies` installs it")
+stable_baselines3: Any = pytest.importorskip("stable_baselines3")
+sb3_contrib: Any = pytest.importorskip("sb3_contrib")
+vec_env: Any = pytest.importorskip("stable_baselines3.common.vec_env")
+spaces = gymnasium.spaces
+BOX = spaces.Box(-5.0, 5.0, (4,), numpy.float32)
+LAST = spaces.Box(0, 255, (36, 38, 3), numpy.uint8)
+FIRST = spaces.Box(0, 255, (3, 36, 38), numpy.uint8)
+SEVERAL = spaces.Dict({"camera": LAST, "gear": spaces.Discrete(4), "joints": BOX})
+ARM = spaces.Box(numpy.float32([-0.1, -0.5]), numpy.float32([0.1, 0.2]))
+WIDE = spaces.Box(-2.0, 3.0, (2,), numpy.float32)
+ACTIONS = {
+    "arm": ARM,
+    "discrete": spaces.Discrete(5),
+    "multi": spaces.MultiDiscrete([3, 4]),
+    "binary": spaces.MultiBinary(3),
+}
+
+
+class Env(gymnasium.Env):  # type: ignore[misc]  # it has no types here
+    """Random observations of a space; the reward tells nothing."""
+
+    def __init__(self, observations: Any, actions: Any) -> None:
+        self.observation_space, self.action_space = observations, actions
+        observations.seed(0)
+        self.count = 0
+
+    def reset(self, **options: Any) -> Any:
+        self.count = 0
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> Any:
+        self.count += 1
+        return self.observation_space.sample(), 1.0, self.count % 9 == 0, False, {}
+
+
+def normalised(env: Env) -> Any:
+    """The environment within `VecNormalize`, after a few steps."""
+    keys = None
+    if isinstance(env.observation_space, spaces.Dict):
+        keys = ["joints"]
+    wrapped = vec_env.VecNormalize(
+        vec_env.DummyVecEnv([lambda: env]), norm_obs_keys=keys, clip_obs=2.0
+    )
+    wrapped.seed(0)
+    wrapped.reset()
+    for _ in range(20):
+        wrapped.step(numpy.stack([env.action_space.sample()]))
+    return wrapped
+
+
+def kind_of(space: Any) -> str:
+    if isinstance(space, spaces.Dict):
+        return "MultiInputPolicy"
+    return "CnnPolicy" if len(space.shape or ()) == 3 else "MlpPolicy"
+
+
+CASES: dict[str, tuple[str, Any, Any, bool, dict[str, Any]]] = {
+    "ppo box arm": ("PPO", BOX, ARM, False, {}),
+    "ppo box normalised": ("PPO", BOX, ARM, True, {}),
+    "ppo discrete": ("PPO", BOX, ACTIONS["discrete"], False, {}),
+    "ppo multi normalised": ("PPO", BOX, ACTIONS["multi"], True, {}),
+    "ppo binary": ("PPO", BOX, ACTIONS["binary"], False, {}),
+    "ppo integer observations": ("PPO", spaces.Discrete(6), ARM, False, {}),
+    "ppo several integers": ("PPO", spaces.MultiDiscrete([3, 5]), ARM, False, {}),
+    "ppo bits": ("PPO", spaces.MultiBinary(5), ARM, False, {}),
+    "ppo images last": ("PPO", LAST, ARM, False, {}),
+    "ppo images first": ("PPO", FIRST, ACTIONS["discrete"], False, {}),
+    "ppo dict": ("PPO", SEVERAL, ARM, False, {}),
+    "ppo dict normalised": ("PPO", SEVERAL, ACTIONS["discrete"], True, {}),
+    "ppo gsde": ("PPO", BOX, ARM, True, {"use_sde": True}),
+    "ppo gsde squashed": (
+        "PPO",
+        BOX,
+        ARM,
+        False,
+        {"use_sde": True, "policy_kwargs": {"squash_output": True}},
+    ),
+    "ppo matrix": ("PPO", BOX, spaces.Box(-0.1, 0.1, (2, 3), numpy.float32), False, {}),
+    "a2c box": ("A2C", BOX, ARM, True, {}),
+    "a2c multi": ("A2C", BOX, ACTIONS["multi"], False, {}),
+    "sac box": ("SAC", BOX, WIDE, False, {}),
+    "sac normalised": ("SAC", BOX, WIDE, True, {}),
+    "sac gsde": ("SAC", BOX, WIDE, False, {"use_sde": True}),
+    "sac images": ("SAC", LAST, WIDE, False, {"buffer_size": 50}),
+    "sac dict": ("SAC", SEVERAL, WIDE, False, {"buffer_size": 50}),
+    "td3 normalised": ("TD3", BOX, WIDE, True, {}),
+    "ddpg box": ("DDPG", BOX, WIDE, False, {}),
+    "dqn box": ("DQN", BOX, ACTIONS["discrete"], True, {}),
+    "dqn images": ("DQN", FIRST, ACTIONS["discrete"], False, {"buffer_size": 50}),
+    "qrdqn": ("QRDQN", BOX, ACTIONS["discrete"], False, {}),
+    "tqc": ("TQC", BOX, WIDE, True, {}),
+    "trpo": ("TRPO", BOX, ARM, False, {}),
+    "crossq": ("CrossQ", BOX, WIDE, False, {}),
+    "maskable": ("MaskablePPO", BOX, ACTIONS["discrete"], False, {}),
+    "recurrent box": ("RecurrentPPO", BOX, ARM, True, {}),
+    "recurrent discrete": ("RecurrentPPO", BOX, ACTIONS["discrete"], False, {}),
+    "recurrent layers": (
+        "RecurrentPPO",
+        BOX,
+        ARM,
+        False,
+        {"policy_kwargs": {"n_lstm_layers": 2, "lstm_hidden_size": 32}},
+    ),
+    "recurrent images": ("RecurrentPPO", LAST, ARM, False, {}),
+    "recurrent dict": ("RecurrentPPO", SEVERAL, ARM, False, {}),
+}
+
+
+def model_of(case: str) -> Any:
+    name, observations, actions, normalise, options = CASES[case]
+    algorithm = getattr(stable_baselines3, name, None) or getattr(sb3_contrib, name)
+    kind = kind_of(observations).replace(
+        "Policy", "LstmPolicy" if "Recurrent" in name else "Policy"
+    )
+    env = Env(observations, actions)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = algorithm(kind, normalised(env) if normalise else env, seed=1, **options)
+    with torch.no_grad():  # far from what was initialised, so that limits matter
+        for weight in model.policy.parameters():
+            weight += 0.3 * torch.randn_like(weight) * weight.abs().mean().clamp(min=0.05)
+        for head in ("action_net",):
+            if hasattr(model.policy, head):
+                getattr(model.policy, head).weight *= 30
+    return model
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_equals_predict_and_each_step_counts(case: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    policy = from_sb3(model_of(case))
+    report = kd_export.save(policy, tmp_path / "policy.onnx", batch_sizes=(2,))
+    assert report.ok
+    beside = [row for row in report.rows if "beside" in row.note]
+    assert {row.sizes["batch"] for row in beside} == {1, 3, 64}
+    print(f"{case}: {max(row.difference for row in beside):.2g}")
+    for place in range(len(policy.module)):
+        assert missing(policy, place, tmp_path) is not None
+    # What runs in python is the same, row by row.
+    policy.oracle.reset()
+    observations = {k: v for k, v in policy.example.items() if k not in policy.state}
+    single = next(iter(observations.values()))
+    given = single if len(observations) == 1 else {k[-1]: v for k, v in observations.items()}
+    for _ in range(2):
+        expected = torch.as_tensor(policy.oracle(given))
+        torch.testing.assert_close(policy(given), expected, rtol=1e-4, atol=1e-5)
+
+
+def missing(policy: Policy, place: int, folder: Path) -> str | None:
+    """What is said of a policy without one of its steps; ``None`` if nobody sees it."""
+    steps = list(policy.module)
+    left = steps.pop(place)
+    if "features" in (*left.in_keys, *left.out_keys):
+        return "it does not run without"
+    if (
+        type(left.module).__name__ == "ToFloat"
+        and policy.example.get("observation", torch.zeros(0)).is_floating_point()
+    ):
+        return "it does nothing here"
+    module = TensorDictSequential(*steps)
+    module.select_out_keys("action", *policy.state.values())
+    other = Policy(
+        module, policy.example, oracle=policy.oracle, state=policy.state, metadata=policy.metadata
+    )
+    try:
+        kd_export.save(other, folder / "lacking.pt2", batch_sizes=(2,), rollouts=3)
+    except kd_export.ExportError as error:
+        message = str(error)
+        if isinstance(error, kd_export.VerifyError) and "lacks" in message:
+            assert type(left.module).__name__ in message
+        return message
+    return None
