@@ -60,7 +60,7 @@ def within(make: Callable[[TensorDictBase], TensorDictBase], *entries: NestedKey
 
 def loaded(td: TensorDictBase, assign: bool = False, **changes: object) -> object:
     """Load zeros of the same keys but for the changes; `...` removes one."""
-    saved = {**TensorDict(content(), [2, 3]).zero_().state_dict(), **changes}
+    saved = {**TensorDict(content(), [2, 3]).zero_().state_dict(flatten=False), **changes}
     kept = {key: value for key, value in saved.items() if value is not ...}
     return td.load_state_dict(kept, assign=assign)
 

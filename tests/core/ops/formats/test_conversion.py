@@ -36,11 +36,12 @@ def test_a_state_survives_a_file(td: TensorDict) -> None:
 
 def test_a_state_shares_tensors(td: TensorDict) -> None:
     assert td.state_dict()["a"] is td["a"]
-    assert td.state_dict()["s"] == "text"
+    assert td.state_dict()["n.b"] is td["n", "b"]
+    assert td.state_dict(flatten=False)["s"] == "text"
 
 
 def test_keys_must_agree(td: TensorDict) -> None:
-    state = td.state_dict()
+    state = td.state_dict(flatten=False)
     state["extra"] = state.pop("a")
     with pytest.raises(KeySetMismatch, match="lacks `a`, and the container lacks `extra`"):
         td.load_state_dict(state)
@@ -50,7 +51,7 @@ def test_keys_must_agree(td: TensorDict) -> None:
 
 
 def test_a_failing_load_changes_nothing(td: TensorDict) -> None:
-    state = td.clone().fill_(7).state_dict()
+    state = td.clone().fill_(7).state_dict(flatten=False)
     with pytest.raises(ShapeMismatch, match=r"shape \(5,\) to `\('n', 'b'\)`"):
         td.load_state_dict({**state, "n": {"b": torch.ones(5)}})
     with pytest.raises(InvalidArgument, match=r"`s` is non-tensor data, 'text'.*'other'"):
@@ -116,9 +117,9 @@ def test_data_that_a_state_of_tensors_lacks_stays() -> None:
     assert (sample.x.tolist(), sample.name) == ([1, 1], "b")
 
 
-def test_flat_keys_are_named_in_the_remedy(td: TensorDict) -> None:
-    with pytest.raises(KeySetMismatch, match="joined by dots, `from_flatten=True`"):
-        td.load_state_dict(td.state_dict(flatten=True))
+def test_other_keys_get_a_remedy(td: TensorDict) -> None:
+    with pytest.raises(KeySetMismatch, match="lacks `a`, and the container lacks `b`"):
+        td.load_state_dict({"b.n": 1, "n.b": td["n", "b"]})
     with pytest.raises(KeySetMismatch, match=r"`assign=True` to take all\.$"):
         td.load_state_dict({"a": 1})
 
@@ -174,7 +175,7 @@ def test_a_flat_state_comes_back(td: TensorDict) -> None:
     td["n.x"] = torch.ones(3)
     td["n", "deep"] = TensorDict({"e": torch.full((3, 2), 4.0)}, [3, 2])
     state = td.state_dict(flatten=True)
-    assert list(state) == ["a", "n.b", "n.deep.e", "s", "n.x"]
+    assert list(state) == ["a", "n.b", "n.deep.e", "n.x"]
     fresh = td.clone().zero_()
     assert fresh.load_state_dict(state, from_flatten=True) is fresh
     assert bool((fresh == td).all())
@@ -182,15 +183,23 @@ def test_a_flat_state_comes_back(td: TensorDict) -> None:
         fresh.load_state_dict(
             {k: v for k, v in state.items() if "deep" not in k}, from_flatten=True
         )
-    made = TensorDict({}, [3]).load_state_dict(state, assign=True, from_flatten=True)
+    del state["n.x"]  # to an empty container it is an entry of `n`
+    made = TensorDict().load_state_dict(state, assign=True)
     assert made["n", "deep", "e"].sum() == 24
+    assert made["s"] == "text"
+    assert made.batch_size == (3,)
+    assert made.get("n").batch_size == (3, 2)
+    made.zero_().load_state_dict({**state, "a": torch.ones(3)})
+    assert made["a"].sum() == 3
 
 
 def test_a_state_is_added_to_a_destination() -> None:
     td = TensorDict({"w": torch.nn.Parameter(torch.ones(2)), "n": {"b": 1}})
     state: dict[str, object] = {"before": 1}
     assert td.state_dict(state, "net.") is state
-    assert sorted(state) == ["before", "net.__batch_size", "net.__device", "net.n", "net.w"]
+    assert sorted(state) == ["before", "net.n.b", "net.w"]
+    nested = td.state_dict({"before": 1}, "net.", flatten=False)
+    assert sorted(nested) == ["before", "net.__batch_size", "net.__device", "net.n", "net.w"]
     assert not state["net.w"].requires_grad  # type: ignore[attr-defined]  # a tensor
     assert td.state_dict(keep_vars=True)["w"] is td["w"]
     with pytest.raises(KeyCollision, match=r"`a\.b` is given twice"):

@@ -87,7 +87,7 @@ def load_checkpoint(
 
 
 def _state_of(td: AbstractContainer) -> object:
-    return td._engine.state_dict(td)  # type: ignore[attr-defined]  # of a concern
+    return td._engine.state_dict(td, flatten=False)  # type: ignore[attr-defined]  # of a concern
 
 
 def _without_tensors(value: object) -> object:

@@ -43,6 +43,7 @@ DEVICE: Final = "__device"
 MEMBERS: Final = "__members"
 STACK_DIM: Final = "__stack_dim"
 UNBATCHED: Final = "__unbatched"
+_DATA: Final = "_non_tensor"
 _ABOUT: Final = (BATCH_SIZE, DEVICE, MEMBERS, STACK_DIM, UNBATCHED)
 
 
@@ -56,20 +57,23 @@ class Conversion(AbstractContainer):
         destination: dict[str, object] | None = None,
         prefix: str = "",
         keep_vars: bool = False,
-        flatten: bool = False,
+        flatten: bool = True,
     ) -> dict[str, object]:
-        """Return nested `OrderedDict`s of the leaves, for `torch.save`; tensors are shared.
+        """Return an `OrderedDict` of the leaves, for `torch.save`; tensors are shared.
 
-        Each level also has its batch size and device, under `__batch_size` and `__device`, and the
-        keys of tensors without batch dimensions, if it has some, under `__unbatched`. A lazy
-        stack whose entries cannot be stacked has a list of the state of each member instead, under
-        `__members`, and the stacked dimension, under `__stack_dim`.
+        Nested keys are joined by dots, as those of modules are. What is not a tensor (batch sizes,
+        devices, non-tensor data) is in the attribute `_metadata` of the result, where the state
+        dicts of modules have their versions: a table for each level, by its key.
 
         Args:
             destination: a dict to add the items to; `None`: a new one.
-            prefix: what each key of the first level starts with.
+            prefix: what each key starts with.
             keep_vars: return leaves as they are; else those that require grad are detached.
-            flatten: join nested keys by dots, without batch sizes and devices, as modules do.
+            flatten: join nested keys. Else levels are nested dicts, each with its batch size and
+                device under `__batch_size` and `__device`, with non-tensor data among its items,
+                and the keys of tensors without batch dimensions under `__unbatched`. A lazy stack
+                whose entries cannot be stacked is nested in any case: a list of the states of its
+                members is under `__members`, the stacked dimension under `__stack_dim`.
 
         Raises:
             KeyCollision: if two keys become one by flattening.
@@ -78,14 +82,17 @@ class Conversion(AbstractContainer):
             >>> import torch
             >>> from kd_core import TensorDict
             >>> td = TensorDict({"a": torch.ones(2), "b": {"c": torch.zeros(2)}}, [2])
-            >>> td.state_dict()["__batch_size"]
-            torch.Size([2])
-            >>> sorted(td.state_dict(prefix="net.", flatten=True))
+            >>> list(td.state_dict(prefix="net."))
             ['net.a', 'net.b.c']
+            >>> td.state_dict(flatten=False)["__batch_size"]
+            torch.Size([2])
         """
-        if flatten:
+        if flatten and not _has_members_apart(self):
             flat: dict[str, object] = OrderedDict() if destination is None else destination
-            _flatten_state(self, prefix, keep_vars, flat)
+            about: dict[str, object] = getattr(flat, "_metadata", OrderedDict())
+            _flatten_state(self, prefix, keep_vars, flat, about)
+            if isinstance(flat, OrderedDict):
+                flat._metadata = about  # type: ignore[attr-defined]  # as those of modules
             return flat
         state: dict[str, object] = OrderedDict()
         entries = self._entries if self._owns_leaves else _stacked(self, keep_vars, state)
@@ -93,7 +100,7 @@ class Conversion(AbstractContainer):
             if value.__class__ is Tensor or isinstance(value, Tensor):
                 state[key] = _kept(value, keep_vars) if value.requires_grad else value
             elif is_container(value, self):
-                state[key] = engine(value).state_dict(value, keep_vars=keep_vars)
+                state[key] = engine(value).state_dict(value, keep_vars=keep_vars, flatten=False)
             else:
                 leaf = tensor_of(value)
                 state[key] = value._item() if leaf is None else _kept(leaf, keep_vars)
@@ -115,7 +122,7 @@ class Conversion(AbstractContainer):
         state_dict: Mapping[str, object],
         strict: bool = True,
         assign: bool = False,
-        from_flatten: bool = False,
+        from_flatten: bool | None = None,
     ) -> Self:
         """Load the values of a state dict: all of them, or none if one does not fit.
 
@@ -126,7 +133,8 @@ class Conversion(AbstractContainer):
             strict: its keys must be those of this container; else only the shared ones are taken.
             assign: keep the tensors of the state dict instead of copying; then keys and the batch
                 size are taken from it too, and the container must not be locked.
-            from_flatten: the nested keys of the state dict are joined by dots.
+            from_flatten: the nested keys of the state dict are joined by dots; `None`: they are if
+                no level is a dict. What such a state dict does not say of non-tensor data stays.
 
         Raises:
             KeySetMismatch: if keys differ.
@@ -139,8 +147,8 @@ class Conversion(AbstractContainer):
             >>> td.load_state_dict(TensorDict({"a": torch.ones(2)}, [2]).state_dict())["a"]
             tensor([1., 1.])
         """
-        if from_flatten:
-            state_dict = _nested_state(self._entries, state_dict)
+        if _is_flat(state_dict) if from_flatten is None else from_flatten:
+            state_dict = _nested_state(self._entries, _with_metadata(state_dict))
         if assign:
             _assign(self, state_dict)
             return self
@@ -239,7 +247,7 @@ def _stacked(td: AbstractContainer, keep_vars: bool, state: dict[str, object]) -
             raise
     state[MEMBERS] = [
         cast("type[Conversion]", member._engine).state_dict(
-            cast("Conversion", member), keep_vars=keep_vars
+            cast("Conversion", member), keep_vars=keep_vars, flatten=False
         )
         for member in td._members
     ]
@@ -251,19 +259,74 @@ def _kept(leaf: Tensor, keep_vars: bool) -> Tensor:
     return leaf if keep_vars or not leaf.requires_grad else leaf.detach()
 
 
+def _has_members_apart(td: AbstractContainer) -> bool:
+    """Return whether a level is a stack whose entries cannot be stacked."""
+    try:
+        entries = td._entries if td._owns_leaves else dict(td._entries.items())
+    except KdError:
+        return isinstance(td, Composite)
+    return any(
+        _has_members_apart(each) for each in entries.values() if isinstance(each, AbstractContainer)
+    )
+
+
 def _flatten_state(
-    td: AbstractContainer, prefix: str, keep_vars: bool, state: dict[str, object]
+    td: AbstractContainer,
+    prefix: str,
+    keep_vars: bool,
+    state: dict[str, object],
+    about: dict[str, object],
 ) -> None:
-    """Add the leaves and the data of a level and of those below, under joined keys."""
+    """Add the leaves of a level and of those below under joined keys, and what they are beside."""
+    level: dict[str, object] = {"batch_size": td._desc.size, "device": td._desc.device}
+    about[prefix.removesuffix(".")] = level
     for key, value in td._entries.items():
         name = prefix + key
         if isinstance(value, AbstractContainer):
-            _flatten_state(value, f"{name}.", keep_vars, state)
+            _flatten_state(value, f"{name}.", keep_vars, state, about)
             continue
-        if name in state:
-            raise given_twice(f"`{name}`", " once nested keys are joined by dots")
         leaf = tensor_of(value)
-        state[name] = cast("Data", value)._item() if leaf is None else _kept(leaf, keep_vars)
+        if name in state or (leaf is None and name in about):
+            raise given_twice(f"`{name}`", " once nested keys are joined by dots")
+        if leaf is None:
+            data = cast("Data", value)
+            about[name] = {"batch_size": data.batch_size, _DATA: {"data": data._item()}}
+            continue
+        state[name] = _kept(leaf, keep_vars)
+        if is_unbatched(value):
+            level["unbatched"] = [*cast("list[str]", level.get("unbatched", [])), key]
+
+
+def _is_flat(state: Mapping[str, object]) -> bool:
+    """Return whether nested keys are joined: no level is a dict, none says its batch size."""
+    return isinstance(state, Mapping) and not (
+        BATCH_SIZE in state
+        or MEMBERS in state
+        or any(isinstance(value, Mapping) for value in state.values())
+    )
+
+
+def _with_metadata(state: Mapping[str, object]) -> Mapping[str, object]:
+    """Return a flat state dict with the items that its nested form has for what is no tensor."""
+    about = getattr(state, "_metadata", None)
+    if not isinstance(about, Mapping):
+        return state
+    items = dict(state)
+    names = (
+        ("batch_size", BATCH_SIZE),
+        ("device", DEVICE),
+        ("unbatched", UNBATCHED),
+    )
+    for path, facts in about.items():
+        if not isinstance(facts, Mapping):
+            continue
+        data = facts.get(_DATA)
+        if isinstance(data, Mapping) and "data" in data:
+            items.setdefault(path, data["data"])
+            continue
+        prefix = f"{path}." if path else ""
+        items |= {f"{prefix}{here}": facts[there] for there, here in names if there in facts}
+    return items
 
 
 def _nested_state(entries: Entries, state: Mapping[str, object]) -> dict[str, object]:
@@ -286,8 +349,13 @@ def _nested_state(entries: Entries, state: Mapping[str, object]) -> dict[str, ob
         inner = entry._entries if isinstance(entry, AbstractContainer) else {}
         nested[key] = _nested_state(inner, below)
     for key, entry in entries.items():
-        if isinstance(entry, AbstractContainer) and key not in nested and not entry._entries:
-            nested[key] = {}
+        if key in nested:
+            continue
+        if isinstance(entry, AbstractContainer):
+            if not entry._entries:
+                nested[key] = {}
+        elif tensor_of(entry) is None:
+            nested[key] = cast("Data", entry)._item()
     return nested
 
 
@@ -329,8 +397,6 @@ def _stage(
     entries = kinds_by_key(td._entries)
     if strict and content.keys() != entries.keys():
         remedy = "Pass `strict=False` to take the shared keys, or `assign=True` to take all."
-        if any("." in key for key in content.keys() - entries.keys()):
-            remedy = f"{remedy[:-1]}; for nested keys that are joined by dots, `from_flatten=True`."
         raise _other_keys(entries, content, remedy)
     if BATCH_SIZE in state and tuple(cast("tuple[int, ...]", state[BATCH_SIZE])) != td._desc.batch:
         raise ShapeMismatch(
