@@ -1,20 +1,23 @@
-"""Write the names that are left out on purpose to the page "Coming from tensordict".
+"""Write the table of differences to the page "Coming from tensordict".
 
     python tools/render_decided.py            write
     python tools/render_decided.py --check    only compare; 1 if the page is stale
 
-`kd_core` holds the list, because its errors quote it. The page gets a table for each area.
+`kd_core` holds the list, because its errors quote it.
 """
 
 import argparse
 import sys
 import tomllib
 from pathlib import Path
+from typing import Final
 
-ROOT = Path(__file__).parent.parent
-SOURCE = Path("packages/kd-core/src/kd_core/left_out.toml")
-PAGE = Path("docs/guide/coming-from-tensordict.md")
-START, END = "<!-- decided: start -->\n", "<!-- decided: end -->\n"
+ROOT: Final = Path(__file__).parent.parent
+SOURCE: Final = Path("packages/kd-core/src/kd_core/differences.toml")
+PAGE: Final = Path("docs/guide/coming-from-tensordict.md")
+START, END = "<!-- differences: start -->\n", "<!-- differences: end -->\n"
+MOST: Final = 40
+RULES: Final = (1, 2, 3)
 
 
 def cell(text: str) -> str:
@@ -22,40 +25,30 @@ def cell(text: str) -> str:
     return text.replace("|", r"\|")
 
 
-def advice(name: str, row: dict[str, str]) -> str:
-    """Return what to write instead of a name; a parameter that is renamed is taken as it is."""
-    if set(row) == {"reason", "instead"}:
-        return row["instead"]
-    if set(row) == {"reason", "renamed"} and "(" in name:
-        return f"Both names work; new code writes `{row['renamed']}`."
-    raise SystemExit(f"{name}: expected `reason` and `instead`, got {list(row)}")
+def table(source: str) -> str:
+    """Return the table of all rows, in the order of the list.
 
-
-def tables(source: str) -> str:
-    """Return one table for each area; names with the same text share a row."""
-    parts = []
-    for area, rows in tomllib.loads(source).items():
-        texts: dict[tuple[str, str], list[str]] = {}
-        for name, row in rows.items():
-            if set(row) == {"ignored"} and "(" in name:  # taken as it is
-                continue
-            texts.setdefault((row["reason"], advice(f"{area}: {name}", row)), []).append(name)
-        if not texts:
-            continue
-        lines = [f"**`{area}`**", "", "| name | why | instead |", "| --- | --- | --- |"]
-        for (reason, instead), names in texts.items():
-            shown = ", ".join(f"`{name}`" for name in names)
-            lines.append(f"| {shown} | {cell(reason)} | {cell(instead)} |")
-        parts.append("\n".join(lines) + "\n")
-    return "\n".join(parts)
+    Raises:
+        SystemExit: if a row lacks a text or its rule, or there are too many rows.
+    """
+    rows = tomllib.loads(source)["difference"]
+    if len(rows) > MOST:
+        raise SystemExit(f"expected at most {MOST} differences, got {len(rows)}")
+    lines = ["| rule | tensordict | kd | write |", "| --- | --- | --- | --- |"]
+    for row in rows:
+        if row.get("rule") not in RULES or not row.get("there") or not row.get("here"):
+            raise SystemExit(f"expected `rule` (1, 2 or 3), `there` and `here`, got {row}")
+        texts = (row["there"], row["here"], row.get("write", ""))
+        lines.append(f"| {row['rule']} | {' | '.join(map(cell, texts))} |")
+    return "\n".join(lines) + "\n"
 
 
 def rendered(root: Path) -> str:
-    """Return the page with the tables of the list."""
+    """Return the page with the table of the list."""
     source = (root / SOURCE).read_text(encoding="utf-8")
     head, _, rest = (root / PAGE).read_text(encoding="utf-8").partition(START)
     tail = rest.partition(END)[2]
-    return f"{head}{START}\n{tables(source)}\n{END}{tail}"
+    return f"{head}{START}\n{table(source)}\n{END}{tail}"
 
 
 def is_stale(root: Path) -> bool:

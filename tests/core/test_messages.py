@@ -94,7 +94,7 @@ CALLS: dict[str, Callable[[], object]] = {
     "an index of floats": lambda: td()[torch.zeros(2)],
     "a backward slice": lambda: td()[::-1],
     "a write that does not fit": lambda: td().__setitem__(0, {"reward": torch.zeros(2)}),
-    "a write of an unknown key": lambda: td().__setitem__(0, {"rewards": 1.0}),
+    "a write of an unknown key": lambda: td().update_at_({"rewards": 1.0}, 0),
     "a write in place that does not fit": lambda: td().set_("reward", torch.zeros(4)),
     "a write in place of a container": lambda: td().set_("next", 1.0),
     "a write of one value for all rows": lambda: td().update_({"next": {"unit": ["m", "km"]}}),

@@ -5,14 +5,13 @@ import inspect
 import shutil
 import subprocess
 import sys
-import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from tests.repo.tree import IMPORT_NAMES, ROOT
-from tools.render_decided import PAGE, SOURCE, is_stale, tables
+from tools.render_decided import MOST, PAGE, SOURCE, is_stale, table
 
 from kd_core import (
     MemoryMappedTensor,
@@ -22,13 +21,12 @@ from kd_core import (
     TensorDict,
     lazy_stack,
 )
+from kd_core._naming import decided
 from kd_probabilistic import CompositeDistribution
 
 PACKAGES = [name for name in IMPORT_NAMES if name != "kd_export"]
 PUBLIC = [*IMPORT_NAMES, "kd_core.testing", "kd_core.extending", "kd_nn.distributions", "kd_nn.fx"]
-DECIDED: dict[str, dict[str, dict[str, str]]] = tomllib.loads(
-    (ROOT / SOURCE).read_text(encoding="utf-8")
-)
+DECIDED = decided()
 # What an attribute of each class is read from.
 INSTANCES: dict[str, Callable[[], object]] = {
     "TensorDict": TensorDict,
@@ -47,8 +45,8 @@ CALLED: dict[str, Callable[[], object]] = {
 
 def rows(modules: bool) -> Iterator[tuple[str, str, str]]:
     """Yield area, name and reason of the names of modules, or of the attributes of classes."""
-    for area, table in DECIDED.items():
-        for name, row in table.items():
+    for area, held in DECIDED.items():
+        for name, row in held.items():
             is_protocol = name.startswith("__")  # Python asks for those, and takes any answer
             of_module = area.startswith("tensordict")
             if of_module == modules and "(" not in name and not is_protocol:
@@ -76,8 +74,8 @@ def test_a_left_out_attribute_says_why(area: str, name: str, reason: str) -> Non
 
 def parameters() -> Iterator[tuple[str, str, str, dict[str, str]]]:
     """Yield area, function and name of the parameters that are left out or renamed, and the row."""
-    for area, table in DECIDED.items():
-        for name, row in table.items():
+    for area, held in DECIDED.items():
+        for name, row in held.items():
             function, _, parameter = name.rpartition("(")
             if function and not function.startswith("__"):
                 yield area, function, parameter.removesuffix(")"), row
@@ -140,8 +138,8 @@ def test_no_left_out_name_is_offered() -> None:
 
 
 def test_every_row_says_what_to_write() -> None:
-    for table in DECIDED.values():
-        for row in table.values():
+    for held in DECIDED.values():
+        for row in held.values():
             assert set(row) in ({"reason", "instead"}, {"reason", "renamed"}, {"ignored"})
             assert next(iter(row.values())).endswith(".")
             assert row.get("instead", ".").endswith(".")
@@ -157,14 +155,21 @@ def test_a_change_of_the_list_is_seen(tmp_path: Path) -> None:
         shutil.copy(ROOT / name, tmp_path / name)
     assert not is_stale(tmp_path)
     path = tmp_path / SOURCE
-    path.write_text(path.read_text("utf-8").replace("Leave it out.", "Drop it."), "utf-8")
+    path.write_text(path.read_text("utf-8").replace("They raise", "They do not"), "utf-8")
     assert is_stale(tmp_path)
 
 
-@pytest.mark.parametrize("row", ['x = { reason = "None." }', 'x = { reason = "", renamed = "y" }'])
-def test_a_row_without_advice_is_refused(row: str) -> None:
-    with pytest.raises(SystemExit, match="expected `reason` and `instead`"):
-        tables(f"[tensordict]\n{row}\n")
+@pytest.mark.parametrize("row", ["rule = 4", "rule = 1\nhere = 'x'", "rule = 1\nthere = 'x'"])
+def test_a_row_without_its_texts_is_refused(row: str) -> None:
+    with pytest.raises(SystemExit, match=r"expected `rule` \(1, 2 or 3\), `there` and `here`"):
+        table(f"[[difference]]\n{row}\n")
+
+
+def test_a_long_list_is_refused() -> None:
+    row = "[[difference]]\nrule = 1\nthere = 'a'\nhere = 'b'\n"
+    assert table(row * MOST).count("| a | b |") == MOST
+    with pytest.raises(SystemExit, match="at most 40 differences, got 41"):
+        table(row * (MOST + 1))
 
 
 def test_an_import_reads_no_list() -> None:

@@ -4,7 +4,6 @@ import concurrent.futures
 import io
 import pathlib
 import re
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -12,8 +11,6 @@ from typing import Final
 import pytest
 import torch
 import torch.utils.benchmark
-from tests.repo.tree import ROOT
-from tools.render_decided import SOURCE
 from torch import Tensor, nn
 
 import kd_core
@@ -22,10 +19,9 @@ import kd_core.store
 import kd_nn
 import kd_probabilistic
 from kd_core import NonTensorData, TensorClass, TensorDict, lazy_stack
+from kd_core._naming import decided
 
-ROWS: Final[dict[str, dict[str, dict[str, str]]]] = tomllib.loads(
-    (ROOT / SOURCE).read_text(encoding="utf-8")
-)
+ROWS: Final = decided()
 ADVICE: Final = [
     row["instead"] for rows in ROWS.values() for row in rows.values() if "instead" in row
 ]

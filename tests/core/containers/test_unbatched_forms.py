@@ -32,7 +32,7 @@ def test_keys_and_sizes_count_it_as_a_leaf() -> None:
     assert [type(value) for value in td.values()] == [Tensor, UnbatchedTensor, TensorDict]
     assert dict(td.items(True, True, sort=True))["u"] is td["u"]
     assert default_is_leaf(UnbatchedTensor)
-    assert td.non_tensor_items(True) == []
+    assert td.non_tensor_items(True) == ()
     assert not td.is_non_tensor("u")
     assert "u" in td.filter_non_tensor_data()
     assert td.get_item_shape("u") == (2, 3)

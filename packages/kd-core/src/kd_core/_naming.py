@@ -1,9 +1,9 @@
 """Names: those left out on purpose or in another package, and where public ones are defined.
 
-The reasons for names and parameters of tensordict that are left out, and what to write instead,
-stand in `left_out.toml` beside this file, which also makes the page "Coming from tensordict". A
-call that names such a parameter works where the parameter only has another name here, or asks for
-what kd does anyway.
+Where kd does something else than tensordict stands in `differences.toml` beside this file, which
+also makes the page "Coming from tensordict"; rows with names are the reasons for those that are
+left out. `left_out.toml` has parameters that have another name here, or do nothing: a call that
+names one of them works.
 `elsewhere.toml` says which package of kd has a name that tensordict has in another one: it may not
 be installed, so it is not asked. Both are read when a name is not found, never by an import.
 
@@ -49,6 +49,10 @@ MODULES: Final = (
 def decided() -> dict[str, Rows]:
     """Return all rows: for each area, names and their `reason` and `instead`."""
     areas: dict[str, Rows] = _read("left_out.toml")
+    for row in _read("differences.toml")["difference"]:
+        text = {"reason": row["here"], "instead": row.get("write", "")}
+        for area, names in row.get("names", {}).items():
+            areas.setdefault(area, {}).update(dict.fromkeys(names, text))
     return areas
 
 

@@ -7,7 +7,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from kd_core import InvalidArgument, InvalidValue, KeyCollision, OutOfRange, TensorDict
+from kd_core import (
+    InvalidArgument,
+    InvalidValue,
+    KeyCollision,
+    OutOfRange,
+    TensorDict,
+    lazy_stack,
+)
 from kd_core._ops.math.table import REDUCTIONS, ReductionRow
 
 BATCH = (3, 4)
@@ -119,6 +126,19 @@ def test_feature_dimensions_are_not_reached_by_number(td: TensorDict) -> None:
         td.sum(2)
 
 
+def test_a_reduction_of_everything_keeps_its_dimensions_if_asked_to(td: TensorDict) -> None:
+    both = [td, lazy_stack(list(td.unbind(0)))]
+    for each in both:
+        for kept, plain in (
+            (each.sum(keepdim=True), each.sum()),
+            (each.quantile(0.5, keepdim=True), each.quantile(0.5)),
+        ):
+            assert kept.batch_size == (1, 1)
+            for key in plain.keys(True, True):
+                assert kept[key].shape == (1,) * td[key].ndim
+                assert kept[key].item() == plain[key].item()
+
+
 def test_wrong_dimensions_are_explained(td: TensorDict) -> None:
     with pytest.raises(InvalidValue, match=r"`dim` must be one or more .* got \(\)"):
         td.sum(())
@@ -126,8 +146,6 @@ def test_wrong_dimensions_are_explained(td: TensorDict) -> None:
         td.sum((0, -2))
     with pytest.raises(InvalidValue, match=r"\"feature\" .*got 'features'"):
         td.sum("features")
-    with pytest.raises(InvalidArgument, match="`keepdim=True` requires `dim`"):
-        td.sum(keepdim=True)
     with pytest.raises(InvalidArgument, match="`reduce=True` cannot be combined"):
         td.sum((0, 1), reduce=True)
     with pytest.raises(InvalidArgument, match="`dim` must be an integer or a name"):

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from kd_core import (
     InvalidArgument,
-    KeyThroughLeaf,
     LazyStackedTensorDict,
     ShapeMismatch,
     TensorClass,
@@ -65,13 +64,8 @@ def test_a_stack_below_a_container_is_read_as_it_is(how: dict[str, Any], key: An
 def test_what_is_in_no_stack_is_returned_as_it_is(how: dict[str, Any], key: Any) -> None:
     leaf = torch.zeros(3)
     td = TensorDict({"s": ragged(), "d": leaf, "n": {"d": leaf}}, [3])
-    if key == ("d", "x"):
-        for options in ({}, how):
-            with pytest.raises(KeyThroughLeaf, match="it goes through `d`"):
-                td.get(key, 5, **options)
-    else:
-        assert td.get(key, **how) is td.get(key)
-        assert td.get(key, None, **how) is td.get(key, None)
+    assert td.get(key, **how) is td.get(key)
+    assert td.get(key, 5, **how) is td.get(key, 5)
 
 
 @pytest.mark.parametrize("how", [how for how in WAYS if len(how) == 1])

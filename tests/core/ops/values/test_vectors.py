@@ -11,6 +11,7 @@ from tests.core.kinds import FACTORIES
 from torch import Tensor
 
 from kd_core import (
+    InvalidArgument,
     InvalidValue,
     KeySetMismatch,
     OutOfRange,
@@ -129,7 +130,7 @@ def test_what_cannot_be_packed_is_named() -> None:
     td = sample()
     with pytest.raises(InvalidValue, match=r"entry `s` is not a tensor .* `td.filter_non_tensor"):
         td.clone().set("s", "word").pack()
-    with pytest.raises(InvalidValue, match=r"got torch.int64 in entry `i` after torch.float32"):
+    with pytest.raises(InvalidArgument, match=r"got torch.int64 in entry `i` after torch.float32"):
         td.clone().set("i", torch.arange(3)).pack()
     with pytest.raises(InvalidValue, match=r"entry `j` is of layout torch.sparse_coo"):
         td.clone().set("j", torch.eye(3).to_sparse()).pack()

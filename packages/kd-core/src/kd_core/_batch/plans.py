@@ -103,7 +103,9 @@ class Reduced:
 
     def gone(self, ndim: int) -> tuple[int, ...]:
         """Return the dimensions of a batch that are reduced."""
-        return tuple(sorted(self.dims)) if self.first is None else tuple(range(self.first, ndim))
+        if self.first is None:
+            return tuple(sorted(dim for dim in self.dims if dim < ndim))
+        return tuple(range(self.first, ndim))
 
     def along(self, stacked: int) -> Reduced:
         """Return the same for one member of a stack along a dimension that is not reduced."""
@@ -126,6 +128,9 @@ class Reduced:
 
 EVERYTHING = Reduced(first=0)
 """The batch shape after a reduction of whole leaves: ()."""
+
+EVERYTHING_KEPT = Reduced(tuple(range(64)), keepdim=True)  # torch has no more dimensions
+"""The batch shape after a reduction of whole leaves that keeps dimensions: (1, 1, ...)."""
 
 SAME_SHAPE = Reduced()
 """The batch shape of an operation along rows that keeps their number, such as `cumsum`."""

@@ -16,7 +16,7 @@ from kd_core._keys import format_key
 from kd_core._leaves.loops import find_entry
 from kd_core._protocol.primitives import AbstractContainer
 
-STRUCTURE: Final = "__pytree__"
+STRUCTURE: Final = "_pytree_type"
 
 
 class Structure(NamedTuple):

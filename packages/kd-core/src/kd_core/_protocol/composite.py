@@ -17,7 +17,7 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from kd_core._errors import InvalidArgument, ShapeMismatch
-from kd_core._leaves.loops import find_entry, refuse_leaf
+from kd_core._leaves.loops import find_entry
 from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
@@ -126,8 +126,6 @@ def read_as(
     if stack is not None:
         return stack._read_as(below, default, how)
     found = find_entry(container._entries, path)
-    if found is None and len(path) > 1:
-        refuse_leaf(container._entries, path)
     return default if found is None else found
 
 

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from kd_core._base import TensorDictBase
 from kd_core._combine.stacking import cat, stack
-from kd_core._errors import KdError, KeySetMismatch, OutOfRange, ShapeMismatch
+from kd_core._errors import KdError, OutOfRange, ShapeMismatch
 from kd_core.testing._comparison import assert_close
 from kd_core.testing._content import BATCH, Contract, holds, mapped, refused, unchanged
 
@@ -90,13 +90,16 @@ class _Indexing(Contract):
             _write(content, _whole(index), lambda rows: rows * 3)
             holds(td, content)
 
-    def test_a_source_may_have_fewer_keys_but_not_more(self) -> None:
+    def test_a_source_may_have_fewer_keys(self) -> None:
         td, content = self.make(), self.content()
         td[0] = {"a": torch.zeros(4), "n": {"c": torch.ones(5)}}
         content["a"][0] = 0  # type: ignore[index]  # nested content
         content["n"]["c"][0] = 1  # type: ignore[index]  # nested content
         holds(td, content)
-        with unchanged(td), refused(KeySetMismatch, "`x`"):
+
+    def test_a_locked_container_gets_no_keys_by_rows(self) -> None:
+        td = self.make().lock_()
+        with unchanged(td), refused(KdError, "`x`"):
             td[0] = {"a": torch.zeros(4), "x": torch.zeros(4)}
 
     def test_rows_that_do_not_fit_change_nothing(self) -> None:

@@ -18,9 +18,9 @@ from kd_core.extending import public_in
 class OneHotCategorical(OneHotCategoricalStraightThrough):
     """A categorical distribution whose values are one-hot vectors.
 
-    It is that of torch, with the logits as the first argument. `rsample` is *straight-through*: the
-    value is one-hot, its gradients are those of the probabilities (Bengio et al. 2013,
-    https://arxiv.org/abs/1308.3432). Such gradients are biased.
+    It is that of torch, with the logits as the first argument, and with integers as values where no
+    gradient flows. `rsample` is *straight-through*: the value is one-hot, its gradients are those
+    of the probabilities (Bengio et al. 2013, https://arxiv.org/abs/1308.3432), which is biased.
 
     Args:
         logits: Log-probabilities up to a constant, shape (*batch_shape, classes).
@@ -35,7 +35,7 @@ class OneHotCategorical(OneHotCategoricalStraightThrough):
         >>> logits = torch.tensor([0.0, 50.0, 0.0], requires_grad=True)
         >>> coin = OneHotCategorical(logits)
         >>> coin.mode
-        tensor([0., 1., 0.])
+        tensor([0, 1, 0])
         >>> coin.rsample()
         tensor([0., 1., 0.], grad_fn=<AddBackward0>)
     """
@@ -62,10 +62,19 @@ class OneHotCategorical(OneHotCategoricalStraightThrough):
         Distribution.__init__(self, batch, event, validate_args=validate_args)
 
     @property
+    def mode(self) -> Tensor:
+        """The most probable class, as integers 0 and 1."""
+        classes: Tensor = self._categorical.mode
+        return functional.one_hot(classes, self._event_shape[-1])
+
+    @property
     def deterministic_sample(self) -> Tensor:
-        """The most probable class."""
-        mode: Tensor = self.mode
-        return mode
+        """The most probable class, as integers 0 and 1."""
+        return self.mode
+
+    def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        """Draw classes, as integers 0 and 1 of shape (*sample_shape, *batch_shape, classes)."""
+        return super().sample(Size(sample_shape)).long()  # type: ignore[no-any-return]  # of torch
 
     def expand(self, batch_shape: Sequence[int], _instance: Self | None = None) -> Self:
         """Return the distribution with its batch shape expanded, without copying."""

@@ -121,10 +121,10 @@ class Apply(AbstractContainer):
         else:
             walk = _Walk(fn, nested, default, filter_empty, target, is_leaf)
             result = cast("Self", walk.level(self, others, ()))
-        if inplace or propagate_lock or out is not None or names is not NO_DEFAULT:
-            return _finish(self, result, names, inplace, propagate_lock, out)
         if not result._entries and _leaves_out(self, filter_empty):
             return cast("Self", None)
+        if inplace or propagate_lock or out is not None or names is not NO_DEFAULT:
+            return _finish(self, result, names, inplace, propagate_lock, out)
         return result
 
     def named_apply(
@@ -183,10 +183,10 @@ class Apply(AbstractContainer):
         else:
             walk = _Walk(fn, nested_keys, default, filter_empty, target, is_leaf)
             result = cast("Self", walk.level(self, others, ()))
-        if inplace or propagate_lock or out is not None or names is not NO_DEFAULT:
-            return _finish(self, result, names, inplace, propagate_lock, out)
         if not result._entries and _leaves_out(self, filter_empty):
             return cast("Self", None)
+        if inplace or propagate_lock or out is not None or names is not NO_DEFAULT:
+            return _finish(self, result, names, inplace, propagate_lock, out)
         return result
 
     def apply_(

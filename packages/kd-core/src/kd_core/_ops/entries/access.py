@@ -17,7 +17,7 @@ from kd_core._errors import (
     wrong_type,
 )
 from kd_core._keys import format_key, is_key, path_of
-from kd_core._leaves.loops import all_fit, find_entry, has_entry, refuse_leaf
+from kd_core._leaves.loops import all_fit, find_entry, has_entry
 from kd_core._leaves.views import (
     ALL_LEAVES,
     LeafItems,
@@ -98,8 +98,7 @@ class Access(AbstractContainer):
 
         Args:
             key: a string, or a tuple of strings for a nested entry.
-            default: what is returned for a missing key; one that goes on below a tensor is an
-                error.
+            default: what is returned for a missing key, also for one that goes on below a tensor.
             as_list: how an entry of a lazy stack is read, whose shapes may differ among the
                 members: as a list. What is not in a lazy stack is returned as it is.
             as_padded_tensor: the same, padded to one shape and stacked.
@@ -129,8 +128,6 @@ class Access(AbstractContainer):
         if found is None:  # not there, or a tuple that holds tuples
             path = path_of(key)
             found = find_entry(self._entries, path)
-            if found is None and len(path) > 1:
-                refuse_leaf(self._entries, path)
         return default if found is None else found
 
     @overload

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor
 
-from kd_core._errors import InvalidArgument, InvalidValue, KdError, KeyCollision, wrong_type
+from kd_core._errors import (
+    InvalidArgument,
+    InvalidValue,
+    KdError,
+    KeyCollision,
+    OutOfRange,
+    wrong_type,
+)
 from kd_core._keys import Path, format_key, path_of, several
 from kd_core._leaves.loops import find_entry
 from kd_core._nodes import registry
@@ -403,7 +410,8 @@ def _joined(
         if isinstance(error, KdError):
             raise
         shapes = ", ".join(str(tuple(leaf.shape)) for leaf in column)
-        raise InvalidValue(f"cannot join leaves of shapes {shapes}: {error}") from error
+        kind = OutOfRange if isinstance(error, IndexError) else InvalidValue
+        raise kind(f"cannot join leaves of shapes {shapes}: {error}") from error
     td._check_unlocked(f"set {format_key(out_key)}")
     with unchanged_on_error(td):
         for path in () if keep else dict.fromkeys(paths):

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, cast
 
-from kd_core._errors import refuse_pickles
+from kd_core._errors import InvalidValue, refuse_pickles
 from kd_core._naming import explains_parameters
 from kd_core._protocol.primitives import AbstractContainer
 
@@ -76,6 +76,8 @@ class Saving(AbstractContainer):
         """
         from kd_core._store import files, forms
 
+        if path is None and archive:
+            raise InvalidValue("`archive=True` writes a single file: pass its path as `path`.")
         if path is None:
             path = files.make_temporary_folder()
         single = forms.is_single(path) if archive is None else archive

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from kd_core._batch.plans import EVERYTHING, SAME_SHAPE, Reduced
+from kd_core._batch.plans import EVERYTHING, EVERYTHING_KEPT, SAME_SHAPE, Reduced
 from kd_core._batch.shapes import numbered, sizes_of, wrap_dim
 from kd_core._errors import InvalidArgument, InvalidValue, KdError
 from kd_core._leaves.foreach import is_ragged
@@ -84,7 +84,8 @@ def _each(td: W, fn: _Reduce, dim: Dim, keepdim: bool) -> W:
         dim = tuple(range(td._desc.ndim)) or None  # alone of all, it keeps the features
     if dim is None:
         if keepdim:
-            raise InvalidArgument("`keepdim=True` requires `dim`. Pass the dimensions to keep.")
+            whole = over_everything(td, fn)
+            return td._map_each(lambda leaf: whole(leaf).view((1,) * leaf.ndim), EVERYTHING_KEPT)
         return td._map_each(over_everything(td, fn), EVERYTHING)
     if isinstance(dim, str) and not _is_named(td, dim):
         ndim = feature_start(td, dim)

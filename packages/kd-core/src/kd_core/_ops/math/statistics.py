@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Literal, TypeVar, cast, overload
 import torch
 from torch import Tensor
 
-from kd_core._batch.plans import SAME_SHAPE, Reduced
-from kd_core._errors import InvalidArgument, ShapeMismatch
+from kd_core._batch.plans import EVERYTHING_KEPT, SAME_SHAPE, Reduced
+from kd_core._errors import ShapeMismatch
 from kd_core._leaves.foreach import is_ragged
 from kd_core._ops.entries.updating import renamed
 from kd_core._ops.math.reducing import (
@@ -352,9 +352,11 @@ def _with_lead(td: S, fn: partial[Tensor], dim: Dim, keepdim: bool, lead: Batch)
     """Reduce every leaf with a function that puts a dimension in front of the result."""
     refuse_unbatched(td, "given another one, of several quantiles")
     if dim is None:
+        whole = over_everything(td, fn)
         if keepdim:
-            raise InvalidArgument("`keepdim=True` requires `dim`. Pass the dimensions to keep.")
-        return td._map_each(over_everything(td, fn), Reduced(first=0, lead=lead))
+            over = Reduced(EVERYTHING_KEPT.dims, keepdim=True, lead=lead)
+            return td._map_each(lambda leaf: whole(leaf).view((*lead, *(1,) * leaf.ndim)), over)
+        return td._map_each(whole, Reduced(first=0, lead=lead))
     if dim == "feature":
         ndim = td._desc.ndim
         return td._map_each(_over_features(td, fn, ndim, keepdim), Reduced(first=ndim, lead=lead))

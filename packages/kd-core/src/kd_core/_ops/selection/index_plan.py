@@ -21,7 +21,7 @@ from kd_core._batch.shapes import (
     index_slice,
     too_many_indices,
 )
-from kd_core._errors import InvalidArgument, KdError, OutOfRange, ShapeMismatch, a_type
+from kd_core._errors import InvalidArgument, OutOfRange, a_type
 from kd_core._nodes.entry import is_node
 from kd_core._protocol.composite import takes
 from kd_core._protocol.primitives import AbstractContainer
@@ -73,7 +73,7 @@ def resolve(index: object, batch: Batch) -> Resolved:
         return lambda leaf: leaf[index], index_int(batch, index)
     if isinstance(index, Tensor):
         if index.dtype is torch.bool:
-            return rows_where(index, batch, OutOfRange)
+            return rows_where(index, batch)
         if batch and index.dtype is torch.int64:
             rows = index.shape
             lead = (resized(batch[0], rows[0]),) if len(rows) == 1 else tuple(rows)
@@ -223,9 +223,7 @@ def check_mask(mask: object) -> Tensor:
     raise InvalidArgument(f"a mask must be a tensor of torch.bool, got {kind}.")
 
 
-def rows_where(
-    mask: Tensor, batch: Batch, error: type[KdError] = ShapeMismatch
-) -> tuple[LeafFn, Batch]:
+def rows_where(mask: Tensor, batch: Batch) -> tuple[LeafFn, Batch]:
     """Return a function that selects the rows of a leaf where a mask is true, and the batch size.
 
     The row numbers are computed once, not for each leaf.
@@ -233,12 +231,14 @@ def rows_where(
     Args:
         mask: the mask.
         batch: the batch size.
-        error: what is raised if the mask does not have the first dimensions of the batch: an
-            `IndexError` for one in brackets, as in torch.
+
+    Raises:
+        OutOfRange: if the mask does not have the first dimensions of the batch: an `IndexError`, as
+            in torch.
     """
     ndim = mask.ndim
     if mask.shape != without_names(batch[:ndim]):  # to dynamo no symbol is equal to a named size
-        raise error(
+        raise OutOfRange(
             f"the shape of a mask must be the first dimensions of batch_size {batch}, got "
             f"{tuple(mask.shape)}."
         )

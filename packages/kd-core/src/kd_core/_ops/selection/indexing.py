@@ -113,13 +113,12 @@ class Indexing(AbstractContainer):
 
         The source of an indexed write is a container or mapping, which may have fewer keys, or one
         value for all leaves. It is broadcast. All values are checked before the first is written.
-        A container without entries gets those of the source: zeros, or `None`, in the other rows.
+        Entries that only the source has are added: zeros, or `None`, in the other rows.
         One value that all rows share becomes one for each row. `td[0]["a"] = v` does not change
         `td`, because `td[0]` is a new container.
 
         Raises:
-            KeySetMismatch: if the source has keys that the container does not have.
-            Locked: if the container has no entries and is locked.
+            Locked: if the source has keys that a locked container does not have.
             ShapeMismatch: if a value does not fit.
         """
         if index.__class__ is str:
@@ -538,7 +537,7 @@ def _stage_level(
         path: the path of the target.
         rows: the rows that are written.
         writes: where the writes are appended.
-        adds: whether a level without entries gets those of the source.
+        adds: whether a level gets the entries of the source that it lacks.
     """
     if isinstance(target, Composite):
         rows.direct += target._row_writes(rows.index, value, path)
@@ -560,7 +559,7 @@ def _stage_level(
             writes.append(rows.stage(entry, new, (*path, key)))
         elif isinstance(entry, AbstractContainer):
             _stage_level(entry, new, (*path, key), rows, writes, adds)
-        elif entry is None and adds and not entries:
+        elif entry is None and adds:
             rows.add(target, value, new, (*path, key), writes)
         elif entry is None:
             raise unknown_below(source, target._entries, path)

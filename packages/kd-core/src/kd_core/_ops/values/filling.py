@@ -260,6 +260,7 @@ class Filling(AbstractContainer):
             values = torch.as_tensor(data)
             batch = tuple(values.shape)
             made = self._map_each(lambda leaf: make(leaf, values), Fresh(batch, self._desc.ndim))
+            where = where or values.device
         return made._with_descriptor(describe(batch, where or made._desc.device))
 
 

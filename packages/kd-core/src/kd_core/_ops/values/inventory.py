@@ -136,19 +136,21 @@ class Inventory(AbstractContainer):
         leaves = leaves_of(self)
         return bool(leaves) and all(map(torch.is_floating_point, leaves))
 
-    def non_tensor_items(self, include_nested: bool = False) -> list[tuple[NestedKey, object]]:
-        """List the non-tensor data: keys and values.
+    def non_tensor_items(
+        self, include_nested: bool = False
+    ) -> tuple[tuple[NestedKey, object], ...]:
+        """Return the non-tensor data: keys and values.
 
         Example:
             >>> from kd_core import TensorDict
             >>> TensorDict({"a": 1.0, "b": {"c": "text"}}).non_tensor_items(include_nested=True)
-            [(('b', 'c'), 'text')]
+            ((('b', 'c'), 'text'),)
         """
-        return [
+        return tuple(
             (path if path[1:] else path[0], cast("Data", kind)._item())
             for path, _, kind in _kinds(self, (), include_nested)
             if tensor_of(kind) is None
-        ]
+        )
 
     def summary(self) -> str:
         """Write a table: a line for each leaf, with its key, shape, dtype, device and bytes.

@@ -292,7 +292,7 @@ def _leaves(td: AbstractContainer) -> dict[NestedKey, Tensor]:
             )
         dtype = dtype or leaf.dtype
         if leaf.dtype is not dtype:
-            raise InvalidValue(
+            raise InvalidArgument(
                 f"leaves must have one dtype to be packed, got {leaf.dtype} in entry "
                 f"{format_key(key)} after {dtype}. Cast the container first, with `td.float()`."
             )
