@@ -443,7 +443,8 @@ def replace_parameter(world: World, rng: random.Random) -> None:
 
 def make_buffer(world: World, rng: random.Random) -> None:
     for net in a_net(world, rng, (nn.Linear, nn.BatchNorm1d, Scale)) or ():
-        if "weight" in net._parameters:
+        # torch refuses a buffer beside an attribute that the instance itself holds.
+        if "weight" in net._parameters and "weight" not in net.__dict__:
             weight = net.weight.detach().clone()
             del net.weight
             net.register_buffer("weight", weight)
