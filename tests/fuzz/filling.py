@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from dataclasses import replace
 from random import Random
 from typing import cast
 
@@ -81,9 +82,11 @@ def copy_over(rng: Random, s: Subject, name: str) -> Call:
     operand = container_operand(rng, s)
 
     def theirs(plain: Plain) -> object:
-        paired(plain, [operand], lambda leaf, other: leaf.copy_(other), write=True)
+        found = plain if operand.tree is None else shared(plain, operand.tree)
+        paired(found, [operand], lambda leaf, other: leaf.copy_(other), write=True)
         if operand.tree is not None:
-            copy_data(plain, operand.tree)
+            copy_data(found, operand.tree)
+            plain.entries |= found.entries
         return ITSELF
 
     return Call(
@@ -93,6 +96,12 @@ def copy_over(rng: Random, s: Subject, name: str) -> Call:
         theirs,
         writes=True,
     )
+
+
+def shared(tree: Plain, other: Plain) -> Plain:
+    """Return a tree without the entries that another one lacks: `copy_` leaves them."""
+    kept = {key: value for key, value in tree.entries.items() if key in other.entries}
+    return replace(tree, entries=kept)
 
 
 def copy_data(tree: Plain, other: Plain) -> None:

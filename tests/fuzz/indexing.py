@@ -197,13 +197,9 @@ def get_rows_of_one(rng: Random, s: Subject, name: str) -> Call:
                 return None
             found = cast("Plain", found).entries[each]
         if isinstance(found, Tensor):
-            one = Plain(plain.batch, {"x": found})
-            return cast("Plain", moved(one, lambda rows: indexed(rows, index))).entries["x"]
+            return indexed(found, index)
         if isinstance(found, Plain):
-            inner = Plain(plain.batch, found.entries)
-            result = cast("Plain", moved(inner, lambda rows: indexed(rows, index)))
-            result.batch = (*result.batch, *found.batch[len(plain.batch) :])
-            return result
+            return moved(found, lambda rows: indexed(rows, index))
         one = Plain(plain.batch, {"x": cast("Data", found)})
         return cast("Plain", moved(one, lambda rows: indexed(rows, index))).entries["x"]
 
@@ -320,19 +316,24 @@ def write_one(s: Subject, path: tuple[str, ...], index: object, value: object) -
     """Return a write of rows of one entry."""
 
     def theirs(tree: Plain) -> object:
-        indexed(torch.zeros(tree.batch), index)
         found: object = tree
         level = tree
         for part in path:
             if not isinstance(found, Plain) or part not in found.entries:
                 raise Refusal("no such key")
             level, found = found, found.entries[part]
+        if isinstance(found, Tensor):
+            assigned(found, index, value, found.ndim)
+            return ITSELF
         if isinstance(found, Data):
+            indexed(torch.zeros(tree.batch), index)
             extra = 0 if found.rows is None else found.rows.ndim - len(tree.batch)
             level.entries[path[-1]] = found.written(of_batch(index, extra), value)
             return ITSELF
-        for leaf in found.tensors() if isinstance(found, Plain) else [cast("Tensor", found)]:
-            assigned(leaf, index, value, len(tree.batch))
+        inner = cast("Plain", found)
+        indexed(torch.zeros(inner.batch), index)
+        for leaf in inner.tensors():
+            assigned(leaf, index, value, len(inner.batch))
         return ITSELF
 
     text = f"td.set_at_({path}, {value}, {index!r})"

@@ -91,7 +91,8 @@ def applied(
     for key, value in tree.entries.items():
         if isinstance(value, Plain):
             inner = applied(value, fn, batch, prune)
-            if inner.entries or not prune:
+            dropped = value.tensors() and not inner.entries  # nothing is left of it
+            if inner.entries or not (prune or dropped):
                 new.entries[key] = inner
         elif isinstance(value, Tensor):
             found = fn(value)
@@ -111,7 +112,7 @@ def apply(rng: Random, s: Subject, name: str) -> Call:
     fn = FUNCTIONS[which]
     named = name == "named_apply"
     batch = rng.choice([None, None, (), s.batch[:1]])
-    prune = rng.random() < 0.3
+    prune = rng.random() < 0.3 and not s.ragged  # what is left is decided by member
     options: dict[str, object] = {}
     if batch is not None:
         options["batch_size"] = batch
@@ -127,7 +128,9 @@ def apply(rng: Random, s: Subject, name: str) -> Call:
         return fn(cast("Tensor", args[-1]))
 
     def theirs(tree: Plain) -> object:
-        return applied(tree, fn, batch, prune)
+        made = applied(tree, fn, batch, prune)
+        nothing = prune or (s.node.members and tree.tensors())
+        return None if nothing and not made.entries else made
 
     return Call(
         name,

@@ -185,6 +185,8 @@ def look(rng: Random, s: Subject, name: str) -> Call:
         found = find(tree, path)
         if name == "__contains__":
             return found is not None
+        if name == "get" and found is None and isinstance(find(tree, path[:1]), Tensor):
+            raise Refusal("the key goes on below a tensor")
         if name == "get":
             return None if found is None else wrapped(tree, path, found)
         if found is None:

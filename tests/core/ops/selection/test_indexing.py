@@ -2,7 +2,7 @@
 
 import math
 from enum import StrEnum
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -185,6 +185,36 @@ def test_rows_of_one_entry_are_read_and_written() -> None:
         assert holder.get_at("x", 0, 3) == 3
         assert holder.get_at(("n", "x"), 0, default=5) == 5
         assert torch.equal(holder.get_at("a", 0, None), holder["a"][0])
+
+
+def test_rows_of_a_nested_container_are_those_of_its_own_batch() -> None:
+    def made() -> TensorDict:
+        inner = TensorDict({"a": torch.arange(12).view(2, 3, 2), "w": "x"}, [2, 3])
+        return TensorDict({"b": inner}, [2])
+
+    indices: list[Any] = [
+        (0, 2),
+        (..., 0),
+        (..., torch.tensor([True, False, True])),
+        (slice(None), -1),
+        1,
+    ]
+    for index in indices:
+        td = made()
+        rows, wanted = cast("list[Any]", [td.get_at("b", index), td["b"][index]])
+        assert torch.equal(rows["a"], wanted["a"])
+        assert (rows["w"], rows.batch_size) == ("x", wanted.batch_size)
+        td.set_at_("b", {"a": -1}, index)
+        leaf = made()["b", "a"]
+        leaf[(*index, slice(None)) if isinstance(index, tuple) else index] = -1
+        assert torch.equal(td["b", "a"], leaf)
+    with pytest.raises(IndexError):
+        made().get_at("b", (0, 3))
+    with pytest.raises(IndexError):
+        made().set_at_("b", {"a": 1}, (0, 3))
+    stack = lazy_stack(list(made().unbind(0)))
+    rows = cast(Any, stack.get_at("b", (..., 0)))
+    assert torch.equal(rows["a"], made()["b"][..., 0]["a"])
 
 
 def test_iteration_needs_a_dimension() -> None:

@@ -184,7 +184,8 @@ class Indexing(AbstractContainer):
     def set_at_(self, key: str | tuple[str, ...], value: object, index: Index) -> Self:
         """Write rows of one entry in place; allowed on a locked container.
 
-        Of a tensor, all dimensions are indexed: `td[key][index] = value`.
+        As `td[key][index] = value`: of a tensor, all dimensions are indexed, of a container its
+        own batch dimensions.
 
         Example:
             >>> import torch
@@ -201,6 +202,8 @@ class Indexing(AbstractContainer):
         entry = level._entries[path[-1]] if beyond or not isinstance(level, Composite) else None
         if isinstance(entry, Tensor):
             rows = _Rows(index, tuple(entry.shape))
+        elif isinstance(entry, AbstractContainer) and not isinstance(level, Composite):
+            rows = _Rows(index, entry._desc.batch)
         else:
             rows = _Rows(index, self._desc.batch)
         if isinstance(level, Composite):

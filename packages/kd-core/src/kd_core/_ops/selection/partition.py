@@ -289,11 +289,11 @@ class Partition(AbstractContainer):
         padding_side: Side = "right",
         layout: torch.layout = torch.jagged,
     ) -> Tensor | list[Tensor]:
-        """Read rows of one entry: of a tensor, all dimensions are indexed, as in `td[key][index]`.
+        """Read rows of one entry: `td[key][index]`, over all that the entry itself can index.
 
         Args:
             key: the key of the entry.
-            index: an index of the tensor, or of the batch dimensions of another entry.
+            index: an index of the tensor, or of the batch dimensions of the container.
             default: what is returned for a missing key.
             as_list: how rows of a lazy stack are read, as are the arguments after it: see `get`.
             as_padded_tensor: the same, padded to one shape.
@@ -317,6 +317,8 @@ class Partition(AbstractContainer):
             entry = self._read(path)
             if isinstance(entry, Tensor):
                 return resolve(index, tuple(entry.shape))[0](entry)
+            if isinstance(entry, AbstractContainer):
+                return cast(Tensor, rows_at(entry, index))
             batch = self._desc.batch
             fn, after = resolve(index, batch)
             return cast(Tensor, entry._map_each(fn, leading(batch, after)))
@@ -324,6 +326,8 @@ class Partition(AbstractContainer):
             entry = self._read(path)
             if isinstance(entry, Tensor):
                 return resolve(index, tuple(entry.shape))[0](entry)
+            if isinstance(entry, AbstractContainer):
+                return cast(Tensor, rows_at(entry, index))
         rows = rows_at(_alone(self, path[0]), index)
         return cast(Tensor, rows._read(path) if how is None else read_as(rows, path, None, how))
 
