@@ -129,8 +129,7 @@ def apply(rng: Random, s: Subject, name: str) -> Call:
 
     def theirs(tree: Plain) -> object:
         made = applied(tree, fn, batch, prune)
-        nothing = prune or (s.node.members and tree.tensors())
-        return None if nothing and not made.entries else made
+        return None if (prune or tree.tensors()) and not made.entries else made
 
     return Call(
         name,
@@ -217,8 +216,8 @@ def apply_nested(rng: Random, s: Subject, name: str) -> Call:
 
     def theirs(tree: Plain) -> object:
         new = Plain(tree.batch, dict(tree.entries))
-        new.entries.pop(gone, None)
-        return new
+        found = new.entries.pop(gone, None)
+        return None if found is not None and not new.entries else new
 
     return Call(
         name,

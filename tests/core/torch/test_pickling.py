@@ -169,6 +169,11 @@ class Forged:
         (TensorDict, {3: torch.zeros(3)}, []),
         (LazyStackedTensorDict, {"a": torch.zeros(3)}, [3]),
         (NonTensorData, {"a": torch.zeros(3)}, [3]),
+        (TensorDict, {"a": torch.zeros(3)}, [3.0]),
+        (TensorDict, {"a": torch.zeros(1)}, [True]),
+        (TensorDict, {}, [1 << 63]),
+        (TensorDict, {}, 3),
+        (TensorDict, [], []),
     ],
 )
 def test_a_forged_pickle_is_refused(kind: type, entries: object, batch: list[int]) -> None:
@@ -179,6 +184,14 @@ def test_a_forged_pickle_is_refused(kind: type, entries: object, batch: list[int
         torch.load(file, weights_only=True)
     with pytest.raises(FormatError, match="the pickle is not valid"):
         pickle.loads(pickle.dumps(Forged(kind, entries, batch, None, None)))
+
+
+def test_what_a_pickle_goes_on_to_change_does_not_reach_a_container() -> None:
+    entries = {"a": torch.zeros(3)}
+    td = restore_dense(TensorDict, dict(entries), (3,), None, None)
+    made = restore_dense(TensorDict, entries, (3,), None, None)
+    entries["b"] = torch.zeros(7)
+    assert [*made.keys()] == [*td.keys()] == ["a"]
 
 
 def test_buffers_are_handed_over_without_a_copy() -> None:

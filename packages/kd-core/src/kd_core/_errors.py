@@ -29,9 +29,16 @@ and what to do.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import functools
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import FrozenInstanceError
-from typing import Final
+from typing import TYPE_CHECKING, Final, TypeVar
+
+if TYPE_CHECKING:
+    from typing import ParamSpec
+
+    P = ParamSpec("P")
+R = TypeVar("R")
 
 FROZEN: Final = "its frozen class"
 """What locks an instance of a frozen tensor class."""
@@ -95,6 +102,34 @@ class OutOfRange(KdError, IndexError, ValueError, RuntimeError):
 
 class FormatError(KdError, ValueError, RuntimeError):
     """A file that is damaged, or is not of the format that is expected."""
+
+
+def restores(function: Callable[P, R]) -> Callable[P, R]:
+    """Let a function that pickle calls say that the pickle is not valid: it may say anything."""
+
+    @functools.wraps(function)
+    def checked(*args: P.args, **named: P.kwargs) -> R:
+        try:
+            return function(*args, **named)
+        except FormatError:
+            raise
+        except (
+            ArithmeticError,
+            AttributeError,
+            LookupError,
+            RuntimeError,
+            TypeError,
+            ValueError,
+        ) as error:
+            raise not_valid(f"{function.__name__}: {error}") from error
+
+    return checked
+
+
+def not_valid(reason: str) -> FormatError:
+    """Return the error of a pickle that no container can be built from."""
+    text = f"the pickle is not valid: {reason.rstrip('.')}. Restore the file from a copy."
+    return FormatError(text)
 
 
 class CommunicationError(KdError, RuntimeError):

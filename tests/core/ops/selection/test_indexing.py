@@ -201,7 +201,7 @@ def test_rows_of_a_nested_container_are_those_of_its_own_batch() -> None:
     ]
     for index in indices:
         td = made()
-        rows, wanted = cast("list[Any]", [td.get_at("b", index), td["b"][index]])
+        rows, wanted = cast(Any, td.get_at("b", index)), td["b"][index]
         assert torch.equal(rows["a"], wanted["a"])
         assert (rows["w"], rows.batch_size) == ("x", wanted.batch_size)
         td.set_at_("b", {"a": -1}, index)

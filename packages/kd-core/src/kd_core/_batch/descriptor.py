@@ -17,10 +17,10 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from kd_core._batch.names import constants_of, has_names, without_names
+from kd_core._batch.names import NamedSize, constants_of, has_names, without_names
 from kd_core._batch.shapes import fitted
 from kd_core._compat import assume_constant_result, current_trace, traced_as
-from kd_core._errors import InvalidArgument, InvalidValue, KdError
+from kd_core._errors import InvalidArgument, InvalidValue, KdError, not_valid, restores
 
 if TYPE_CHECKING:
     from kd_core._types import Batch, DeviceLike, Sizes
@@ -318,8 +318,36 @@ def device_of(device: DeviceLike) -> torch.device:
 _DEVICES: Final = {"cpu": torch.device("cpu")}
 
 
+@restores
 def restore_descriptor(
     batch: Batch, device: torch.device | None, lock: str | None, held: int
 ) -> Descriptor:
     """Rebuild a descriptor from its parts; what pickle calls."""
-    return describe(tuple(batch), device).with_lock(lock, held)
+    if type(held) is not int or held < 0:
+        raise not_valid(f"a container is not held {held!r} times")
+    return restored(batch, device, lock).with_lock(lock, held)
+
+
+def restored(batch: object, device: object, lock: object = None) -> Descriptor:
+    """Return the unlocked descriptor that a pickle describes.
+
+    Raises:
+        FormatError: if it is none. Descriptors are shared, so one of a size like `3.0` would stand
+            for others that are equal.
+    """
+    if not isinstance(batch, (tuple, list)):
+        raise not_valid(f"{batch!r} is not a batch size")
+    for size in batch:
+        if type(size) not in (int, NamedSize) or not 0 <= size < _TOO_LARGE:
+            raise not_valid(f"{batch!r} is not a batch size")
+    names = [size.name for size in batch if type(size) is NamedSize]
+    if len({*names}) < len(names) or not all(type(name) is str for name in names):
+        raise not_valid(f"{names!r} are not names of dimensions")
+    if (device is not None and type(device) is not torch.device) or not (
+        lock is None or type(lock) is str
+    ):
+        raise not_valid(f"{device!r} is not a device, or {lock!r} no reason for a lock")
+    return describe(tuple(batch), device)
+
+
+_TOO_LARGE: Final = 1 << 63

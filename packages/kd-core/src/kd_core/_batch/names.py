@@ -21,7 +21,15 @@ from kd_core._compat import (
     is_constant_size,
     is_known_size,
 )
-from kd_core._errors import InvalidArgument, InvalidValue, OutOfRange, listed, wrong_type
+from kd_core._errors import (
+    InvalidArgument,
+    InvalidValue,
+    OutOfRange,
+    listed,
+    not_valid,
+    restores,
+    wrong_type,
+)
 from kd_core._keys import nearest_key
 
 if TYPE_CHECKING:
@@ -52,6 +60,14 @@ class NamedSize(int):
 
     def __deepcopy__(self, memo: dict[int, object]) -> NamedSize:
         return self
+
+
+@restores
+def restore_size(size: int, name: str) -> NamedSize:
+    """Rebuild a size with a name; what a pickle calls that is read with `weights_only=True`."""
+    if type(size) is not int or type(name) is not str:
+        raise not_valid(f"{size!r} and {name!r} are not the size and the name of a dimension")
+    return NamedSize(size, name)
 
 
 def _trace_arithmetic() -> None:

@@ -10,16 +10,16 @@ import copy
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FunctionType
-from typing import TYPE_CHECKING, Final, SupportsIndex
+from typing import TYPE_CHECKING, Final, SupportsIndex, cast
 
 import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from kd_core._base import TensorDictBase
-from kd_core._batch.descriptor import LOCKED_BY_USER, describe
+from kd_core._batch.descriptor import LOCKED_BY_USER, describe, restored
 from kd_core._compat import traced_as
-from kd_core._errors import FormatError, a_type, shape_text
+from kd_core._errors import a_type, not_valid, restores, shape_text
 from kd_core._leaves.loops import (
     MANY,
     collect,
@@ -32,6 +32,7 @@ from kd_core._leaves.loops import (
 )
 from kd_core._leaves.packing import packed
 from kd_core._leaves.shapeless import is_shapeless
+from kd_core._nodes import registry
 from kd_core._nodes.entry import Node, is_node, is_row_data
 from kd_core._ops.scopes.undoing import WAS_LOCKED, WAS_UNLOCKED
 from kd_core._protocol.validation import as_entry
@@ -309,7 +310,11 @@ class Dense(TensorDictBase):
         }
         args = (self.__class__, entries, desc.batch, desc.device, desc.lock)
         own = getattr(self, "__dict__", None)  # attributes of a subclass
-        return (restore_dense, args, own) if own else (restore_dense, args)
+        return restore_dense, (*args, own) if own else args
+
+    def __setstate__(self, state: object) -> None:
+        """Take the attributes of an instance of a subclass; called by pickles of older releases."""
+        _take_attributes(self, state)
 
     def __copy__(self) -> Self:
         new = self._shallow()
@@ -321,7 +326,7 @@ class Dense(TensorDictBase):
     def __deepcopy__(self, memo: dict[int, object]) -> Self:
         desc = self._desc
         entries = copy.deepcopy(self._entries, memo)
-        new = restore_dense(self.__class__, entries, desc.batch, desc.device, desc.lock)
+        new = _built(self.__class__, entries, describe(desc.batch, desc.device), desc.lock)
         memo[id(self)] = new
         own = getattr(self, "__dict__", None)
         if own:
@@ -368,12 +373,14 @@ def _use_general_methods(cls: type[Dense]) -> None:
                 setattr(cls, name, getattr(TensorDictBase, name))
 
 
+@restores
 def restore_dense(
     cls: type[D],
     entries: dict[str, Entry],
     batch: Batch,
     device: torch.device | None,
     lock: str | None,
+    own: dict[str, object] | None = None,
 ) -> D:
     """Rebuild a container; called by pickle.
 
@@ -384,15 +391,33 @@ def restore_dense(
         FormatError: if the class, a key, an entry or a batch size does not fit: a pickle may say
             anything.
     """
-    free = describe(tuple(batch), None if device is None else _found_device(entries, device))
-    _check_restored(cls, entries, free)
-    new = object.__new__(cls)
-    new._entries = entries
-    new._nested = holds_nodes(entries)
+    kind = registry.kind_named(cls, Dense)
+    desc = restored(batch, device, lock)
+    if type(entries) is not dict:
+        raise not_valid(f"expected the entries in a dict, got {a_type(entries)}")
+    entries = dict(entries)  # a pickle may go on to change its own
+    free = desc if device is None else describe(desc.batch, _found_device(entries, device))
+    _check_restored(entries, free)
     if free.device != device:
         for key, value in entries.items():
             if not isinstance(value, Tensor) and value._desc.device == device:
                 entries[key] = value._with_descriptor(free.with_batch(value._desc.batch))
+    new = _built(kind, entries, free, lock)
+    if own is not None:
+        _take_attributes(new, own)
+    return cast("D", new)
+
+
+def _take_attributes(new: Dense, own: object) -> None:
+    if type(own) is not dict or not all(type(key) is str for key in own):
+        raise not_valid(f"{own!r} are not the attributes of a container")
+    new.__dict__.update(own)  # which only a subclass has
+
+
+def _built(kind: type[D], entries: dict[str, Entry], free: Descriptor, lock: str | None) -> D:
+    new = object.__new__(kind)
+    new._entries = entries
+    new._nested = holds_nodes(entries)
     new._desc = free
     if lock is not None:
         new._desc = free.with_lock(lock, 0)
@@ -400,9 +425,7 @@ def restore_dense(
     return new
 
 
-def _check_restored(cls: type, entries: dict[str, Entry], desc: Descriptor) -> None:
-    if not issubclass(cls, Dense):
-        raise FormatError(f"the pickle is not valid: `{cls.__name__}` is not built from entries.")
+def _check_restored(entries: dict[str, Entry], desc: Descriptor) -> None:
     for key, value in entries.items():
         if isinstance(value, Tensor):
             fits = leaf_fits(value, desc)
@@ -411,10 +434,9 @@ def _check_restored(cls: type, entries: dict[str, Entry], desc: Descriptor) -> N
             found = value._desc.batch if is_node(value) else ()
             fits = is_node(value) and found[: desc.ndim] == desc.batch
         if type(key) is not str or not fits:
-            raise FormatError(
-                f"the pickle is not valid: entry {key!r} must start with the batch size "
-                f"{shape_text(desc.batch)}, got {a_type(value)} of shape {shape_text(found)}. "
-                "Restore the file from a copy."
+            raise not_valid(
+                f"entry {key!r} must start with the batch size {shape_text(desc.batch)}, got "
+                f"{a_type(value)} of shape {shape_text(found)}"
             )
 
 

@@ -27,6 +27,8 @@ from kd_core._errors import (
     KdError,
     ShapeMismatch,
     different_keys,
+    not_valid,
+    restores,
     shape_text,
 )
 from kd_core._keys import format_key, is_path, path_of, plain_str
@@ -402,6 +404,7 @@ def _join_alike(members: Sequence[TensorDictBase], dim: int, size: int) -> dict[
     return joined
 
 
+@restores
 def restore_stack(
     cls: type[LazyStackedTensorDict],
     members: list[TensorDictBase],
@@ -409,9 +412,26 @@ def restore_stack(
     lock: bool,
     name: str | None = None,
 ) -> LazyStackedTensorDict:
-    """Rebuild a lazy stack; called by pickle."""
-    stack = cls(*members, stack_dim=dim, stack_dim_name=name)
+    """Rebuild a lazy stack; called by pickle.
+
+    Raises:
+        FormatError: if the class or the members do not fit: a pickle may say anything.
+    """
+    kind = registry.kind_named(cls, LazyStackedTensorDict)
+    if type(dim) is not int or not (name is None or type(name) is str):
+        raise not_valid(f"{dim!r} and {name!r} are not a dimension and its name")
+    stack = built_stack(kind, members, dim, name)
     return stack._engine.lock_(stack) if lock else stack
+
+
+def built_stack(
+    kind: type[LazyStackedTensorDict],
+    members: list[TensorDictBase],
+    dim: int,
+    name: str | None,
+) -> LazyStackedTensorDict:
+    """Build a lazy stack of a class."""
+    return kind(*members, stack_dim=dim, stack_dim_name=name)
 
 
 @explains_parameters

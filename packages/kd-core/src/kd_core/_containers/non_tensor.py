@@ -16,10 +16,16 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from kd_core._batch.descriptor import Descriptor, describe, describe_on
+from kd_core._batch.descriptor import Descriptor, describe_on, restored
 from kd_core._batch.plans import Fresh, Reduced
 from kd_core._batch.shapes import batch_of
-from kd_core._errors import InvalidArgument, KeySetMismatch, one_value_for_all, shape_text
+from kd_core._errors import (
+    InvalidArgument,
+    KeySetMismatch,
+    one_value_for_all,
+    restores,
+    shape_text,
+)
 from kd_core._keys import format_key
 from kd_core._leaves.foreach import StandIn
 from kd_core._leaves.loops import Selection, same_data, unwrapped
@@ -33,7 +39,7 @@ if TYPE_CHECKING:
 
     from kd_core._nodes.entry import Entry, Memo, Node, PartsMemo
     from kd_core._protocol.primitives import AbstractContainer
-    from kd_core._types import BatchFn, BatchSize, DeviceLike, LeafFn, PartsFn
+    from kd_core._types import Batch, BatchFn, BatchSize, DeviceLike, LeafFn, PartsFn
 
 
 _HELD: Final = "data"
@@ -651,11 +657,24 @@ def stand_in_for(node: NonTensorData, value: object) -> tuple[Tensor, Tensor]:
     return target, source
 
 
+@restores
 def restore_row_of_batch(data: object, device: torch.device | None) -> NonTensorData:
     """Rebuild the entry of one row that holds the value of its whole batch; called by pickle."""
-    node = wrap_data(data, describe((), device))
+    node = wrap_data(data, restored((), device))
     node._of_batch = True
     return node
+
+
+@restores
+def restore_value(data: object, batch: Batch, device: torch.device | None = None) -> NonTensorData:
+    """Rebuild an entry; what a pickle calls that is read with `weights_only=True`."""
+    return NonTensorData(data, restored(batch, device).batch, device)
+
+
+@restores
+def restore_meta(data: object, batch: Batch, device: torch.device | None = None) -> MetaData:
+    """Rebuild metadata; what a pickle calls that is read with `weights_only=True`."""
+    return MetaData(data, restored(batch, device).batch, device)
 
 
 def wrap_data(data: object, desc: Descriptor) -> NonTensorData:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from kd_core._batch.descriptor import describe_on
+from kd_core._batch.descriptor import describe_on, restored
 from kd_core._batch.plans import Fresh, Padded, Reduced
 from kd_core._batch.shapes import batch_of, broadcasts_to, wrap_dim
 from kd_core._containers.non_tensor import (
@@ -45,7 +45,14 @@ from kd_core._containers.row_cells import (
     table_of,
     without_wrappers,
 )
-from kd_core._errors import ShapeMismatch, batch_does_not_fit, cannot_broadcast, shape_text
+from kd_core._errors import (
+    ShapeMismatch,
+    batch_does_not_fit,
+    cannot_broadcast,
+    not_valid,
+    restores,
+    shape_text,
+)
 from kd_core._keys import format_key
 from kd_core._leaves.loops import Selection, same_data
 from kd_core._leaves.writes import Targets
@@ -456,11 +463,15 @@ def _fill(node: NonTensorStack, pool: list[object], positions: Tensor, desc: Des
     node._positions, node._cells = cells_for(values, desc.batch)
 
 
+@restores
 def restore_rows(
     values: list[object], batch: Batch, device: DeviceLike | None = None
 ) -> NonTensorStack:
     """Build an entry from the values of all rows in one list; called by pickle."""
-    return _wrap_list(values, describe_on(batch, device))
+    desc = restored(batch, device)
+    if len(values) != desc.size.numel():
+        raise not_valid(f"{len(values)} values do not fit the batch size {shape_text(desc.batch)}")
+    return _wrap_list(list(values), desc)  # a pickle may go on to change its own
 
 
 def _wrap_list(values: list[object], desc: Descriptor) -> NonTensorStack:

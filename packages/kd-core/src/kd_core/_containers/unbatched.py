@@ -19,10 +19,18 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from kd_core._batch.descriptor import describe, describe_on
+from kd_core._batch.descriptor import describe, describe_on, restored
 from kd_core._batch.plans import Fresh, Reduced
 from kd_core._batch.shapes import batch_of
-from kd_core._errors import InvalidValue, KeySetMismatch, a_type, shape_text, wrong_type
+from kd_core._errors import (
+    InvalidValue,
+    KeySetMismatch,
+    a_type,
+    not_valid,
+    restores,
+    shape_text,
+    wrong_type,
+)
 from kd_core._keys import format_key
 from kd_core._leaves.foreach import wraps_tensors
 from kd_core._leaves.loops import Selection
@@ -382,11 +390,15 @@ def _first_desc(values: Iterable[object]) -> Descriptor | None:
     return None
 
 
+@restores
 def restore_unbatched(
     tensor: Tensor, batch: tuple[int, ...], device: torch.device | None
 ) -> UnbatchedTensor:
     """Rebuild an entry; called by pickle. `torch.load(map_location=)` may have moved the tensor."""
-    return wrap_tensor(tensor, describe(batch, None if device is None else tensor.device))
+    desc = restored(batch, device)
+    if not isinstance(tensor, Tensor):
+        raise not_valid(f"expected a tensor, got {a_type(tensor)}")
+    return wrap_tensor(tensor, desc if device is None else describe(desc.batch, tensor.device))
 
 
 def wrap_tensor(tensor: Tensor, desc: Descriptor) -> UnbatchedTensor:

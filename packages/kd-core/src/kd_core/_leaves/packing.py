@@ -20,6 +20,8 @@ import torch
 from torch import Tensor, UntypedStorage
 from torch.storage import TypedStorage
 
+from kd_core._errors import not_valid, restores
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Self
@@ -184,9 +186,13 @@ def _has_bits(leaf: Tensor) -> bool:
     return leaf.__class__ is Tensor and leaf.layout is torch.strided and not leaf.is_quantized
 
 
-def restore_from_bits(bits: Tensor, dtype: str, requires_grad: bool) -> Tensor:
+@restores
+def restore_from_bits(bits: object, dtype: str, requires_grad: bool) -> Tensor:
     """Rebuild a leaf from integers of its size; called by pickle."""
-    leaf = bits.view(getattr(torch, dtype))
+    kind = getattr(torch, dtype)
+    if not isinstance(bits, Tensor) or not isinstance(kind, torch.dtype):
+        raise not_valid(f"{bits!r} are not the bits of a tensor of `{dtype}`")
+    leaf = bits.view(kind)
     return leaf.requires_grad_() if requires_grad else leaf
 
 

@@ -6,13 +6,17 @@ Knows names and constructors; must not know what a container does.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
+
+from kd_core._errors import not_valid
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from kd_core._batch.descriptor import Descriptor
     from kd_core._nodes.entry import Node
+
+T = TypeVar("T")
 
 make_dense: Callable[..., Node]
 """Wrap checked entries in the dense container; set by `_containers.tensordict`."""
@@ -81,6 +85,41 @@ to_store: Callable[..., Node]
 
 params_of: Callable[[Node, nn.Module | None], Node]
 """Make a container of parameters that is a module itself; set by a sibling package."""
+
+
+class NamedKind:
+    """What a class of entries is in a pickle that `torch.load(weights_only=True)` reads.
+
+    The pickle may name the class and hand it to what restores containers. It can neither call it,
+    which would run code of its author, nor make an instance past what restores them.
+
+    Args:
+        cls: the class.
+        restore: what a call of the class is instead, which pickles of some entries hold.
+    """
+
+    def __init__(self, cls: type, restore: Callable[..., object] | None = None) -> None:
+        self.cls, self.restore = cls, restore
+
+    def __getattribute__(self, name: str) -> object:
+        if name in ("__module__", "__qualname__"):  # a class gets its names after it is created
+            return getattr(object.__getattribute__(self, "cls"), name)
+        return object.__getattribute__(self, "_refuse" if name == "__new__" else name)
+
+    def __call__(self, *args: object) -> object:
+        """Restore an entry, or refuse to."""
+        return (self.restore or self._refuse)(*args)
+
+    def _refuse(self, *args: object) -> object:
+        raise not_valid(f"`{self.cls.__name__}` is restored by a function, and not called")
+
+
+def kind_named(kind: object, base: type[T]) -> type[T]:
+    """Return the class of containers that a pickle names, which must be one of a base class."""
+    cls = kind.cls if isinstance(kind, NamedKind) else kind
+    if not isinstance(cls, type) or not issubclass(cls, base):
+        raise not_valid(f"it builds {cls!r} as a `{base.__name__}`, which it is not")
+    return cls
 
 
 def register(role: str, factory: Callable[..., object]) -> None:

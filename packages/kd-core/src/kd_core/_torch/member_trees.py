@@ -13,7 +13,7 @@ from torch._C._functorch import maybe_current_level
 from torch.compiler import is_compiling
 
 from kd_core._batch.names import names_of
-from kd_core._containers.lazy_stack import restore_stack
+from kd_core._containers.lazy_stack import built_stack
 from kd_core._errors import KdError, ShapeMismatch
 from kd_core._torch.vmap_dims import Level, is_mapped
 
@@ -70,7 +70,7 @@ def stack_of(cls: type, members: Iterable[object], structure: Members) -> LazySt
     """
     kind = cast("type[LazyStackedTensorDict]", cls)
     found = cast("list[TensorDictBase]", list(members))
-    stack = restore_stack(kind, found, structure.dim, False, structure.name)
+    stack = built_stack(kind, found, structure.dim, structure.name)
     level = maybe_current_level()
     if level is not None and not is_compiling():
         before = structure.level

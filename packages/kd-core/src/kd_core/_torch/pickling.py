@@ -1,7 +1,8 @@
 """Containers in `torch.load(weights_only=True)`, and on their way to another process.
 
-Rebuilding a container does not call code of its class, so every kind can be listed as safe, also a
-kind that is defined later.
+Rebuilding a container does not call code of its class, so every kind can be named, also one that is
+defined later. A pickle can call the functions that restore containers, which check what they are
+given, and nothing else of this library; kinds of other libraries are listed as safe themselves.
 """
 
 from __future__ import annotations
@@ -13,18 +14,27 @@ import torch
 from torch import Tensor
 
 from kd_core._batch.descriptor import restore_descriptor
-from kd_core._batch.names import NamedSize
+from kd_core._batch.names import NamedSize, restore_size
 from kd_core._containers.dense import Dense, restore_dense
 from kd_core._containers.lazy_stack import restore_stack
-from kd_core._containers.non_tensor import MetaData, NonTensorData, restore_row_of_batch
+from kd_core._containers.member_storage import MemberStorage
+from kd_core._containers.non_tensor import (
+    MetaData,
+    NonTensorData,
+    restore_meta,
+    restore_row_of_batch,
+    restore_value,
+)
 from kd_core._containers.non_tensor_stack import restore_rows
 from kd_core._containers.unbatched import UnbatchedTensor, restore_unbatched
 from kd_core._leaves.packing import restore_from_bits
 from kd_core._nodes import registry
+from kd_core._nodes.registry import NamedKind
 
 
 def _allow(cls: type) -> None:
-    torch.serialization.add_safe_globals([cls])
+    ours = issubclass(cls, (Dense, MemberStorage)) or cls.__module__.startswith("kd_core.")
+    torch.serialization.add_safe_globals([NamedKind(cls) if ours else cls])
     ForkingPickler.register(cls, _reduced_for_processes)
 
 
@@ -60,7 +70,6 @@ def _in_arena(entry: object, reduced: object) -> object:
 # `restore` of the descriptor is for kinds of other libraries, which are pickled as any object is.
 torch.serialization.add_safe_globals(
     [
-        NamedSize,
         restore_dense,
         restore_stack,
         restore_descriptor,
@@ -68,9 +77,9 @@ torch.serialization.add_safe_globals(
         restore_rows,
         restore_unbatched,
         restore_from_bits,
-        NonTensorData,
-        MetaData,
-        UnbatchedTensor,
+        NamedKind(NamedSize, restore_size),
+        NamedKind(NonTensorData, restore_value),
+        NamedKind(MetaData, restore_meta),
     ]
 )
 ForkingPickler.register(UnbatchedTensor, _unbatched_for_processes)

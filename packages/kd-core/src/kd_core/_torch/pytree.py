@@ -36,7 +36,7 @@ from torch.utils import _pytree
 from kd_core._batch.descriptor import Descriptor, describe
 from kd_core._batch.names import as_named, names_of
 from kd_core._containers.dense import Dense
-from kd_core._containers.lazy_stack import restore_stack
+from kd_core._containers.lazy_stack import built_stack
 from kd_core._containers.non_tensor import NonTensorDataBase, wrap_data
 from kd_core._containers.non_tensor_stack import NonTensorStack
 from kd_core._containers.stack_classes import plain_class
@@ -303,7 +303,7 @@ def _stacked_again(
     kind = plain_class(cast("type[LazyStackedTensorDict]", cls))  # the members ask for their own
     dense = cast("TensorDictBase", made)
     rows = list(dense._engine.unbind(dense, dim))
-    return cast("Node", restore_stack(kind, rows, dim, False, names_of(desc.batch)[dim]))
+    return cast("Node", built_stack(kind, rows, dim, names_of(desc.batch)[dim]))
 
 
 def _put_together(
