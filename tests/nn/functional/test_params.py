@@ -384,3 +384,30 @@ def test_what_a_module_lacks_is_explained() -> None:
         params.double(cast_filter=lambda path, leaf: True)  # type: ignore[call-arg]  # the error is the promise
     assert params.to(dtype=torch.float64) is params
     assert params["a"].dtype is torch.float64
+
+
+def test_plain_tensors_take_the_place_of_parameters_that_a_module_keeps_in_a_container() -> None:
+    class Holder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.params = TensorDictParams.of_module(network())
+            self.net = network()
+            empty = TensorDict.from_module(self.net).data.to("meta")
+            empty.to_module(self.net, preserve_module_state=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            with self.params.to_module(self.net, preserve_module_state=False):
+                out: Tensor = self.net(x)
+            return out
+
+    holder, x = Holder(), torch.ones(4, 2)
+    order = [name for name, _ in holder.named_parameters()]
+    expected = holder(x)
+    zeros = TensorDict.from_module(holder).data.apply(torch.zeros_like)
+    assert not any(p.is_meta for p in holder.parameters())
+    with zeros.to_module(holder, preserve_module_state=False):
+        result = holder(x)
+        assert not result.any()
+        assert not result.requires_grad
+    assert torch.equal(holder(x), expected)
+    assert [name for name, _ in holder.named_parameters()] == order

@@ -173,6 +173,83 @@ def test_what_was_replaced_goes_where_it_is_asked_for() -> None:
     assert net.weight.data_ptr() == ones["weight"].data_ptr()
 
 
+def kinds(net: nn.Module) -> dict[str, str]:
+    """Return how a module holds its tensors: as parameters, buffers or plain attributes."""
+    stores = {"parameter": [*net._parameters], "buffer": [*net._buffers], "plain": [*vars(net)]}
+    names = ("weight", "bias", "running_mean")
+    return {n: kind for n in names for kind, store in stores.items() if n in store}
+
+
+PLAIN = {"weight": "plain", "bias": "plain", "running_mean": "buffer"}
+USUAL = {"weight": "parameter", "bias": "parameter", "running_mean": "buffer"}
+
+
+def test_tensors_become_plain_attributes_if_the_state_need_not_be_preserved() -> None:
+    net = nn.BatchNorm1d(2)
+    before, order = dict(net.named_parameters()), list(net._parameters)
+    data = TensorDict.from_module(net).data
+    with data.to_module(net, preserve_module_state=False):
+        assert kinds(net) == PLAIN
+        assert not net(torch.ones(3, 2)).requires_grad
+    assert kinds(net) == USUAL
+    assert list(net._parameters) == order
+    assert all(value is before[name] for name, value in net.named_parameters())
+
+    replaced = data.to("meta").to_module(net, preserve_module_state=False)
+    assert kinds(net) == PLAIN
+    assert list(net.parameters()) == []
+    assert replaced["weight"] is before["weight"]
+    assert list(replaced.keys()) == list(data.keys())
+    params = TensorDict(before)
+    for preserves in (True, False):
+        with params.to_module(net, preserve_module_state=preserves):
+            assert kinds(net) == USUAL
+        assert kinds(net) == PLAIN
+    replaced.to_module(net, preserve_module_state=False)
+    assert kinds(net) == USUAL
+    assert net.weight is before["weight"]
+
+
+def test_parameters_become_parameters_if_the_state_need_not_be_preserved() -> None:
+    net = nn.BatchNorm1d(2)
+    given = TensorDict(running_mean=nn.Parameter(torch.ones(2)))
+    given.to_module(net, preserve_module_state=False)
+    assert kinds(net) == {**USUAL, "running_mean": "parameter"}
+    with pytest.raises(KeyNotFound):
+        TensorDict(wight=torch.ones(2), bias=torch.ones(2)).to_module(
+            net, preserve_module_state=False
+        )
+    assert kinds(net) == {**USUAL, "running_mean": "parameter"}
+
+
+def test_shared_weights_stay_shared_as_plain_attributes() -> None:
+    net = Shared()
+    copied(net, 1.0).to_module(net, preserve_module_state=False)
+    assert list(net.parameters()) == []
+    assert net.first.weight is net.again.weight is net.tied.weight
+
+
+def test_a_plain_attribute_is_exchanged() -> None:
+    net = nn.Linear(2, 2)
+    net.scale = torch.ones(2)
+    scale = net.scale
+    for preserves in (True, False):
+        zeros = TensorDict(scale=torch.zeros(2), bias=torch.zeros(2))
+        with zeros.to_module(net, preserve_module_state=preserves) as replaced:
+            assert net.scale is zeros["scale"]
+            assert isinstance(net.bias, nn.Parameter) is preserves
+            assert replaced["scale"] is scale
+        assert net.scale is scale
+
+
+def test_a_recurrent_layer_computes_with_plain_attributes() -> None:
+    net = nn.GRU(2, 2)
+    zeros = TensorDict.from_module(net).data.apply(torch.zeros_like)
+    with zeros.to_module(net, preserve_module_state=False):
+        assert not net(torch.ones(1, 2))[0].any()
+    assert net(torch.ones(1, 2))[0].requires_grad
+
+
 def test_a_part_of_the_parameters_may_be_given() -> None:
     net = mlp()
     before = net[3].bias

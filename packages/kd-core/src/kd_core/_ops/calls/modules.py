@@ -45,7 +45,10 @@ if TYPE_CHECKING:
     Slot: TypeAlias = tuple[int, str]
     """A row of a route, and a name in the dict that it stands for."""
     Row: TypeAlias = tuple[int, str, weakref.ref[nn.Module], int, str, Names]
-    Taken: TypeAlias = tuple[list[tuple[Store, Store]], list[RNNBase]]
+    Moved: TypeAlias = tuple[nn.Module, Store, Store, Store]
+    """A module, and what its parameters, its buffers and some of its other attributes were."""
+    Taken: TypeAlias = tuple[list[tuple[Store, Store]], list[RNNBase], list[Moved]]
+    Place: TypeAlias = tuple[nn.Module, Path, Tensor]
 
 _PLAIN: Final = (Tensor, nn.Parameter)
 
@@ -90,7 +93,9 @@ class Modules(AbstractContainer):
             use_state_dict: Whether the module loads a state dict, with its hooks, so that values
                 are copied.
             non_blocking: Whether copies to another device may be asynchronous.
-            preserve_module_state: Accepted, and changes nothing: other attributes stay.
+            preserve_module_state: Whether parameters stay parameters, and buffers buffers. If not,
+                a tensor in the place of a parameter becomes a plain attribute, which does not
+                train, and a parameter in the place of a buffer a parameter.
             memo: Not used.
 
         Returns:
@@ -122,8 +127,13 @@ class Modules(AbstractContainer):
             return cast("Self", TracedScope(self._entries, module))
         if inplace or use_state_dict:
             scope: Scope = CopyingScope(self._entries, module, use_state_dict, non_blocking)
+        elif not preserve_module_state and _changes_kinds(self._entries, module):
+            scope = MovingScope(self._entries, module, False)
         else:
-            scope = ModuleScope(self._entries, module)
+            try:
+                scope = ModuleScope(self._entries, module)
+            except KeyNotFound:  # unless it is a plain attribute
+                scope = MovingScope(self._entries, module, preserve_module_state)
         if not return_swap:
             scope.settle()
             return None  # type: ignore[return-value]  # asked for
@@ -190,14 +200,17 @@ class ModuleScope:
                 "Give each thread its own copy (`copy.deepcopy(module)`), or take turns."
             )
         try:
-            taken = loan.route.exchange(self._entries, module)
-            if taken is None:
-                loan.route = _Route(self._entries, module)
-                taken = loan.route.exchange(self._entries, module)
-                assert taken is not None
+            return self._install(loan)
         except BaseException:
             loan.release()
             raise
+
+    def _install(self, loan: _Loan) -> Taken:
+        taken = loan.route.exchange(self._entries, self._module)
+        if taken is None:
+            loan.route = _Route(self._entries, self._module)
+            taken = loan.route.exchange(self._entries, self._module)
+            assert taken is not None
         return taken
 
     def enter(self) -> None:
@@ -244,6 +257,98 @@ class ModuleScope:
                 levels[-1] = levels[0]
             levels[-1].update(before)
         return _like_entries(self._entries, levels[0] if levels else {})
+
+
+class MovingScope(ModuleScope):
+    """An exchange after which a module holds each tensor as it holds one that is assigned to it.
+
+    It changes which names are parameters, so it keeps no route.
+    """
+
+    __slots__ = ("_places", "_preserves")
+
+    def __init__(self, entries: Entries, module: nn.Module, preserves: bool) -> None:
+        self._preserves = preserves
+        super().__init__(entries, module)
+
+    def _install(self, loan: _Loan) -> Taken:
+        places: list[Place] = []
+        _find_places(self._entries, self._module, (), places)
+        self._places = [(path, _held_by(module, path[-1])) for module, path, _ in places]
+        moved: dict[nn.Module, Moved] = {}
+        first: dict[int, Tensor] = {}
+        for (module, path, new), (_, old) in zip(places, self._places, strict=True):
+            kept: tuple[Store, Store, Store]
+            kept = parameters, buffers, attributes = (
+                cast("Store", module._parameters),
+                module._buffers,
+                module.__dict__,
+            )
+            name = path[-1]
+            if module not in moved:
+                moved[module] = (module, dict(parameters), dict(buffers), {})
+            elif name in moved[module][3]:
+                continue  # a sub-module under two names takes the entries of the first
+            moved[module][3][name] = attributes.get(name)
+            if old is not None:
+                new = first.setdefault(id(old), new)
+            if self._preserves and type(new) is Tensor and name in parameters:
+                new = _as_parameter(new, old)
+            if isinstance(new, nn.Parameter):
+                home = parameters
+            elif name in buffers or isinstance(module, AbstractContainer):
+                home = buffers  # a container has no plain attributes
+            else:
+                home = attributes
+            for other in kept:
+                if other is not home:
+                    other.pop(name, None)
+            home[name] = new
+        recurrent = [module for module in moved if isinstance(module, RNNBase)]
+        for module in recurrent:
+            _rebuild_weights(module)
+        return [], recurrent, list(moved.values())
+
+    def replaced(self) -> dict[str, object]:
+        """Return the tensors that were in the module, nested."""
+        made: dict[str, object] = {}
+        for (*above, last), old in self._places:
+            level = made
+            for part in above:
+                level = cast("dict[str, object]", level.setdefault(part, {}))
+            level[last] = old
+        return _like_entries(self._entries, made)
+
+
+def _find_places(entries: Entries, module: nn.Module, path: Path, places: list[Place]) -> None:
+    """Add for each tensor of some entries the module that takes it, and its path."""
+    for name in _in_order(entries, _names_of(module)):
+        entry, here = entries[name], (*path, name)
+        if not isinstance(entry, Tensor):
+            _find_places(*_child(module, name, entry, here), here, places)
+            continue
+        if not isinstance(module.__dict__.get(name), Tensor):
+            _home_of(module, name, here)
+        places.append((module, here, entry))
+
+
+def _held_by(module: nn.Module, name: str) -> Tensor | None:
+    stores = cast("tuple[Store, ...]", (module._parameters, module._buffers, module.__dict__))
+    return next((held[name] for held in stores if name in held), None)
+
+
+def _changes_kinds(entries: Entries, module: nn.Module) -> bool:
+    """Return whether some entry cannot take its place as a parameter, or as a buffer."""
+    for name, entry in entries.items():
+        if isinstance(entry, Tensor):
+            is_parameter = entry.__class__ is nn.Parameter or isinstance(entry, nn.Parameter)
+            if is_parameter is not (name in module._parameters):
+                return True
+            continue
+        inner, child = entries_of(entry), module._modules.get(name)
+        if inner is not None and child is not None and _changes_kinds(inner, child):
+            return True
+    return False
 
 
 def _like_entries(entries: Entries, found: dict[str, object]) -> dict[str, object]:
@@ -452,7 +557,7 @@ class _Route:
 
     def exchange(self, entries: Entries, module: nn.Module) -> Taken | None:
         """Write the entries into their slots and return what was there; None if a slot is wrong."""
-        taken: Taken = ([], [])
+        taken: Taken = ([], [], [])
         try:
             self._write(entries, module, taken)
         except (KeyError, AttributeError):
@@ -463,7 +568,7 @@ class _Route:
         return taken
 
     def _write(self, entries: Entries, root: nn.Module, taken: Taken) -> None:
-        stores, recurrent = taken
+        stores, recurrent, _ = taken
         reached: list[tuple[Entries, nn.Module]] = []
         held: list[Tensor | None] = []
         in_transform = torch._C._functorch.maybe_current_level() is not None
@@ -538,9 +643,20 @@ def _has_twice(held: list[Tensor | None]) -> bool:
 
 def _restore(taken: Taken) -> None:
     """Restore the tensors that were replaced."""
-    stores, recurrent = taken
+    stores, recurrent, moved = taken
     for store, before in stores:
         store.update(before)
+    for module, parameters, buffers, attributes in moved:
+        for name in attributes:
+            module.__dict__.pop(name, None)
+        for kept, before in (
+            (cast("Store", module._parameters), parameters),
+            (module._buffers, buffers),
+        ):
+            kept.clear()
+            kept.update(before)
+        held = {name: value for name, value in attributes.items() if value is not None}
+        module.__dict__.update(held)
     for module in recurrent:
         _rebuild_weights(module)
 
