@@ -13,6 +13,7 @@ from kd_core import (
     InvalidValue,
     KeySetMismatch,
     LazyStackedTensorDict,
+    Locked,
     NonTensorData,
     OutOfRange,
     ShapeMismatch,
@@ -370,12 +371,32 @@ def test_where_without_dimensions_keeps_the_value_of_one_row() -> None:
         assert stack([td, td])["word"] == ["a", "a"]
 
 
-def test_where_and_gather_write_into_out() -> None:
+def test_out_takes_the_entries_of_where() -> None:
+    td = TensorDict({"a": torch.arange(2.0), "n": {"b": torch.arange(2)}}, [2])
+    out = TensorDict({"n": {"c": torch.ones(2), "b": torch.ones(2)}, "d": torch.ones(2)}, [2])
+    inner, leaf = out["n"], out["n", "b"]
+    assert td.where(torch.tensor([True, False]), 5.0, out=out) is out
+    assert leaf.tolist() == [1, 1]
+    assert out["n"] is inner
+    assert out["n", "b"].tolist() == [0, 5]
+    assert out["a"].tolist() == [0, 5]
+    assert sorted(out.keys(True, True), key=str) == [("n", "b"), ("n", "c"), "a", "d"]
+    with pytest.raises(Locked):
+        td.where(torch.tensor([True, False]), 5.0, out=out.lock_())
+
+
+def test_where_changes_itself_and_not_what_shares_its_tensors() -> None:
+    td = TensorDict({"a": torch.arange(2.0)}, [2])
+    kept = td.copy()
+    td.where(torch.tensor([True, False]), 5.0, out=td)
+    assert td["a"].tolist() == [0, 5]
+    assert kept["a"].tolist() == [0, 1]
+
+
+def test_where_replaces_the_batch_size_of_out_and_gather_writes_into_it() -> None:
     td = TensorDict({"a": torch.arange(2.0)}, [2])
     out = td.clone()
     leaf = out["a"]
-    assert td.where(torch.tensor([True, False]), 5.0, out=out) is out
-    assert leaf.tolist() == [0, 5]
     assert td.gather(0, torch.tensor([1, 1]), out=out) is out
     assert leaf.tolist() == [1, 1]
     small = TensorDict({"a": torch.zeros(3)}, [3])

@@ -21,9 +21,9 @@ from kd_core._nodes import registry
 from kd_core._ops.entries.updating import (
     Update,
     commit_all,
+    merge,
     paths_to_update,
     sources_of,
-    stage_merge,
     stage_writes,
     store_moved,
 )
@@ -103,14 +103,7 @@ class Structure(AbstractContainer):
             if take_batch_size(self, sources[0], clone, keys_to_update):
                 return self
         only = None if keys_to_update is None else paths_to_update(keys_to_update)
-        stage: Staged = []
-        how = Update(clone, inplace, only, non_blocking, is_leaf)
-        in_stack = [stage_merge(self, each, (), how, stage) for each in sources]
-        if any(in_stack):
-            with unchanged_on_error(self):
-                commit_all(stage)
-        else:
-            commit_all(stage)
+        merge(self, sources, Update(clone, inplace, only, non_blocking, is_leaf))
         return self
 
     def update_(

@@ -18,7 +18,7 @@ from kd_core._leaves.foreach import PLAIN
 from kd_core._leaves.loops import kinds_by_key, missing_key, walk_error
 from kd_core._leaves.writes import Write, check_write, write_all, write_checked
 from kd_core._nodes.entry import is_row_data, is_unbatched
-from kd_core._protocol.composite import Composite, are_alike, rows_or_stacked
+from kd_core._protocol.composite import Composite, are_alike, rows_or_stacked, unchanged_on_error
 from kd_core._protocol.primitives import AbstractContainer, lowest_level
 from kd_core._protocol.validation import Branch, spread_keys
 from kd_core._types import NoDefault
@@ -117,6 +117,17 @@ def narrowed_items(items: Mapping[str, object], only: list[Path]) -> dict[str, o
         elif taken:
             found[key] = value
     return found
+
+
+def merge(td: AbstractContainer, sources: Iterable[object], how: Update) -> None:
+    """Store the entries of some sources, merging nested ones. All or nothing."""
+    stage: Staged = []
+    in_stack = [stage_merge(td, each, (), how, stage) for each in sources]
+    if any(in_stack):
+        with unchanged_on_error(td):
+            commit_all(stage)
+    else:
+        commit_all(stage)
 
 
 def stage_merge(

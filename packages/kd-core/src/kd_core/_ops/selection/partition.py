@@ -24,6 +24,7 @@ from kd_core._keys import path_of
 from kd_core._leaves.loops import Selection, has_entry, refuse_leaf
 from kd_core._naming import explains_parameters
 from kd_core._nodes import registry
+from kd_core._ops.entries.updating import Update, merge
 from kd_core._ops.math.operands import written_to
 from kd_core._ops.selection.index_plan import (
     behind,
@@ -230,7 +231,7 @@ class Partition(AbstractContainer):
                 of the same size or 1.
             other: a container of the same keys, a number, or a tensor whose shape follows the rule
                 of `condition`.
-            out: a container into whose leaves the result is written.
+            out: a container that takes the entries of the result; its tensors are not written to.
             pad: what stands for an entry that `self` or a container `other` lacks.
             update_batch_size: give `out` the entries and the batch size of the result, where it has
                 others.
@@ -249,9 +250,17 @@ class Partition(AbstractContainer):
         from kd_core._ops.selection.conditions import selected  # few programs need conditions
 
         result = selected(self, condition, other, pad)
-        if update_batch_size and out is not None and out._desc.batch != result._desc.batch:
-            return become(out, result, "change the batch size")
-        return written_to(out, result)
+        if out is None:
+            return result
+        if out._desc.batch != result._desc.batch:
+            if update_batch_size:
+                return become(out, result, "change the batch size")
+            raise ShapeMismatch(
+                f"`out` must have batch_size {result._desc.batch}, got {out._desc.batch}. Pass "
+                "`update_batch_size=True` to replace it."
+            )
+        merge(out, (result,), Update())
+        return out
 
     @overload
     def get_at(
