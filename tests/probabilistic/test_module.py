@@ -19,6 +19,7 @@ from kd_nn import (
     TensorDictSequential,
 )
 from kd_probabilistic import (
+    CompositeDistribution,
     ProbabilisticTensorDictModule,
     ProbabilisticTensorDictSequential,
     interaction_type,
@@ -538,3 +539,57 @@ def test_error_of_torch_says_what_was_read(
     (note,) = caught.value.__notes__
     assert note.startswith("`ProbabilisticTensorDictModule(Normal)`: reads ")
     assert read in note
+
+
+class Squashed(distributions.Normal):
+    """A normal distribution that scores what it drew before it rounds it."""
+
+    def rsample_and_log_prob(self, shape: torch.Size) -> tuple[Tensor, Tensor]:
+        value = self.rsample(shape)
+        return value.round(), log_density(self, value)
+
+
+class Unpathed(Squashed):
+    """One without gradients of its draws."""
+
+    has_rsample = False
+
+    def sample_and_log_prob(self, shape: torch.Size) -> tuple[Tensor, Tensor]:
+        value = torch.normal(self.loc, self.scale)
+        return value.round(), torch.full_like(value, 7.0)
+
+
+@pytest.mark.parametrize("kind", [Squashed, Unpathed])
+def test_a_distribution_that_scores_its_draws_is_asked_to(kind: type[Squashed]) -> None:
+    module = ProbabilisticTensorDictModule(
+        in_keys=["loc", "scale"],
+        out_keys=["x"],
+        distribution_class=kind,
+        return_log_prob=True,
+        default_interaction_type="random",
+    )
+    torch.manual_seed(0)
+    got = module(params())
+    torch.manual_seed(0)
+    drawn = torch.normal(LOC, SCALE)
+    assert torch.equal(got["x"], drawn.round())
+    dist = Normal(LOC, SCALE)
+    expected = log_density(dist, drawn) if kind is Squashed else torch.full_like(drawn, 7.0)
+    assert torch.equal(got["x_log_prob"], expected)
+    with set_interaction_type("mode"):
+        got = module(params())
+    assert torch.equal(got["x_log_prob"], log_density(dist, got["x"]))
+
+
+def test_components_that_score_their_draws_are_asked_to() -> None:
+    module = ProbabilisticTensorDictModule(
+        in_keys=["p"],
+        out_keys=["x", "y"],
+        distribution_class=CompositeDistribution,
+        distribution_kwargs={"distribution_map": {"x": Unpathed, "y": Normal}},
+        return_log_prob=True,
+        default_interaction_type="random",
+    )
+    got = module(TensorDict(p={"x": params(), "y": params()}))
+    assert got["x_log_prob"].eq(7.0).all()
+    assert torch.equal(got["y_log_prob"], log_density(Normal(LOC, SCALE), got["y"]))

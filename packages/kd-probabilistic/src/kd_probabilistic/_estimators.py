@@ -88,6 +88,20 @@ def draw(distribution: Distribution, sample_shape: torch.Size) -> Tensor:
     return distribution.sample(sample_shape)
 
 
+def scored_draw(
+    distribution: Distribution,
+) -> Callable[[torch.Size], tuple[Tensor, Tensor]] | None:
+    """Return what draws at random and computes the log-probability at once; `None` if nothing does.
+
+    A distribution that knows what it drew before it rounded, as one behind a `tanh`, is exact so.
+    """
+    name = "rsample_and_log_prob" if distribution.has_rsample else "sample_and_log_prob"
+    found: Callable[[torch.Size], tuple[Tensor, Tensor]] | None = (
+        getattr(distribution, name) if hasattr(type(distribution), name) else None
+    )
+    return found
+
+
 def mean_or_empirical(distribution: Distribution, count: int) -> Tensor:
     """Return the mean, or the mean of `count` draws if there is no closed form."""
     try:

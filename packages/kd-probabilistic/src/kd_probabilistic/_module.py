@@ -23,7 +23,7 @@ from kd_nn import Delta, InputMissing, TensorDictModuleBase, dispatch, skip_exis
 from kd_probabilistic._components import available, check_keys
 from kd_probabilistic._composite import CompositeDistribution
 from kd_probabilistic._construction import log_prob_of_draw
-from kd_probabilistic._estimators import draw, estimate, mean_or_empirical
+from kd_probabilistic._estimators import draw, estimate, mean_or_empirical, scored_draw
 from kd_probabilistic._generator import advance, as_generator, drawing_from, generator_at
 from kd_probabilistic._interaction import InteractionType, interaction_type, set_interaction_type
 from kd_probabilistic._log_prob import log_prob_key_of, log_prob_of
@@ -31,6 +31,7 @@ from kd_probabilistic._reading import must_not_look, unchecked
 from kd_probabilistic._settings import DISCARD, ConfiguredModule, Generator, InKeys, Settings
 
 LogProb: TypeAlias = Tensor | TensorDict
+Scores: TypeAlias = dict[NestedKey, Tensor]
 
 
 class ProbabilisticTensorDictModule(ConfiguredModule):
@@ -206,10 +207,18 @@ class ProbabilisticTensorDictModule(ConfiguredModule):
         aggregate: bool | None = None,
     ) -> LogProb:
         """Return the log-probability of bare values, by key; see `log_prob`."""
-        settings = self._settings
         if not isinstance(dist, CompositeDistribution):
-            return log_prob_of(dist, values[settings.sample_keys[0]])
+            return log_prob_of(dist, values[self._settings.sample_keys[0]])
         parts = {key: log_prob_of(dist[key], value) for key, value in values.items()}
+        return self._joined(dist, parts, aggregate)
+
+    def _joined(
+        self,
+        dist: CompositeDistribution,
+        parts: dict[NestedKey, Tensor],
+        aggregate: bool | None = None,
+    ) -> LogProb:
+        settings = self._settings
         if settings.aggregates if aggregate is None else aggregate:
             return dist.summed(parts)
         keys = settings.log_prob_keys
@@ -296,48 +305,64 @@ class ProbabilisticTensorDictModule(ConfiguredModule):
     ) -> tuple[object, ...]:
         dist = self._settings.build(values)
         kind = interaction_type() or self.default_interaction_type
+        scores: Scores | None = {} if self.return_log_prob else None
         if generator is None:
-            made = self._values(dist, kind)
+            made = self._values(dist, kind, scores)
         else:
             with drawing_from(self._own_generator(generator, values)):
-                made = self._values(dist, kind)
+                made = self._values(dist, kind, scores)
         settings = self._settings
         if isinstance(made, Tensor):
             outputs: tuple[object, ...] = (made,)
         else:
             outputs = tuple(made[key] for key in settings.sample_keys)
-        if not self.return_log_prob:
+        if scores is None:
             return outputs
         selected = self.__dict__["_selected"]
         if selected is not None and not any(key in selected for key in settings.log_prob_keys):
             return outputs + (None,) * len(settings.log_prob_keys)
         if isinstance(made, Tensor):
+            if scores:
+                return made, *scores.values()
             drawn = kind is InteractionType.RANDOM
             return made, (log_prob_of_draw if drawn else log_prob_of)(dist, made)
-        found = self.log_prob_of_values(dist, made)
+        parts = cast("CompositeDistribution", dist)
+        for key, value in made.items():
+            if key not in scores:
+                scores[key] = log_prob_of(parts[key], value)
+        found = self._joined(parts, {key: scores[key] for key in made})
         if isinstance(found, Tensor):
             return (*outputs, found)
         return (*outputs, *(found[unravel_key_to_tuple(key)] for key in settings.log_prob_keys))
 
     def _values(
-        self, dist: Distribution, kind: InteractionType
+        self, dist: Distribution, kind: InteractionType, scores: Scores | None
     ) -> Tensor | dict[NestedKey, Tensor]:
-        """Return the value of a distribution, or those of the components of a composite one."""
+        """Return the value of a distribution, or those of the components of a composite one.
+
+        Log-probabilities that a distribution returns with a draw are added to `scores`.
+        """
         keys = self._settings.sample_keys
         if isinstance(dist, CompositeDistribution):
             check_keys(self._kd_described_as, keys, dist)
-            return {key: self._take(dist[key], kind) for key in keys}
+            return {key: self._take(dist[key], kind, key, scores) for key in keys}
         if len(keys) != 1:
             raise InvalidArgument(
                 f"{self._kd_described_as} has {len(keys)} out_keys, but `{self._kd_node_label}` "
                 f"returned a {type(dist).__name__}, which has one value. Give one key."
             )
-        return self._take(dist, kind)
+        return self._take(dist, kind, keys[0], scores)
 
-    def _take(self, dist: Distribution, kind: InteractionType) -> Tensor:
+    def _take(
+        self, dist: Distribution, kind: InteractionType, key: NestedKey, scores: Scores | None
+    ) -> Tensor:
         shape = _shape_of(self)
         if kind is InteractionType.RANDOM:
-            return draw(dist, shape)
+            scored = None if scores is None else scored_draw(dist)
+            if scores is None or scored is None:
+                return draw(dist, shape)
+            value, scores[key] = scored(shape)
+            return value
         if kind is InteractionType.MEAN:
             value = mean_or_empirical(dist, self.n_empirical_estimate)
         else:
