@@ -583,13 +583,13 @@ def test_a_distribution_that_scores_its_draws_is_asked_to(kind: type[Squashed]) 
 
 def test_components_that_score_their_draws_are_asked_to() -> None:
     module = ProbabilisticTensorDictModule(
-        in_keys=["p"],
+        in_keys=["params"],
         out_keys=["x", "y"],
         distribution_class=CompositeDistribution,
         distribution_kwargs={"distribution_map": {"x": Unpathed, "y": Normal}},
         return_log_prob=True,
         default_interaction_type="random",
     )
-    got = module(TensorDict(p={"x": params(), "y": params()}))
+    got = module(TensorDict(params={"x": params(), "y": params()}))
     assert got["x_log_prob"].eq(7.0).all()
     assert torch.equal(got["y_log_prob"], log_density(Normal(LOC, SCALE), got["y"]))
