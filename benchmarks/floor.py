@@ -95,13 +95,13 @@ class Floor:
             return value.to(self.device)
         return value
 
-    def _like(self, entries: dict[str, Tensor | Floor], batch: tuple[int, ...]) -> Floor:
+    def _kd_like(self, entries: dict[str, Tensor | Floor], batch: tuple[int, ...]) -> Floor:
         new = object.__new__(Floor)
         new.entries, new.batch_size, new.device, new.locked = entries, batch, self.device, 0
         return new
 
     def _map(self, fn: Leaf, batch: tuple[int, ...]) -> Floor:
-        return self._like(
+        return self._kd_like(
             {
                 key: fn(value) if type(value) is Tensor else value._map(fn, batch)
                 for key, value in self.entries.items()
@@ -113,7 +113,7 @@ class Floor:
         if self.entries.keys() != other.entries.keys() or self.batch_size != other.batch_size:
             raise ValueError
         theirs = other.entries
-        return self._like(
+        return self._kd_like(
             {
                 key: fn(value, theirs[key])
                 if type(value) is Tensor
@@ -246,7 +246,7 @@ class Floor:
             part = self.entries[first].select(*rest)
             if kept[first] is None:
                 kept[first] = part
-        return self._like(self._released(kept), self.batch_size)
+        return self._kd_like(self._released(kept), self.batch_size)
 
     def exclude(self, *keys: object) -> Floor:
         kept = self.entries.copy()
@@ -260,12 +260,12 @@ class Floor:
         for first, rest in parts.items():
             if type(kept.get(first)) is Floor:
                 kept[first] = kept[first].exclude(*rest)
-        return self._like(self._released(kept), self.batch_size)
+        return self._kd_like(self._released(kept), self.batch_size)
 
     def _released(self, kept: dict[str, Tensor | Floor]) -> dict[str, Tensor | Floor]:
         if not self.locked:
             return kept
-        return self._like(kept, ())._map(lambda leaf: leaf, self.batch_size).entries
+        return self._kd_like(kept, ())._map(lambda leaf: leaf, self.batch_size).entries
 
     def flatten_keys(self, separator: str) -> Floor:
         flat: dict[str, Tensor | Floor] = {}
@@ -274,15 +274,15 @@ class Floor:
             if name in flat:
                 raise KeyError
             flat[name] = value
-        return self._like(flat, self.batch_size)
+        return self._kd_like(flat, self.batch_size)
 
     def unflatten_keys(self, separator: str) -> Floor:
-        new = self._like({}, self.batch_size)
+        new = self._kd_like({}, self.batch_size)
         for key, value in self.entries.items():
             level = new
             *above, last = key.split(separator)
             for part in above:
-                level = level.entries.setdefault(part, self._like({}, self.batch_size))
+                level = level.entries.setdefault(part, self._kd_like({}, self.batch_size))
                 if type(level) is not Floor:
                     raise KeyError
             if last in level.entries:
@@ -322,7 +322,7 @@ class Floor:
         # containers.md, "Keys": `empty(recurse)`; kd documents the other options.
         if recurse or batch_size is not None or device is not None or names is not None:
             raise TypeError
-        return self._like({}, self.batch_size)
+        return self._kd_like({}, self.batch_size)
 
     def replace(self, source: Mapping[str, object]) -> Floor:
         return self._map(lambda leaf: leaf, self.batch_size).update(source)
@@ -400,7 +400,7 @@ class Floor:
         self.was_locked = self.locked & 1
         if not self.locked & 1:
             self.locked += 1
-            self._hold_below(2)
+            self._kd_hold_below(2)
         return self
 
     def unlock_(self) -> Floor:
@@ -409,7 +409,7 @@ class Floor:
         self.was_locked = self.locked & 1
         if self.locked:
             self.locked = 0
-            self._hold_below(-2)
+            self._kd_hold_below(-2)
         return self
 
     def __enter__(self) -> Floor:
@@ -421,11 +421,11 @@ class Floor:
         else:
             self.unlock_()
 
-    def _hold_below(self, count: int) -> None:
+    def _kd_hold_below(self, count: int) -> None:
         for value in self.entries.values():
             if type(value) is Floor:
                 value.locked += count
-                value._hold_below(count)
+                value._kd_hold_below(count)
 
     # combine
 
@@ -457,7 +457,7 @@ class Floor:
                 joined[key] = fn(column, dim)
             else:
                 joined[key] = value._joined(column, fn, dim, size)
-        return self._like(joined, (*old[:dim], size, *old[behind:]))
+        return self._kd_like(joined, (*old[:dim], size, *old[behind:]))
 
 
 def _common(source: Mapping[str, object], shared: tuple[int, ...] | None) -> object:

@@ -87,10 +87,10 @@ def assert_same(actual: TensorDictBase, expected: TensorDictBase) -> None:
 
 
 def _compare(actual: AbstractContainer, expected: AbstractContainer, path: NestedKey) -> None:
-    assert actual._desc.batch == expected._desc.batch, path
-    assert set(actual._entries) == set(expected._entries), path
-    for key, value in expected._entries.items():
-        found = actual._entries[key]
+    assert actual._kd_desc.batch == expected._kd_desc.batch, path
+    assert set(actual._kd_entries) == set(expected._kd_entries), path
+    for key, value in expected._kd_entries.items():
+        found = actual._kd_entries[key]
         where = cast("NestedKey", (*path, key))
         if isinstance(value, AbstractContainer):
             assert isinstance(found, AbstractContainer), where
@@ -104,4 +104,4 @@ def _compare(actual: AbstractContainer, expected: AbstractContainer, path: Neste
         else:
             assert not isinstance(found, Tensor), where
             assert type(found) is type(value), where
-            assert found._item() == value._item(), where
+            assert found._kd_item() == value._kd_item(), where

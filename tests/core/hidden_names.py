@@ -26,7 +26,7 @@ PACKAGE = "tests.core.hidden_contract"
 def unhidden(owner: object, name: str) -> object:
     """Return an attribute as if no field of a container had its name."""
     if isinstance(owner, TensorDictBase) and not name.startswith("_"):
-        kind = type(owner)._engine
+        kind = type(owner)._kd_engine
         return inspect.getattr_static(kind, name).__get__(owner, type(owner))
     return getattr(owner, name)
 
@@ -34,7 +34,7 @@ def unhidden(owner: object, name: str) -> object:
 def put(owner: object, name: str, value: object) -> None:
     """Set an attribute as if no field of a container had its name."""
     if isinstance(owner, TensorDictBase):
-        inspect.getattr_static(type(owner)._engine, name).__set__(owner, value)
+        inspect.getattr_static(type(owner)._kd_engine, name).__set__(owner, value)
     else:
         setattr(owner, name, value)
 

@@ -184,7 +184,7 @@ def grads(td: TensorDictBase) -> Iterator[object]:
         for member in td._members:
             yield from grads(member)
         return
-    for entry in cast("dict[str, object]", td._entries).values():
+    for entry in cast("dict[str, object]", td._kd_entries).values():
         if isinstance(entry, TensorDictBase):
             yield from grads(entry)
         elif isinstance(entry, Tensor):

@@ -148,7 +148,7 @@ def state(td: TensorDictBase) -> Iterator[object]:
         for member in td._members:
             yield from state(member)
         return
-    for key, entry in cast("dict[str, object]", td._entries).items():
+    for key, entry in cast("dict[str, object]", td._kd_entries).items():
         if isinstance(entry, Tensor):
             yield key, id(entry), entry.data_ptr(), entry.dtype, entry.shape, entry.tolist()
         elif isinstance(entry, TensorDictBase):

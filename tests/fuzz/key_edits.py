@@ -89,7 +89,7 @@ def expected(module: nn.Module) -> Both:
         writes = [key for key in writes if key not in visible] + visible
     if isinstance(module, OwnSequence):
         reads += [key for key in module.more if key not in reads]
-    selected = module.__dict__.get("_selected")
+    selected = module.__dict__.get("_kd_selected")
     return reads, writes if selected is None else list(selected)
 
 

@@ -15,7 +15,7 @@ from torch.nn.utils import parametrizations, parametrize
 
 Found: TypeAlias = dict[str, object]
 NAMES = ["shape", "keys", "data", "names", "device", "_w", "_hidden", "batch_size", "no_convert"]
-NAMES += ["_entries", "_data", "is_locked", "get", "items", "forward_", "T", "w", "lock"]
+NAMES += ["_kd_entries", "_data", "is_locked", "get", "items", "forward_", "T", "w", "lock"]
 
 
 class Odd(nn.Module):

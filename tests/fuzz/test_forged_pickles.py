@@ -143,7 +143,9 @@ def some_value(rng: Random, whole: object) -> object:
     if draw < 0.7:
         return rng.choice(KINDS)
     if draw < 0.8:
-        return Made(rng.choice(KINDS), [], rng.choice([None, {"_entries": {}}, (None, {"a": 1})]))
+        return Made(
+            rng.choice(KINDS), [], rng.choice([None, {"_kd_entries": {}}, (None, {"a": 1})])
+        )
     holder, key = rng.choice(places(whole, [([whole], 0)]))
     other = holder[key]
     if draw < 0.9 or not isinstance(other, Call):
@@ -168,15 +170,15 @@ def forge(whole: list[object], rng: Random) -> None:
         elif kind < 0.5 and isinstance(value, Call) and value.function is not restore_from_bits:
             entries = {"a": torch.zeros(7), "x": 3}
             states: list[object] = [
-                *({"_entries": entries, "_desc": None}, (None, {"_entries": entries})),
+                *({"_kd_entries": entries, "_kd_desc": None}, (None, {"_kd_entries": entries})),
                 *(
-                    (None, {"_desc": None}),
+                    (None, {"_kd_desc": None}),
                     (None, {"_members": []}),
                     (None, {"data": 1}),
                     3,
                     {3: 4},
                 ),
-                *((None, {"_tensor": torch.zeros(5)}), {"note": "x"}, (None, {"_nested": True})),
+                *((None, {"_tensor": torch.zeros(5)}), {"note": "x"}, (None, {"_kd_nested": True})),
             ]
             value.state = rng.choice(states)
         else:

@@ -109,7 +109,7 @@ def others() -> dict[str, object]:
     return {
         "declared": Point(x=torch.zeros(2), label="a", batch_size=[2]),
         "data": NonTensorData("a"),
-        "descriptor": TensorDict(batch_size=[2])._desc,
+        "descriptor": TensorDict(batch_size=[2])._kd_desc,
         "marker": NO_DEFAULT,
         "error": KeyNotFound("a"),
         "method": TensorDict.exp,

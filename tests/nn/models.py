@@ -132,7 +132,7 @@ class Residual(TensorDictModuleBase):
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         return tensordict.set("h", tensordict["h"] + tensordict["goal", "by"])
 
-    def forward_values(self, *values: object) -> tuple[object, ...]:
+    def _kd_forward_values(self, *values: object) -> tuple[object, ...]:
         h, by = values
         assert isinstance(h, Tensor)
         assert isinstance(by, Tensor)

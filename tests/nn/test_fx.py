@@ -49,14 +49,14 @@ class Double(TensorDictModuleBase):
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         return tensordict.set("y", tensordict["x"] * 2)
 
-    def forward_values(self, *values: object) -> tuple[object, ...]:
+    def _kd_forward_values(self, *values: object) -> tuple[object, ...]:
         assert isinstance(values[0], Tensor)  # never a proxy
         return (values[0] * 2,)
 
 
 class Twice(TensorDictModule):
-    def forward_values(self, *values: object) -> tuple[object, ...]:
-        return tuple(2 * value for value in super().forward_values(*values))  # type: ignore[operator]  # a tensor
+    def _kd_forward_values(self, *values: object) -> tuple[object, ...]:
+        return tuple(2 * value for value in super()._kd_forward_values(*values))  # type: ignore[operator]  # a tensor
 
 
 def two(x: Tensor) -> tuple[Tensor, Tensor]:

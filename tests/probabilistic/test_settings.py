@@ -159,7 +159,7 @@ def test_keys_can_be_assigned_as_they_are_read() -> None:
 
 def test_values_include_that_of_the_generator() -> None:
     module = normal(generator="seed")
-    (value,) = module.forward_values(LOC, SCALE, 3)
+    (value,) = module._kd_forward_values(LOC, SCALE, 3)
     shape, found = cast("tuple[object, list[tuple[object, object]]]", results(module))
     expected = [*flat(params()), ("x", cast(Tensor, value).tolist())]
     assert shape == ()

@@ -14,17 +14,17 @@ class Counting(TensorDict):
 
     seen: list[str] = []  # noqa: RUF012  # of all instances, for they have slots
 
-    def _set_entry(self, key: str, value: Entry) -> None:
+    def _kd_set_entry(self, key: str, value: Entry) -> None:
         self.seen.append(key)
-        super()._set_entry(key, value)
+        super()._kd_set_entry(key, value)
 
-    def _like(self, entries: dict[str, Entry], desc: Descriptor) -> "Counting":
+    def _kd_like(self, entries: dict[str, Entry], desc: Descriptor) -> "Counting":
         self.seen.append("like")
-        return super()._like(entries, desc)
+        return super()._kd_like(entries, desc)
 
-    def _describe(self, desc: Descriptor) -> None:
+    def _kd_describe(self, desc: Descriptor) -> None:
         self.seen.append("describe")
-        super()._describe(desc)
+        super()._kd_describe(desc)
 
 
 class Removing(TensorDict):
@@ -32,9 +32,9 @@ class Removing(TensorDict):
 
     seen: list[str] = []  # noqa: RUF012  # as above
 
-    def _del_entry(self, key: str) -> None:
+    def _kd_del_entry(self, key: str) -> None:
         self.seen.append(key)
-        super()._del_entry(key)
+        super()._kd_del_entry(key)
 
 
 class More(Counting):
@@ -44,17 +44,17 @@ class More(Counting):
 class Noting:
     """Does the same as a mixin."""
 
-    def _set_entry(self, key: str, value: Entry) -> None:
+    def _kd_set_entry(self, key: str, value: Entry) -> None:
         Counting.seen.append(key)
-        super()._set_entry(key, value)  # type: ignore[misc]  # of the container
+        super()._kd_set_entry(key, value)  # type: ignore[misc]  # of the container
 
-    def _like(self, entries: dict[str, Entry], desc: Descriptor) -> TensorDict:
+    def _kd_like(self, entries: dict[str, Entry], desc: Descriptor) -> TensorDict:
         Counting.seen.append("like")
-        return super()._like(entries, desc)  # type: ignore[misc, no-any-return]  # as above
+        return super()._kd_like(entries, desc)  # type: ignore[misc, no-any-return]  # as above
 
-    def _describe(self, desc: Descriptor) -> None:
+    def _kd_describe(self, desc: Descriptor) -> None:
         Counting.seen.append("describe")
-        super()._describe(desc)  # type: ignore[misc]  # as above
+        super()._kd_describe(desc)  # type: ignore[misc]  # as above
 
 
 class Mixed(Noting, TensorDict):  # type: ignore[misc]  # the mixin takes the place of primitives
@@ -124,10 +124,10 @@ def test_locks_of_nested_containers_are_counted_as_by_the_general_methods() -> N
         for _ in range(2):  # the second time descriptors are cached
             for step, td in ((lock, one), (lock, other), (unlock, one), (lock, inner)):
                 step(td)
-                seen.append([(each._desc.lock, each._desc.held) for each in levels])
+                seen.append([(each._kd_desc.lock, each._kd_desc.held) for each in levels])
             unlock(other)
             unlock(inner)
-            seen.append([(each._desc.lock, each._desc.held) for each in levels])
+            seen.append([(each._kd_desc.lock, each._kd_desc.held) for each in levels])
         if general:
             assert seen == fast
         fast = seen

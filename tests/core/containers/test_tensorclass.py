@@ -151,19 +151,19 @@ def notes(name: str) -> dict[str, object]:
     return {"__annotations__": {name: Tensor}}
 
 
-@pytest.mark.parametrize("name", ["_entries", "_desc", "_like", "_put", "batch_size"])
+@pytest.mark.parametrize("name", ["_kd_entries", "_kd_desc", "_kd_like", "_kd_put", "batch_size"])
 def test_a_field_with_a_name_that_containers_keep_is_refused(name: str) -> None:
     with pytest.raises(InvalidValue, match=f"`{name}`.* must not be"):
         types.new_class("Bad", (TensorClass,), {}, lambda body: body.update(notes(name)))
 
 
 def test_a_method_with_a_name_that_containers_keep_is_refused() -> None:
-    with pytest.raises(InvalidValue, match="`_read` of `Bad` must not be the name of"):
+    with pytest.raises(InvalidValue, match="`_kd_read` of `Bad` must not be the name of"):
 
         class Bad(TensorClass):
             x: Tensor
 
-            def _read(self) -> Tensor:  # type: ignore[override]  # the point of the test
+            def _kd_read(self) -> Tensor:  # type: ignore[override]  # the point of the test
                 return self.x
 
 

@@ -146,7 +146,7 @@ class Answers:
 class Alike:
     """An object with the private names of nodes."""
 
-    _tensor = _map_each = _encode = _constant = _positions = _desc = _item = _of_batch = 1
+    _tensor = _kd_map_each = _encode = _constant = _positions = _kd_desc = _kd_item = _of_batch = 1
 
 
 ODD = [Answers(), MagicMock(), Mock(), TensorDict, Alike(), Alike, UnbatchedTensor, NonTensorData]

@@ -50,7 +50,7 @@ def random_net(rng: random.Random, size: int) -> nn.Sequential:
 
 def one(ensemble: EnsembleModule, value: Tensor) -> Tensor:
     """Return the only output."""
-    (output,) = ensemble.forward_values(value)
+    (output,) = ensemble._kd_forward_values(value)
     assert isinstance(output, Tensor)
     return output
 
@@ -65,7 +65,7 @@ def both(
             if at_once:
                 patch.setattr(torch, "vmap", None)
             else:
-                patch.setattr(ensemble, "_recurrent", True)
+                patch.setattr(ensemble, "_kd_recurrent", True)
             leaf = value.clone().requires_grad_()
             output = one(ensemble, leaf)
         wanted = [leaf, *ensemble.parameters()]
@@ -96,7 +96,7 @@ def test_inputs_of_odd_shapes_fare_as_under_vmap(expand: bool, shape: tuple[int,
         ensemble = EnsembleModule(TensorDictModule(net, ["x"], ["y"]), 1, expand_input=expand)
         value = torch.randn(shape if expand else (1, *shape))
         results = [seen(ensemble, value)]
-        handle = ensemble.__dict__["_template"].module.register_forward_hook(lambda *_: None)
+        handle = ensemble.__dict__["_kd_template"].module.register_forward_hook(lambda *_: None)
         results.append(seen(ensemble, value))
         handle.remove()
         assert str(results[0])[:60] == str(results[1])[:60]
@@ -104,7 +104,7 @@ def test_inputs_of_odd_shapes_fare_as_under_vmap(expand: bool, shape: tuple[int,
 
 def seen(ensemble: EnsembleModule, value: Tensor) -> object:
     try:
-        return [tuple(each.shape) for each in ensemble.forward_values(value)]  # type: ignore[attr-defined]  # tensors
+        return [tuple(each.shape) for each in ensemble._kd_forward_values(value)]  # type: ignore[attr-defined]  # tensors
     except (RuntimeError, ValueError) as error:
         return type(error), str(error)
 

@@ -78,9 +78,9 @@ def test_a_file_keeps_which_buffers_are_not_saved(tmp_path: Path) -> None:
 def test_a_state_that_is_not_one_of_these_entries_is_refused(field: str, wrong: object) -> None:
     level = TensorDictParams.of_module(Unsaved())
     state = {"no_convert": True, "parameters": ["weight"], "frozen": [], "unsaved": ["cache"]}
-    build(dict(level._entries), level._desc, state)
+    build(dict(level._kd_entries), level._kd_desc, state)
     with pytest.raises(FormatError, match="is not the state of a `TensorDictParams`"):
-        build(dict(level._entries), level._desc, {**state, field: wrong})
+        build(dict(level._kd_entries), level._kd_desc, {**state, field: wrong})
 
 
 def test_a_weight_with_two_names_moves_once() -> None:

@@ -103,7 +103,7 @@ def test_it_is_an_entry_and_a_part_of_it_is_plain(tmp_path: Path) -> None:
 def test_a_state_of_other_entries_is_refused(state: object) -> None:
     td = TensorDict({"w": torch.ones(2), "n": {"w": torch.ones(2)}})
     with pytest.raises(FormatError, match="is not the state of a `TensorDictParams`"):
-        build(dict(td._entries), td._desc, state)
+        build(dict(td._kd_entries), td._kd_desc, state)
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")

@@ -49,8 +49,8 @@ class Reading(TensorDictModuleBase):
 
 
 class ReadingValues(Reading):
-    def forward_values(self, *values: object) -> tuple[object, ...]:
-        found: tuple[object, ...] = self.inner.forward_values(*values)
+    def _kd_forward_values(self, *values: object) -> tuple[object, ...]:
+        found: tuple[object, ...] = self.inner._kd_forward_values(*values)
         return found
 
     @property

@@ -108,8 +108,8 @@ class Doubling(TensorDictModuleBase):
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         return self.inner(tensordict)
 
-    def forward_values(self, *values: object) -> tuple[object, ...]:
-        return self.inner.forward_values(*values)
+    def _kd_forward_values(self, *values: object) -> tuple[object, ...]:
+        return self.inner._kd_forward_values(*values)
 
     def _kd_own_in_keys(self) -> tuple[NestedKey, ...]:
         return tuple(self.inner.in_keys)

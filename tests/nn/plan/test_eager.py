@@ -391,7 +391,7 @@ def test_attribute_of_a_users_class_does_not_say_where_a_plan_writes(inplace: ob
         def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
             return tensordict.set("y", -tensordict["x"])
 
-        def forward_values(self, *values: object) -> tuple[object, ...]:
+        def _kd_forward_values(self, *values: object) -> tuple[object, ...]:
             return (-cast(Tensor, values[0]),)
 
     module = Mine()

@@ -51,7 +51,7 @@ class Tenfold(TensorDictModuleBase):
     def _kd_has_value_form(self) -> bool:
         return not self.training
 
-    def forward_values(self, *values: object) -> tuple[object, ...]:
+    def _kd_forward_values(self, *values: object) -> tuple[object, ...]:
         (x,) = values
         assert isinstance(x, Tensor)
         return (x * self.scale,)
@@ -95,7 +95,7 @@ def test_keys_that_a_class_computes_are_compared() -> None:
         def out_keys_source(self) -> list[NestedKey]:
             return self.out_keys
 
-        def forward_values(self, *values: object) -> tuple[object, ...]:
+        def _kd_forward_values(self, *values: object) -> tuple[object, ...]:
             (x,) = values
             return (x,)
 
@@ -336,7 +336,7 @@ def test_intermediate_values_live_until_they_are_last_read() -> None:
 
 
 def write_past_the_attribute(model: TensorDictModule, patch: pytest.MonkeyPatch) -> None:
-    patch.setitem(model.__dict__, "_out_keys", ("z",))
+    patch.setitem(model.__dict__, "_kd_out_keys", ("z",))
 
 
 def replace_a_property(model: TensorDictModule, patch: pytest.MonkeyPatch) -> None:

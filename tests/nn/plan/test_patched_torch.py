@@ -70,7 +70,7 @@ def test_a_model_is_planned_once_the_patch_of_all_modules_is_gone() -> None:
 @pytest.mark.parametrize(("kind", "name"), PATCHES)
 def test_an_ensemble_runs_patched_layers(kind: type, name: str) -> None:
     ensemble = EnsembleModule(TensorDictModule(make(), ["x"], ["y"]), 2)
-    template = ensemble.__dict__["_template"]
+    template = ensemble.__dict__["_kd_template"]
     with patched(kind, name):
         expected = []
         for idx in range(2):
@@ -141,7 +141,7 @@ def test_a_layer_reads_attributes_where_torch_does(
         change(cast(nn.Linear, net[0]), patch)
         for _ in range(4):
             assert torch.equal(cast(Tensor, module(x=X)), net(X))
-        template = ensemble.__dict__["_template"]
+        template = ensemble.__dict__["_kd_template"]
         with ensemble.params[1].to_module(template):
             expected = template(x=X)
         assert torch.allclose(cast(Tensor, ensemble(x=X))[1], expected)

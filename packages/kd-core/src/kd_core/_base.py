@@ -115,12 +115,12 @@ class TensorDictBase(
     """
 
     __slots__ = ()
-    _engine: ClassVar[type[TensorDictBase]]
+    _kd_engine: ClassVar[type[TensorDictBase]]
     __array_ufunc__ = None  # `numpy.float64(2) * td` is for `__rmul__`, not for numpy
 
     def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
-        cls._engine = cls
+        cls._kd_engine = cls
         registry.new_kind(cls)
 
     def __dir__(self) -> list[str]:
@@ -139,7 +139,7 @@ class TensorDictBase(
 
     def _ipython_key_completions_(self) -> list[NestedKey]:
         """Return the keys that a prompt offers after `td["`, nested ones as tuples."""
-        return list(self._engine.keys(self, include_nested=True))
+        return list(self._kd_engine.keys(self, include_nested=True))
 
     @staticmethod
     def stack(input: Sequence[C], dim: int | str = 0, *, out: C | None = None) -> C:
@@ -302,7 +302,7 @@ def _gather_concerns() -> None:
 
 
 _gather_concerns()
-TensorDictBase._engine = TensorDictBase  # type: ignore[type-abstract]  # only methods are asked for
+TensorDictBase._kd_engine = TensorDictBase  # type: ignore[type-abstract]  # only methods are asked for
 Mapping.register(TensorDictBase)  # type: ignore[type-abstract]  # it is abstract, and a mapping
 
 

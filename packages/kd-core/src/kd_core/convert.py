@@ -66,7 +66,7 @@ def save(
         >>> load("saved.kd")["a"]
         tensor([1, 2])
     """
-    return td._engine.save(td, path, archive=archive, compression=compression)
+    return td._kd_engine.save(td, path, archive=archive, compression=compression)
 
 
 @explains_parameters
@@ -91,7 +91,7 @@ def memmap(
         >>> memmap(TensorDict({"a": [1, 2]}, [2]), "mapped.kd").is_memmap()
         True
     """
-    return td._engine.memmap(
+    return td._kd_engine.memmap(
         td,
         path,
         num_threads=num_threads,
@@ -258,7 +258,7 @@ def to_arrow(td: TensorDictBase) -> object:
         >>> if find_spec("pyarrow"):
         ...     assert to_arrow(TensorDict({"a": [1, 2]}, [2])).num_rows == 2
     """
-    return td._engine.to_arrow(td)
+    return td._kd_engine.to_arrow(td)
 
 
 def parse_tensor_dict_string(s: str) -> TensorDictBase:

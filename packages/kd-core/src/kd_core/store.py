@@ -159,8 +159,8 @@ def _is_kind(cls: object) -> bool:
 def _instance(
     cls: type[TensorDictBase], entries: dict[str, Entry], desc: Descriptor
 ) -> TensorDictBase:
-    """Return an instance of a class that holds entries; `_like` compares the keys."""
-    made = object.__new__(cls)._like(entries, desc)
+    """Return an instance of a class that holds entries; `_kd_like` compares the keys."""
+    made = object.__new__(cls)._kd_like(entries, desc)
     if type(made) is not cls:
         raise FormatError(
             f"the entries {listed(entries)} are not those of the class `{cls.__qualname__}`. "

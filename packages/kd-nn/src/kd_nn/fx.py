@@ -227,7 +227,7 @@ def _outputs(tracer: fx.Tracer, call: Call, given: list[object]) -> tuple[object
     sources = step.out_keys_source
     if plain_module(step) and not is_watched(step):
         result = step._kd_call_wrapped(*given)
-        names = step.__dict__.get("_out_names")
+        names = step.__dict__.get("_kd_out_names")
         if not isinstance(result, fx.Proxy) or (len(sources) == 1 and names is None):
             return step._kd_split_outputs(result)
         places: list[object] = list(range(len(sources)) if names is None else names)

@@ -100,7 +100,7 @@ class ProbabilisticTensorDictModule(ConfiguredModule):
         generator: Generator = None,
     ) -> None:
         super().__init__()
-        self._take_settings(
+        self._kd_take_settings(
             Settings(
                 {
                     "in_keys": in_keys,
@@ -135,18 +135,18 @@ class ProbabilisticTensorDictModule(ConfiguredModule):
             >>> module.get_dist(TensorDict(param=torch.zeros(3))).event_shape
             torch.Size([3])
         """
-        return self.dist_of_values(self._read(tensordict))
+        return self._kd_dist_of_values(self._kd_read(tensordict))
 
-    def dist_of_values(self, values: Sequence[object]) -> Distribution:
+    def _kd_dist_of_values(self, values: Sequence[object]) -> Distribution:
         """Build the distribution of bare parameters, one per key of `dist_params_keys`."""
-        fed = [values[idx] for idx in self._settings.feeds]
+        fed = [values[idx] for idx in self._kd_settings.feeds]
         try:
             if must_not_look(fed):
                 with unchecked(self._kd_described_as):
-                    return self._settings.build(fed)
-            return self._settings.build(fed)
+                    return self._kd_settings.build(fed)
+            return self._kd_settings.build(fed)
         except Exception as error:
-            self._kd_add_call_note(error, dict(zip(self._settings.params, values, strict=False)))
+            self._kd_add_call_note(error, dict(zip(self._kd_settings.params, values, strict=False)))
             raise
 
     build_dist_from_params = get_dist
@@ -189,18 +189,18 @@ class ProbabilisticTensorDictModule(ConfiguredModule):
         """
         dist = self.get_dist(tensordict) if dist is None else dist
         values: dict[NestedKey, Tensor] = {}
-        for key in self._settings.sample_keys:
+        for key in self._kd_settings.sample_keys:
             values[key] = cast("Tensor", _read(self, key, tensordict))
         try:
             if must_not_look([*values.values()]):
                 with unchecked(self._kd_described_as):
-                    return self.log_prob_of_values(dist, values, aggregate)
-            return self.log_prob_of_values(dist, values, aggregate)
+                    return self._kd_log_prob_of_values(dist, values, aggregate)
+            return self._kd_log_prob_of_values(dist, values, aggregate)
         except Exception as error:
             self._kd_add_call_note(error, values)
             raise
 
-    def log_prob_of_values(
+    def _kd_log_prob_of_values(
         self,
         dist: Distribution,
         values: Mapping[NestedKey, Tensor],
@@ -208,7 +208,7 @@ class ProbabilisticTensorDictModule(ConfiguredModule):
     ) -> LogProb:
         """Return the log-probability of bare values, by key; see `log_prob`."""
         if not isinstance(dist, CompositeDistribution):
-            return log_prob_of(dist, values[self._settings.sample_keys[0]])
+            return log_prob_of(dist, values[self._kd_settings.sample_keys[0]])
         parts = {key: log_prob_of(dist[key], value) for key, value in values.items()}
         return self._joined(dist, parts, aggregate)
 
@@ -218,7 +218,7 @@ class ProbabilisticTensorDictModule(ConfiguredModule):
         parts: dict[NestedKey, Tensor],
         aggregate: bool | None = None,
     ) -> LogProb:
-        settings = self._settings
+        settings = self._kd_settings
         if settings.aggregates if aggregate is None else aggregate:
             return dist.summed(parts)
         keys = settings.log_prob_keys
@@ -250,7 +250,7 @@ class ProbabilisticTensorDictModule(ConfiguredModule):
             return tensordict if tensordict_out is None else tensordict_out
         if skip_existing() and is_done(self, tensordict):
             return tensordict
-        values = self._read(tensordict)
+        values = self._kd_read(tensordict)
         generator = self.generator
         if isinstance(generator, (str, tuple)):
             drawn = (interaction_type() or self.default_interaction_type) is InteractionType.RANDOM
@@ -258,13 +258,13 @@ class ProbabilisticTensorDictModule(ConfiguredModule):
                 raise _missing(self, generator, tensordict)
             generator = generator_at(tensordict, generator)
             if drawn and isinstance(generator, int):  # the seed of the next call is another one
-                generator = self._own_generator(generator, values)
-                outputs = self._outputs(values, generator)
+                generator = self._kd_own_generator(generator, values)
+                outputs = self._kd_outputs(values, generator)
                 advance(tensordict, cast("NestedKey", self.generator), generator)
             else:
-                outputs = self._outputs(values, generator)
+                outputs = self._kd_outputs(values, generator)
         else:
-            outputs = self._outputs(values, generator)
+            outputs = self._kd_outputs(values, generator)
         target = tensordict if tensordict_out is None else tensordict_out
         if self.num_samples is not None and tensordict_out is None:
             target = tensordict.expand(*_shape_of(self), *tensordict.batch_size)
@@ -276,49 +276,49 @@ class ProbabilisticTensorDictModule(ConfiguredModule):
             return target.set(key, value)
         return target.update(written)
 
-    def forward_values(self, *values: object) -> tuple[object, ...]:
+    def _kd_forward_values(self, *values: object) -> tuple[object, ...]:
         """Compute a value of the distribution of bare parameters; see `forward`."""
         generator = self.generator
         if isinstance(generator, (str, tuple)):
             generator = as_generator(values[self.in_keys.index(generator)], generator)
-        return self._outputs(values, generator)
+        return self._kd_outputs(values, generator)
 
     def extra_repr(self) -> str:
         """Return keys and distribution, for printing."""
         return f"{super().extra_repr()}, distribution_class={self._kd_node_label}"
 
-    def _outputs(
+    def _kd_outputs(
         self, values: Sequence[object], generator: torch.Generator | int | None
     ) -> tuple[object, ...]:
-        fed = [values[idx] for idx in self._settings.feeds]
+        fed = [values[idx] for idx in self._kd_settings.feeds]
         try:
             if must_not_look(fed):
                 with unchecked(self._kd_described_as):
-                    return self._taken(fed, generator)
-            return self._taken(fed, generator)
+                    return self._kd_taken(fed, generator)
+            return self._kd_taken(fed, generator)
         except Exception as error:
-            self._kd_add_call_note(error, dict(zip(self._settings.params, values, strict=False)))
+            self._kd_add_call_note(error, dict(zip(self._kd_settings.params, values, strict=False)))
             raise
 
-    def _taken(
+    def _kd_taken(
         self, values: Sequence[object], generator: torch.Generator | int | None
     ) -> tuple[object, ...]:
-        dist = self._settings.build(values)
+        dist = self._kd_settings.build(values)
         kind = interaction_type() or self.default_interaction_type
         scores: Scores | None = {} if self.return_log_prob else None
         if generator is None:
-            made = self._values(dist, kind, scores)
+            made = self._kd_values(dist, kind, scores)
         else:
-            with drawing_from(self._own_generator(generator, values)):
-                made = self._values(dist, kind, scores)
-        settings = self._settings
+            with drawing_from(self._kd_own_generator(generator, values)):
+                made = self._kd_values(dist, kind, scores)
+        settings = self._kd_settings
         if isinstance(made, Tensor):
             outputs: tuple[object, ...] = (made,)
         else:
             outputs = tuple(made[key] for key in settings.sample_keys)
         if scores is None:
             return outputs
-        selected = self.__dict__["_selected"]
+        selected = self.__dict__["_kd_selected"]
         if selected is not None and not any(key in selected for key in settings.log_prob_keys):
             return outputs + (None,) * len(settings.log_prob_keys)
         if isinstance(made, Tensor):
@@ -335,25 +335,25 @@ class ProbabilisticTensorDictModule(ConfiguredModule):
             return (*outputs, found)
         return (*outputs, *(found[unravel_key_to_tuple(key)] for key in settings.log_prob_keys))
 
-    def _values(
+    def _kd_values(
         self, dist: Distribution, kind: InteractionType, scores: Scores | None
     ) -> Tensor | dict[NestedKey, Tensor]:
         """Return the value of a distribution, or those of the components of a composite one.
 
         Log-probabilities that a distribution returns with a draw are added to `scores`.
         """
-        keys = self._settings.sample_keys
+        keys = self._kd_settings.sample_keys
         if isinstance(dist, CompositeDistribution):
             check_keys(self._kd_described_as, keys, dist)
-            return {key: self._take(dist[key], kind, key, scores) for key in keys}
+            return {key: self._kd_take(dist[key], kind, key, scores) for key in keys}
         if len(keys) != 1:
             raise InvalidArgument(
                 f"{self._kd_described_as} has {len(keys)} out_keys, but `{self._kd_node_label}` "
                 f"returned a {type(dist).__name__}, which has one value. Give one key."
             )
-        return self._take(dist, kind, keys[0], scores)
+        return self._kd_take(dist, kind, keys[0], scores)
 
-    def _take(
+    def _kd_take(
         self, dist: Distribution, kind: InteractionType, key: NestedKey, scores: Scores | None
     ) -> Tensor:
         shape = _shape_of(self)
@@ -369,7 +369,7 @@ class ProbabilisticTensorDictModule(ConfiguredModule):
             value = estimate(dist, kind)
         return value.expand(*shape, *value.shape) if shape else value
 
-    def _own_generator(
+    def _kd_own_generator(
         self, generator: torch.Generator | int, values: Sequence[object]
     ) -> torch.Generator:
         if isinstance(generator, torch.Generator):
@@ -384,8 +384,8 @@ class ProbabilisticTensorDictModule(ConfiguredModule):
         kind = interaction_type() or self.default_interaction_type
         return kind is InteractionType.RANDOM or super()._kd_needs_key(key)
 
-    def _read(self, tensordict: TensorDictBase) -> list[object]:
-        return [_read(self, key, tensordict) for key in self._settings.params]
+    def _kd_read(self, tensordict: TensorDictBase) -> list[object]:
+        return [_read(self, key, tensordict) for key in self._kd_settings.params]
 
 
 _ONE = Size()

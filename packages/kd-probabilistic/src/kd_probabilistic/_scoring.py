@@ -75,25 +75,27 @@ class ScoringModule(TensorDictModuleBase):
         """
         if skip_existing() and is_done(self, tensordict):
             return tensordict
-        found = self._outputs(self.module.log_prob(tensordict))
+        found = self._kd_outputs(self.module.log_prob(tensordict))
         made = dict(zip(self._kd_own_out_keys(), found, strict=True))
         return tensordict.update({key: made[key] for key in self.out_keys})
 
-    def forward_values(self, *values: object) -> tuple[object, ...]:
+    def _kd_forward_values(self, *values: object) -> tuple[object, ...]:
         """Score a bare value; see `forward`."""
         by_key = dict(zip(self.in_keys, values, strict=True))
         params = [by_key[key] for key in self.module.dist_params_keys]
         scored = {key: cast(Tensor, by_key[key]) for key in self.module.dist_sample_keys}
         if must_not_look(values):
             with unchecked(self.module._kd_described_as):
-                return self._scores(params, scored)
-        return self._scores(params, scored)
+                return self._kd_scores(params, scored)
+        return self._kd_scores(params, scored)
 
-    def _scores(self, params: list[object], values: dict[NestedKey, Tensor]) -> tuple[Tensor, ...]:
-        dist = self.module.dist_of_values(params)
-        return self._outputs(self.module.log_prob_of_values(dist, values))
+    def _kd_scores(
+        self, params: list[object], values: dict[NestedKey, Tensor]
+    ) -> tuple[Tensor, ...]:
+        dist = self.module._kd_dist_of_values(params)
+        return self._kd_outputs(self.module._kd_log_prob_of_values(dist, values))
 
-    def _outputs(self, found: LogProb) -> tuple[Tensor, ...]:
+    def _kd_outputs(self, found: LogProb) -> tuple[Tensor, ...]:
         if isinstance(found, Tensor):
             return (found,)
         return tuple(found[unravel_key_to_tuple(key)] for key in self.module.log_prob_keys)
@@ -106,12 +108,12 @@ class ScoringModule(TensorDictModuleBase):
         return tuple(self.module.log_prob_keys)
 
     def _kd_set_in_spec(self, spec: object) -> None:
-        raise self._refusal("in_keys")
+        raise self._kd_refusal("in_keys")
 
     def _kd_set_out_keys_source(self, keys: object) -> None:
-        raise self._refusal("out_keys")
+        raise self._kd_refusal("out_keys")
 
-    def _refusal(self, name: str) -> InvalidArgument:
+    def _kd_refusal(self, name: str) -> InvalidArgument:
         return InvalidArgument(
             f"the {name} of a `ScoringModule` follow from the module whose distribution scores and "
             "cannot be assigned. Change the settings of that module."

@@ -79,24 +79,24 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
             *_with_scoring(modules), partial_tolerant=partial_tolerant, inplace=inplace, **chosen
         )
         self.return_composite = return_composite
-        self._last_probabilistic()
+        self._kd_last_probabilistic()
 
     @property
     def dist_params_keys(self) -> list[NestedKey]:
         """The keys of the parameters of the distribution, each once."""
-        keys = [key for step in self._asked() for key in step.dist_params_keys]
+        keys = [key for step in self._kd_asked() for key in step.dist_params_keys]
         return list(dict.fromkeys(keys))
 
     @property
     def dist_sample_keys(self) -> list[NestedKey]:
         """The keys of the values of the distribution, each once."""
-        keys = [key for step in self._asked() for key in step.dist_sample_keys]
+        keys = [key for step in self._kd_asked() for key in step.dist_sample_keys]
         return list(dict.fromkeys(keys))
 
     @property
     def log_prob_keys(self) -> list[NestedKey]:
         """The keys of the log-probabilities of the distribution."""
-        return [key for step in self._asked() for key in step.log_prob_keys]
+        return [key for step in self._kd_asked() for key in step.log_prob_keys]
 
     @property
     def log_prob_key(self) -> NestedKey:
@@ -106,21 +106,21 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
     @property
     def default_interaction_type(self) -> InteractionType:
         """That of the last probabilistic module."""
-        return _drawing(self._leaves()[-1]).default_interaction_type
+        return _drawing(self._kd_leaves()[-1]).default_interaction_type
 
     @property
     def num_samples(self) -> int | Size | None:
         """That of the last probabilistic module."""
-        return _drawing(self._leaves()[-1]).num_samples
+        return _drawing(self._kd_leaves()[-1]).num_samples
 
     @property
     def det_part(self) -> TensorDictSequential:
         """The steps before the last probabilistic module, as a sequence that shares them."""
-        index, last = self._last_probabilistic()
+        index, last = self._kd_last_probabilistic()
         steps = self._kd_named_steps()[:index]
         if isinstance(last, ProbabilisticTensorDictSequential):
             steps.append((self._kd_named_steps()[index][0], last.det_part))
-        return super()._part(steps, TensorDictSequential)
+        return super()._kd_part(steps, TensorDictSequential)
 
     def get_dist_params(
         self, tensordict: TensorDictBase, tensordict_out: TensorDictBase | None = None
@@ -135,7 +135,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
             A container of the input's entries and what the steps wrote, parameters included; or
             `tensordict_out`, with what the steps wrote.
         """
-        walk = self._walked(tensordict, False, tensordict_out)
+        walk = self._kd_walked(tensordict, False, tensordict_out)
         return walk.container if tensordict_out is None else walk.write(tensordict_out)
 
     def build_dist_from_params(self, tensordict: TensorDictBase) -> Distribution:
@@ -144,7 +144,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         Raises:
             InputMissing: If a parameter is missing.
         """
-        return self._last_probabilistic()[1].build_dist_from_params(tensordict)
+        return self._kd_last_probabilistic()[1].build_dist_from_params(tensordict)
 
     def get_dist(
         self, tensordict: TensorDictBase, tensordict_out: TensorDictBase | None = None
@@ -167,8 +167,8 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
             >>> model.get_dist(TensorDict(probs=torch.tensor(0.25))).mean
             tensor(0.2500)
         """
-        walk = self._walked(tensordict, False, tensordict_out)
-        dist = walk.composite(tensordict) if self._is_composite() else walk.found[-1][1]
+        walk = self._kd_walked(tensordict, False, tensordict_out)
+        dist = walk.composite(tensordict) if self._kd_is_composite() else walk.found[-1][1]
         if tensordict_out is not None:
             walk.write(tensordict_out)
         return dist
@@ -217,10 +217,10 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
             InputMissing: If a value is missing.
         """
         if dist is not None:
-            return self._scored_by(dist, tensordict, aggregate)
-        walk = self._walked(tensordict, True, tensordict_out)
-        if self._is_composite():
-            score = self._scored_by(walk.composite(tensordict), walk.container, aggregate)
+            return self._kd_scored_by(dist, tensordict, aggregate)
+        walk = self._kd_walked(tensordict, True, tensordict_out)
+        if self._kd_is_composite():
+            score = self._kd_scored_by(walk.composite(tensordict), walk.container, aggregate)
         else:
             last, found = walk.found[-1]
             score = last.log_prob(walk.container, found, aggregate=aggregate)
@@ -228,11 +228,11 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
             walk.write(tensordict_out)
         return score
 
-    def _scored_by(
+    def _kd_scored_by(
         self, dist: Distribution, values: TensorDictBase, aggregate: bool | None
     ) -> LogProb:
         """Score values under a distribution that `get_dist` returned."""
-        leaves = self._asked()
+        leaves = self._kd_asked()
         if len(leaves) == 1:
             return leaves[0].log_prob(values, dist, aggregate=aggregate)
         if not isinstance(dist, CompositeDistribution):
@@ -252,17 +252,19 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
                 made.update(found)
         return made
 
-    def _is_composite(self) -> bool:
+    def _kd_is_composite(self) -> bool:
         if self.return_composite is None:
-            keys = [key for leaf in self._leaves() for key in leaf.dist_sample_keys]
-            return len(self._leaves()) > 1 and DISCARD not in keys and len(set(keys)) == len(keys)
+            keys = [key for leaf in self._kd_leaves() for key in leaf.dist_sample_keys]
+            return (
+                len(self._kd_leaves()) > 1 and DISCARD not in keys and len(set(keys)) == len(keys)
+            )
         return self.return_composite
 
-    def _visit(self, walk: Walk, whole: bool) -> None:
+    def _kd_visit(self, walk: Walk, whole: bool) -> None:
         """Run the steps before the last probabilistic module, or the whole sequence."""
         if self.partial_tolerant:  # the keys of a step say whether it is skipped
             self._kd_refresh_keys()
-        index, _ = self._last_probabilistic()
+        index, _ = self._kd_last_probabilistic()
         for place, (_, step) in enumerate(self._kd_named_steps()):
             if place > index and not whole:
                 return
@@ -271,40 +273,42 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
             if not asked and self._kd_skips(step, walk.container):
                 continue
             if isinstance(step, ProbabilisticTensorDictSequential):
-                step._visit(walk, draws)
+                step._kd_visit(walk, draws)
             elif isinstance(step, LEAVES):
                 walk.take(step, draws)
             else:
                 walk.run(step)
 
-    def _walked(self, tensordict: TensorDictBase, keeps: bool, out: TensorDictBase | None) -> Walk:
+    def _kd_walked(
+        self, tensordict: TensorDictBase, keeps: bool, out: TensorDictBase | None
+    ) -> Walk:
         if isinstance(out, Distribution):
             raise InvalidArgument(
                 "`tensordict_out` must be a container, got a distribution. Pass it as `dist=`."
             )
-        walk = Walk(tensordict.copy(), keeps, whole=self._is_composite())
-        self._visit(walk, whole=False)
+        walk = Walk(tensordict.copy(), keeps, whole=self._kd_is_composite())
+        self._kd_visit(walk, whole=False)
         return walk
 
-    def _asked(self) -> list[Leaf]:
+    def _kd_asked(self) -> list[Leaf]:
         """Return the probabilistic modules that the distribution is about."""
-        leaves = self._leaves()
-        return leaves if self._is_composite() else leaves[-1:]
+        leaves = self._kd_leaves()
+        return leaves if self._kd_is_composite() else leaves[-1:]
 
-    def _leaves(self) -> list[Leaf]:
+    def _kd_leaves(self) -> list[Leaf]:
         """Return all probabilistic modules, also those in sequences inside."""
         found: list[Leaf] = []
         for _, step in self._kd_named_steps():
             if isinstance(step, ProbabilisticTensorDictSequential):
-                found += step._leaves()
+                found += step._kd_leaves()
             elif isinstance(step, LEAVES):
                 found.append(step)
         return found
 
-    def _part(self, steps: Sequence[tuple[str, nn.Module]], kind: type | None = None) -> Self:
+    def _kd_part(self, steps: Sequence[tuple[str, nn.Module]], kind: type | None = None) -> Self:
         if not any(isinstance(step, _PROBABILISTIC) for _, step in steps):
-            return super()._part(steps, TensorDictSequential)
-        part = super()._part(steps, kind)
+            return super()._kd_part(steps, TensorDictSequential)
+        part = super()._kd_part(steps, kind)
         part.return_composite = self.return_composite
         return part
 
@@ -315,7 +319,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         names = [name for name, _ in steps]
         return super()._kd_replace_steps(list(zip(names, scored, strict=True)), named)
 
-    def _last_probabilistic(self) -> tuple[int, Probabilistic]:
+    def _kd_last_probabilistic(self) -> tuple[int, Probabilistic]:
         steps = self._kd_named_steps()
         for index in reversed(range(len(steps))):
             step = steps[index][1]

@@ -297,7 +297,7 @@ class ConfiguredModule(TensorDictModuleBase):
 
     _kd_changes_by_assignment = True
 
-    _settings: Settings
+    _kd_settings: Settings
     cache_dist: bool
     default_interaction_type: InteractionType
     generator: Generator
@@ -308,14 +308,14 @@ class ConfiguredModule(TensorDictModuleBase):
     def __setattr__(self, name: str, value: object) -> None:
         """Assign; a setting is checked first, and all that depends on it is updated."""
         if name in NAMES:
-            self._take_settings(self._settings.changed(name, value))
+            self._kd_take_settings(self._kd_settings.changed(name, value))
         else:
             super().__setattr__(name, value)
 
-    def _take_settings(self, settings: Settings) -> None:
-        before: Settings | None = self.__dict__.get("_settings")
+    def _kd_take_settings(self, settings: Settings) -> None:
+        before: Settings | None = self.__dict__.get("_kd_settings")
         assign = super().__setattr__
-        assign("_settings", settings)
+        assign("_kd_settings", settings)
         for name in _READ:
             assign(name, getattr(settings, name))
         for name in ("in_keys", "out_keys"):  # only if new: assigning them resets a selection
@@ -327,37 +327,37 @@ class ConfiguredModule(TensorDictModuleBase):
     @property
     def distribution_class(self) -> Callable[..., Distribution]:
         """What builds the distribution."""
-        return self._settings.build.distribution
+        return self._kd_settings.build.distribution
 
     @property
     def distribution_kwargs(self) -> dict[str, object]:
         """Further arguments of the distribution; what is written into the dict counts."""
-        return self._settings.build.settings
+        return self._kd_settings.build.settings
 
     @property
     def dist_params_keys(self) -> list[NestedKey]:
         """The keys of the parameters."""
-        return list(self._settings.params)
+        return list(self._kd_settings.params)
 
     @property
     def _kd_optional_in_keys(self) -> list[NestedKey]:
         """The key of the generator, if there is one: only draws need it."""
-        return [key for key in self.in_keys if key not in self._settings.params]
+        return [key for key in self.in_keys if key not in self._kd_settings.params]
 
     @property
     def dist_sample_keys(self) -> list[NestedKey]:
         """The key of each value."""
-        return list(self._settings.sample_keys)
+        return list(self._kd_settings.sample_keys)
 
     @property
     def log_prob_key(self) -> NestedKey:
         """The key of the log-probability, if there is one."""
-        return only_key(self._kd_described_as, self._settings.log_prob_keys)
+        return only_key(self._kd_described_as, self._kd_settings.log_prob_keys)
 
     @property
     def log_prob_keys(self) -> list[NestedKey]:
         """The keys of the log-probabilities."""
-        return list(self._settings.log_prob_keys)
+        return list(self._kd_settings.log_prob_keys)
 
     @property
     def _kd_replaces_container(self) -> bool:
@@ -372,7 +372,7 @@ class ConfiguredModule(TensorDictModuleBase):
     @property
     def _kd_node_label(self) -> str:
         """The name of the distribution, for tables and pictures."""
-        return name_of(self._settings.build.distribution)
+        return name_of(self._kd_settings.build.distribution)
 
     @property
     def _kd_described_as(self) -> str:

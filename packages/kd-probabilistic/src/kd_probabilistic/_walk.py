@@ -37,7 +37,7 @@ class Walk:
     def __init__(self, container: TensorDictBase, keeps: bool, whole: bool) -> None:
         self.container, self.whole = container, whole
         self.found: list[tuple[Leaf, Distribution]] = []
-        self._keeps = keeps
+        self._kd_keeps = keeps
         self._written: list[NestedKey] = []
 
     def run(self, step: nn.Module) -> None:
@@ -59,13 +59,13 @@ class Walk:
         self.found.append((leaf, leaf.build_dist_from_params(self.container)))
         present = self.container.keys(True)
         missing = [key for key in leaf.dist_sample_keys if key not in present]
-        if missing and self._keeps and self.whole and draws:
+        if missing and self._kd_keeps and self.whole and draws:
             raise InputMissing(
                 f"the value {format_key(missing[0])} is scored, but was not found in the "
                 f"container; available keys: {list_keys(present)}. "
                 "Write it before the call, or set `return_composite=False` to draw it."
             )
-        if draws and (missing or not self._keeps):
+        if draws and (missing or not self._kd_keeps):
             self.run(leaf)
 
     def write(self, target: TensorDictBase) -> TensorDictBase:

@@ -60,20 +60,22 @@ def collate(
             f"entry {format_key(both[0])} is in `pad_keys` and in `nested_keys`. Choose one."
         )
     columns = {key: _column(batch, key) for key in (*padded, *nested)}
-    result = stack([each._engine.exclude(each, *columns) for each in batch])
+    result = stack([each._kd_engine.exclude(each, *columns) for each in batch])
     masks: dict[tuple[str, ...], Tensor] = {}
     for key, value in padded.items():
         column = columns[key]
-        result._engine.set(result, key, pad_tensors(column, batch_first=True, padding_value=value))
+        result._kd_engine.set(
+            result, key, pad_tensors(column, batch_first=True, padding_value=value)
+        )
         masks[key] = pad_tensors([leaf.new_ones(len(leaf)).bool() for leaf in column], True)
     for key in nested:
-        result._engine.set(
+        result._kd_engine.set(
             result, key, torch.nested.as_nested_tensor(columns[key], layout=torch.jagged)
         )
     if mask_key is not None and masks:
         if mask_key in result:
             raise KeyCollision(f"key {format_key(mask_key)} exists already. Choose another one.")
-        result._engine.set(result, mask_key, masks)
+        result._kd_engine.set(result, mask_key, masks)
     return result
 
 
@@ -81,7 +83,7 @@ def _column(batch: Sequence[TensorDictBase], key: tuple[str, ...]) -> list[Tenso
     """Return the leaf at a key of each sample."""
     column: list[Tensor] = []
     for number, each in enumerate(batch):
-        leaf = each._read(key)
+        leaf = each._kd_read(key)
         if not isinstance(leaf, Tensor) or not leaf.ndim:
             what = f"entry {format_key(key)} of sample {number}"
             raise wrong_type(what, "a tensor with a dimension to pad", leaf)

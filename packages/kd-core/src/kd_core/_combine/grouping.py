@@ -44,10 +44,10 @@ def group_by(tensordict: C, key: NestedKey) -> tuple[Tensor, tuple[C, ...]]:
         >>> who, [group["x"].tolist() for group in groups]
         (tensor([0, 1]), [[1], [0, 2]])
     """
-    values = tensordict._read(path_of(key))
+    values = tensordict._kd_read(path_of(key))
     if isinstance(values, TensorDictBase) or is_unbatched(values):
         raise wrong_type(f"entry {format_key(key)}", "a tensor or non-tensor data", values)
-    if not tensordict._desc.ndim:
+    if not tensordict._kd_desc.ndim:
         raise ShapeMismatch(
             "`group_by` expected a batch dimension, got batch_size (). Set the batch size first."
         )

@@ -86,9 +86,9 @@ class Join:
             and containers
             and isinstance(containers[0], TensorDictBase)
         ):
-            first = containers[0]._desc
+            first = containers[0]._kd_desc
         else:
-            first = first_of(containers, self.name)._desc
+            first = first_of(containers, self.name)._kd_desc
         ndim = first.ndim + new
         return dim if dim.__class__ is int and 0 <= dim < ndim else wrap_dim(dim, ndim)
 
@@ -131,18 +131,18 @@ class Join:
             rows = zip(*[stack._members for stack in stacks], strict=True)
             members = [inner._joined_other(cast("Column", row), path, None) for row in rows]
             made = first._of(cast("list[TensorDictBase]", members), at + (self.dim <= at))
-            made._describe(made._desc.with_batch(self.descriptor(nodes, path, None).batch))
+            made._kd_describe(made._kd_desc.with_batch(self.descriptor(nodes, path, None).batch))
             return cast("Entry", made)
 
     def joined(self, nodes: Column, path: Path, memo: Memo) -> Entry:
         """Join containers level by level."""
         try:
-            levels = [node._entries for node in nodes]  # type: ignore[union-attr]  # or it raises
+            levels = [node._kd_entries for node in nodes]  # type: ignore[union-attr]  # or it raises
         except AttributeError:
             if not path:
                 first_of(nodes, self.name)
             return _join_data(self, nodes, path, memo)
-        first, desc = levels[0], nodes[0]._desc  # type: ignore[union-attr]  # containers all
+        first, desc = levels[0], nodes[0]._kd_desc  # type: ignore[union-attr]  # containers all
         memo = desc, self.descriptor(nodes, path, memo)
         count = len(first)
         for level in levels:
@@ -164,7 +164,7 @@ class Join:
                     joined[key] = call(column)
         except (KdError, KeyError, RuntimeError, TypeError, IndexError) as error:
             _explain_level(self, nodes, levels, column, (*path, key), error)
-        return nodes[0]._like(joined, memo[1])  # type: ignore[union-attr, no-any-return]  # containers all
+        return nodes[0]._kd_like(joined, memo[1])  # type: ignore[union-attr, no-any-return]  # containers all
 
     def _joined_other(self, column: Column, path: Path, memo: Memo) -> Entry:
         """Join nodes, nested tensors, or tensors of a subclass."""
@@ -180,12 +180,12 @@ class Join:
 
     def descriptor(self, nodes: Column, path: Path, memo: Memo) -> Descriptor:
         """Return the descriptor of the result."""
-        first: Descriptor = nodes[0]._desc  # type: ignore[union-attr]  # nodes all
+        first: Descriptor = nodes[0]._kd_desc  # type: ignore[union-attr]  # nodes all
         for node in nodes:
-            if node._desc is not first:  # type: ignore[union-attr]  # nodes all
+            if node._kd_desc is not first:  # type: ignore[union-attr]  # nodes all
                 if not all(map(is_node, nodes)):
                     first_of(nodes, self.name)
-                return _mixed_descriptor(self, [node._desc for node in nodes], path)  # type: ignore[union-attr]  # as above
+                return _mixed_descriptor(self, [node._kd_desc for node in nodes], path)  # type: ignore[union-attr]  # as above
         if memo is not None and memo[0] is first:
             return memo[1]
         return first.with_batch(self.even(first.batch, len(nodes)))
@@ -264,7 +264,7 @@ class _Staged:
 
 def _alike(node: Entry, first: Composite) -> TypeGuard[Composite]:
     """Return whether two lazy stacks have as many members along the same dimension."""
-    if not isinstance(node, Composite) or node._desc.batch != first._desc.batch:
+    if not isinstance(node, Composite) or node._kd_desc.batch != first._kd_desc.batch:
         return False
     return node._dim == first._dim
 
@@ -403,18 +403,18 @@ def _stage_out(
         return
     containers = cast("Sequence[TensorDictBase]", nodes)
     desc = how.descriptor(nodes, path, None)
-    levels = [node._entries for node in containers]
+    levels = [node._kd_entries for node in containers]
     if any(level.keys() != levels[0].keys() for level in levels):
         raise _keys_differ(how, levels, path)
-    if not levels[0].keys() <= out._entries.keys() or out._desc.batch != desc.batch:
+    if not levels[0].keys() <= out._kd_entries.keys() or out._kd_desc.batch != desc.batch:
         where = f" at {format_key(path)}" if path else ""
         raise ShapeMismatch(
             f"`out` must have batch_size {desc.batch} and the keys {listed(levels[0])}{where}, got "
-            f"{out._desc.batch} and {listed(out._entries)}."
+            f"{out._kd_desc.batch} and {listed(out._kd_entries)}."
         )
     for key in levels[0]:
         column = [level[key] for level in levels]
-        target = out._entries[key]
+        target = out._kd_entries[key]
         if _kind(column[0]) != _kind(target):
             raise KeySetMismatch(
                 f"entry {format_key((*path, key))} of `out` must be {_kind(column[0])}, got "
@@ -424,18 +424,18 @@ def _stage_out(
             _check_leaf_out(how, column, target, (*path, key))
             if isinstance(out, Composite):
                 whole = how.call(column, how.dim)
-                staged.copies.extend(out._writes(key, whole, (*path, key)))
+                staged.copies.extend(out._kd_writes(key, whole, (*path, key)))
             else:
                 staged.columns.append((column, target, (*path, key)))
         elif isinstance(out, Composite) and not isinstance(target, TensorDictBase):
             data = _join_data(how, column, (*path, key))
-            staged.copies.extend(out._writes(key, data, (*path, key)))
+            staged.copies.extend(out._kd_writes(key, data, (*path, key)))
         else:
             _stage_out(how, column, target, (*path, key), staged)
 
 
 def _stage_data_out(data: Data, out: Data, path: Path, staged: _Staged) -> None:
-    if is_row_data(out) and out._desc.batch == data._desc.batch:
+    if is_row_data(out) and out._kd_desc.batch == data._kd_desc.batch:
         staged.copies.append((*out._encode(data, path), path))
     elif is_unbatched(data) and is_unbatched(out):
         if not out._agrees(data):
@@ -443,7 +443,7 @@ def _stage_data_out(data: Data, out: Data, path: Path, staged: _Staged) -> None:
             staged.copies.append((out._tensor, writable_source(path, out._tensor, tensor), path))
     elif not out._agrees(data):
         raise InvalidValue(
-            f"entry {format_key(path)} of `out` must hold {data._item()!r}, the value of the "
+            f"entry {format_key(path)} of `out` must hold {data._kd_item()!r}, the value of the "
             "containers."
         )
 

@@ -80,7 +80,7 @@ def remove_duplicates(
         >>> unique["x"], indices
         (tensor([0, 1]), tensor([0, 1, 0]))
     """
-    dim = wrap_dim(dim, input._desc.ndim)
+    dim = wrap_dim(dim, input._kd_desc.ndim)
     rows = _rows(input, key, dim)
     if rows.numel():
         _, group = torch.unique(rows, dim=0, return_inverse=True)
@@ -96,7 +96,7 @@ def remove_duplicates(
 
 def _rows(td: TensorDictBase, key: NestedKey, dim: int) -> Tensor:
     """Return an entry with the dimension of the rows in front."""
-    leaf: object = td._read(path_of(key))
+    leaf: object = td._kd_read(path_of(key))
     if not isinstance(leaf, Tensor):
         raise wrong_type(f"entry {format_key(path_of(key))}", "a tensor", leaf)
-    return leaf.movedim(wrap_dim(dim, td._desc.ndim), 0)
+    return leaf.movedim(wrap_dim(dim, td._kd_desc.ndim), 0)

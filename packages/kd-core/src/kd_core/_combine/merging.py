@@ -34,13 +34,13 @@ def merge_tensordicts(
         >>> list(merged.keys(True, True))
         ['a', ('b', 'c'), ('b', 'd')]
     """
-    batch = first_of([first, *others], "merge_tensordicts")._desc.batch
+    batch = first_of([first, *others], "merge_tensordicts")._kd_desc.batch
     for number, other in enumerate(others, start=1):
-        if other._desc.batch != batch:
-            raise batches_differ(batch, other._desc.batch, number, "merge_tensordicts", ())
-    merged = first._engine.clone(first, recurse=False)
+        if other._kd_desc.batch != batch:
+            raise batches_differ(batch, other._kd_desc.batch, number, "merge_tensordicts", ())
+    merged = first._kd_engine.clone(first, recurse=False)
     for other in others:
-        _add_missing(merged, other._engine.clone(other, recurse=False), callback_exist)
+        _add_missing(merged, other._kd_engine.clone(other, recurse=False), callback_exist)
     return merged
 
 
@@ -50,12 +50,12 @@ def _add_missing(
     callback: Callable[[object, object], object] | None,
 ) -> None:
     """Store the entries of a container that another one lacks, level by level."""
-    for key, value in source._engine.items(source):
-        mine: object = target._engine.get(target, key)
+    for key, value in source._kd_engine.items(source):
+        mine: object = target._kd_engine.get(target, key)
         entry: object = value
         if mine is None:
-            target._engine.set(target, key, entry)
+            target._kd_engine.set(target, key, entry)
         elif isinstance(mine, TensorDictBase) and isinstance(entry, TensorDictBase):
             _add_missing(mine, entry, callback)
         elif callback is not None:
-            target._engine.set(target, key, callback(mine, entry))
+            target._kd_engine.set(target, key, callback(mine, entry))

@@ -45,7 +45,7 @@ def pad(tensordict: C, pad_size: Sequence[int], value: float = 0.0, *, inplace: 
         >>> pad(TensorDict({"a": torch.ones(2)}, [2]), [1, 2])["a"]
         tensor([0., 1., 1., 0., 0.])
     """
-    return tensordict._engine.pad(tensordict, pad_size, value, inplace=inplace)
+    return tensordict._kd_engine.pad(tensordict, pad_size, value, inplace=inplace)
 
 
 @explains_parameters
@@ -86,15 +86,17 @@ def pad_sequence(
     """
     first = first_of(sequences, "pad_sequence")
     for number, each in enumerate(sequences):
-        if len(each._desc.batch) != first._desc.ndim:
-            raise batches_differ(first._desc.batch, each._desc.batch, number, "pad_sequence", ())
+        if len(each._kd_desc.batch) != first._kd_desc.ndim:
+            raise batches_differ(
+                first._kd_desc.batch, each._kd_desc.batch, number, "pad_sequence", ()
+            )
     if padding_side not in ("right", "left"):
         raise InvalidValue(f'`padding_side` must be "right" or "left", got {padding_side!r}.')
     left = padding_side == "left"
-    if not first._desc.ndim and pad_dim >= 0:
+    if not first._kd_desc.ndim and pad_dim >= 0:
         return written_to(out, _pad_leaves(sequences, pad_dim, padding_value, return_mask, left))
-    at = wrap_dim(pad_dim, first._desc.ndim)
-    lengths = [each._desc.batch[at] for each in sequences]
+    at = wrap_dim(pad_dim, first._kd_desc.ndim)
+    lengths = [each._kd_desc.batch[at] for each in sequences]
     longest = max(lengths)
     padded = []
     for each, length in zip(sequences, lengths, strict=True):
@@ -133,9 +135,9 @@ def unpad_sequence(
         masks: object = key
     else:
         path = path_of(key)
-        masks = padded._read(path)
+        masks = padded._kd_read(path)
         padded = padded.exclude(path)
-    if padded._desc.ndim > 1:
+    if padded._kd_desc.ndim > 1:
         return _unpad_rows(padded, masks, pad_dim)
     return _unpad_leaves(padded, masks, pad_dim)
 
@@ -143,9 +145,9 @@ def unpad_sequence(
 def _unpad_rows(padded: C, masks: object, pad_dim: int) -> list[C]:
     """Keep the real rows of each sequence along a batch dimension."""
     if isinstance(masks, TensorDictBase):
-        masks = next(iter(masks._engine.values(masks, True, True)), None)
+        masks = next(iter(masks._kd_engine.values(masks, True, True)), None)
     mask = check_mask(masks)
-    at = wrap_dim(pad_dim, padded._desc.ndim - 1)
+    at = wrap_dim(pad_dim, padded._kd_desc.ndim - 1)
     found: list[C] = []
     for row, real in zip(padded.unbind(0), mask.unbind(0), strict=True):
         others = [dim for dim in range(real.ndim) if dim != at] if real.ndim > 1 else []
@@ -158,7 +160,7 @@ def _unpad_leaves(padded: C, masks: object, dim: int) -> list[C]:
     """Keep the real values of each leaf of sequences without a batch."""
 
     def real(name: NestedKey, leaf: Tensor, number: int) -> Tensor:
-        mask = masks._engine.get(masks, name) if isinstance(masks, TensorDictBase) else masks
+        mask = masks._kd_engine.get(masks, name) if isinstance(masks, TensorDictBase) else masks
         if not isinstance(mask, Tensor) or mask.ndim - 1 > leaf.ndim or mask.ndim < 2:
             return leaf
         row = check_mask(mask)[number]
@@ -166,7 +168,7 @@ def _unpad_leaves(padded: C, masks: object, dim: int) -> list[C]:
         return leaf.index_select(dim, kept.nonzero().view(-1))
 
     return [
-        row._engine.named_apply(
+        row._kd_engine.named_apply(
             row,
             lambda name, leaf, number=number: real(name, leaf, number),
             nested_keys=True,
@@ -178,12 +180,12 @@ def _unpad_leaves(padded: C, masks: object, dim: int) -> list[C]:
 
 def _with_masks(result: C, masks: TensorDictBase, return_mask: bool | str) -> C:
     key = "masks" if return_mask is True else str(return_mask)
-    if key in result._entries:
+    if key in result._kd_entries:
         raise KeyCollision(
             f"key {format_key(key)} exists already. Pass another key as `return_mask`."
         )
     try:
-        return result._engine.set(result, key, masks)
+        return result._kd_engine.set(result, key, masks)
     except UnknownField:
         raise InvalidArgument(
             f"`return_mask` expected `{type(result).__name__}` to have a field {format_key(key)} "
@@ -197,7 +199,7 @@ def _pad_leaves(
     """Stack containers without a batch, each leaf padded to its own longest in a dimension."""
     longest: dict[NestedKey, int] = {}
     for each in sequences:
-        for key, leaf in each._engine.items(each, True, True):
+        for key, leaf in each._kd_engine.items(each, True, True):
             longest[key] = max(longest.get(key, 0), *leaf.shape[dim : dim + 1], 0)
 
     def padded(key: NestedKey, leaf: Tensor, fill: float = value) -> Tensor:
@@ -213,7 +215,7 @@ def _pad_leaves(
 
     result = stack(
         [
-            each._engine.named_apply(each, padded, nested_keys=True, batch_size=())
+            each._kd_engine.named_apply(each, padded, nested_keys=True, batch_size=())
             for each in sequences
         ]
     )
@@ -221,7 +223,7 @@ def _pad_leaves(
         return result
     masks = stack(
         [
-            each._engine.named_apply(each, mask, nested_keys=True, batch_size=())
+            each._kd_engine.named_apply(each, mask, nested_keys=True, batch_size=())
             for each in sequences
         ]
     )
@@ -230,11 +232,11 @@ def _pad_leaves(
 
 def _masks(container: TensorDictBase, lengths: list[int], dim: int, left: bool) -> TensorDictBase:
     """Return a container with one mask for each leaf: true for the rows that are not padding."""
-    batch = container._desc.batch
+    batch = container._kd_desc.batch
     rows = torch.arange(batch[dim]) < torch.tensor(lengths)[:, None]
     rows = rows.flip(1) if left else rows
     shape = [1] * len(batch)
     shape[0], shape[dim] = batch[0], batch[dim]
     mask = rows.reshape(shape).expand(batch)
-    alone = container._engine.filter_non_tensor_data(container)
-    return alone._map_each(lambda leaf: mask.to(leaf.device), same_batch)
+    alone = container._kd_engine.filter_non_tensor_data(container)
+    return alone._kd_map_each(lambda leaf: mask.to(leaf.device), same_batch)

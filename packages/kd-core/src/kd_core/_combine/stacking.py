@@ -46,7 +46,7 @@ def stack(tensors: Sequence[C], dim: int | str = 0, *, out: C | None = None) -> 
         torch.Size([2, 3])
     """
     if isinstance(dim, str):
-        dim = new_dim(dim, first_of(tensors, "stack")._desc.batch)
+        dim = new_dim(dim, first_of(tensors, "stack")._kd_desc.batch)
     how = object.__new__(_Stacking)  # calling a class is slow to trace
     how.dim = how.wrapped(dim, tensors, 1)
     return how.combined(tensors, out)
@@ -95,7 +95,7 @@ def cat(tensors: Sequence[C], dim: int | str = 0, *, out: C | None = None) -> C:
         torch.Size([5])
     """
     if isinstance(dim, str):
-        dim = wrap_dim(dim, first_of(tensors, "cat")._desc.batch)
+        dim = wrap_dim(dim, first_of(tensors, "cat")._kd_desc.batch)
     how = object.__new__(_Concatenating)  # calling a class is slow to trace
     how.dim = how.wrapped(dim, tensors, 0)
     joined = how.members(tensors) if out is None else None
@@ -128,16 +128,16 @@ class _Concatenating(Join):
         first, dim = containers[0], self.dim
         if not isinstance(first, Composite):
             return None
-        at, batch = first._dim, first._members[0]._desc.batch
+        at, batch = first._dim, first._members[0]._kd_desc.batch
         stacks = [each for each in containers if isinstance(each, Composite) and each._dim == at]
         if len(stacks) < len(containers):
             return None
         rows = [cast("list[TensorDictBase]", each._members) for each in stacks]
         if dim == at:
             members = [member for column in rows for member in column]
-            if any(member._desc.batch != batch for member in members):
+            if any(member._kd_desc.batch != batch for member in members):
                 return None
-            return first._of([member._engine.clone(member) for member in members])
+            return first._of([member._kd_engine.clone(member) for member in members])
         if any(len(column) != len(rows[0]) for column in rows):
             return None
         inner = dim - (dim > at)
@@ -170,7 +170,7 @@ class _ConcatenatingOnce(_Concatenating):
 
 def _cat_rows(parts: Sequence[TensorDictBase]) -> TensorDictBase:
     """Concatenate along the first dimension; a tensor under several keys of all parts stays one."""
-    how = _ConcatenatingOnce(wrap_dim(0, parts[0]._desc.ndim))
+    how = _ConcatenatingOnce(wrap_dim(0, parts[0]._kd_desc.ndim))
     joined = how.members(parts)
     return how.combined(parts, None) if joined is None else cast(TensorDictBase, joined)
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     class Owner(Protocol):
         """The container that holds the entries."""
 
-        _entries: dict[str, Entry]
+        _kd_entries: dict[str, Entry]
 
 
 class LateEntries(MutableMapping[str, "Entry"]):
@@ -44,8 +44,8 @@ class LateEntries(MutableMapping[str, "Entry"]):
         below = self.below
         below.update(self.late)
         self.late = {}
-        if cast(object, self.owner._entries) is self:
-            self.owner._entries = below
+        if cast(object, self.owner._kd_entries) is self:
+            self.owner._kd_entries = below
         return below
 
     def get(self, key: str, default: object = None) -> Entry:
@@ -98,7 +98,7 @@ class LateEntries(MutableMapping[str, "Entry"]):
 
 def overlay(owner: Owner, late: Mapping[str, Entry]) -> None:
     """Write entries in compiled code."""
-    entries: object = owner._entries
+    entries: object = owner._kd_entries
     # The slots are set one by one because calling a class is slow to trace.
     entries_with_late = object.__new__(LateEntries)
     entries_with_late.owner = owner
@@ -106,14 +106,14 @@ def overlay(owner: Owner, late: Mapping[str, Entry]) -> None:
         entries_with_late.below = entries.below
         entries_with_late.late = {**entries.late, **late}
     else:
-        entries_with_late.below = owner._entries
+        entries_with_late.below = owner._kd_entries
         entries_with_late.late = {**late}
-    owner._entries = entries_with_late  # type: ignore[assignment]  # behaves like a dict
+    owner._kd_entries = entries_with_late  # type: ignore[assignment]  # behaves like a dict
 
 
 def own_dict(owner: Owner) -> dict[str, Entry]:
     """Return the dict of entries; merge the overlay of compiled code into it."""
-    entries: object = owner._entries
+    entries: object = owner._kd_entries
     if isinstance(entries, LateEntries):
-        owner._entries = entries.merged()
-    return owner._entries
+        owner._kd_entries = entries.merged()
+    return owner._kd_entries

@@ -50,50 +50,50 @@ if TYPE_CHECKING:
 class Dense(TensorDictBase):
     """A container that holds its entries in a dict."""
 
-    __slots__ = ("__weakref__", "_desc", "_entries", "_nested", "_scope")
+    __slots__ = ("__weakref__", "_kd_desc", "_kd_entries", "_kd_nested", "_kd_scope")
 
-    _desc: Descriptor
-    _entries: dict[str, Entry]
-    _nested: bool
+    _kd_desc: Descriptor
+    _kd_entries: dict[str, Entry]
+    _kd_nested: bool
 
     def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
         if Dense not in cls.__bases__:
             _use_general_methods(cls)
 
-    def _describe(self, desc: Descriptor) -> None:
-        self._desc = desc
+    def _kd_describe(self, desc: Descriptor) -> None:
+        self._kd_desc = desc
 
-    def _set_entry(self, key: str, value: Entry) -> None:
+    def _kd_set_entry(self, key: str, value: Entry) -> None:
         if value.__class__ is not Tensor and (
             isinstance(value, Dense) or not isinstance(value, Tensor) or value.is_nested
         ):
-            self._nested = True
+            self._kd_nested = True
         if is_dynamo_compiling():
             from kd_core._containers.compiled_writes import overlay
 
             overlay(self, {key: value})
         else:
-            self._entries[key] = value
+            self._kd_entries[key] = value
 
-    def _set_leaves(self, leaves: Mapping[str, Tensor]) -> None:
+    def _kd_set_leaves(self, leaves: Mapping[str, Tensor]) -> None:
         # Overridden for speed: "tutorial Sequential(td)" in the benchmarks.
         if is_dynamo_compiling():
             from kd_core._containers.compiled_writes import overlay
 
             overlay(self, leaves)
         else:
-            self._entries.update(leaves)
+            self._kd_entries.update(leaves)
 
-    def _del_entry(self, key: str) -> None:
-        entries = self._entries
+    def _kd_del_entry(self, key: str) -> None:
+        entries = self._kd_entries
         if type(entries) is not dict:
             from kd_core._containers.compiled_writes import own_dict
 
             entries = own_dict(self)
         del entries[key]
 
-    def _like(self, entries: dict[str, Entry], desc: Descriptor) -> Self:
+    def _kd_like(self, entries: dict[str, Entry], desc: Descriptor) -> Self:
         kind = self.__class__
         nested = False
         for value in entries.values():  # `holds_nodes`, inlined: "keys" in the benchmarks
@@ -103,26 +103,28 @@ class Dense(TensorDictBase):
                 nested = True
                 break
         new = object.__new__(kind)
-        new._desc = desc
-        new._entries = entries
-        new._nested = nested
+        new._kd_desc = desc
+        new._kd_entries = entries
+        new._kd_nested = nested
         return new
 
-    def _shallow(self) -> Self:
+    def _kd_shallow(self) -> Self:
         # Overridden for speed: "clone(False)" and "replace" in the benchmarks.
         new = object.__new__(self.__class__)
-        new._entries = entries = self._entries.copy()
-        new._desc = self._desc._unlocked
-        new._nested = self._nested
-        if self._nested:
+        new._kd_entries = entries = self._kd_entries.copy()
+        new._kd_desc = self._kd_desc._unlocked
+        new._kd_nested = self._kd_nested
+        if self._kd_nested:
             for key, value in entries.items():
                 if value.__class__ is not Tensor and isinstance(value, Node):
-                    entries[key] = value._shallow()
+                    entries[key] = value._kd_shallow()
         return new
 
-    def _traced_map_each(self, fn: LeafFn, batch: BatchFn | None = None, memo: Memo = None) -> Self:
+    def _kd_traced_map_each(
+        self, fn: LeafFn, batch: BatchFn | None = None, memo: Memo = None
+    ) -> Self:
         """Map without the flags and classes of entries, which dynamo would guard."""
-        desc = self._desc
+        desc = self._kd_desc
         if memo is not None and memo[0] is desc:
             after = memo[1]
         elif batch is None:
@@ -131,115 +133,115 @@ class Dense(TensorDictBase):
             after = desc.with_batch(batch(desc.batch))
         entries: dict[str, Entry] = {}
         nested = False
-        for key, value in self._entries.items():
+        for key, value in self._kd_entries.items():
             if not isinstance(value, Tensor):
                 nested = True
-                entries[key] = value._map_each(fn, batch, (desc, after))
+                entries[key] = value._kd_map_each(fn, batch, (desc, after))
             elif value.is_nested:
                 nested = True
                 entries[key] = mapped(value, fn, batch)
             else:
                 entries[key] = fn(value)
         new = object.__new__(self.__class__)
-        new._desc = after
-        new._entries = entries
-        new._nested = nested
+        new._kd_desc = after
+        new._kd_entries = entries
+        new._kd_nested = nested
         return new
 
-    @traced_as(_traced_map_each)
-    def _map_each(self, fn: LeafFn, batch: BatchFn | None = None, memo: Memo = None) -> Self:
+    @traced_as(_kd_traced_map_each)
+    def _kd_map_each(self, fn: LeafFn, batch: BatchFn | None = None, memo: Memo = None) -> Self:
         # Overridden for speed: "index", "shape" in the benchmarks.
         # Loops, because a comprehension costs a frame; for the same reason a flat container of the
         # same kind is filled in this frame.
-        desc = self._desc
+        desc = self._kd_desc
         if memo is not None and memo[0] is desc:
             after = memo[1]
         else:
             after = desc._unlocked if batch is None else desc.with_batch(batch(desc.batch))
         kind = self.__class__
         new = object.__new__(kind)
-        new._desc = after
-        new._nested = nested = self._nested
+        new._kd_desc = after
+        new._kd_nested = nested = self._kd_nested
         entries: dict[str, Entry] = {}
-        new._entries = entries
+        new._kd_entries = entries
         if not nested:
-            for key, value in self._entries.items():
+            for key, value in self._kd_entries.items():
                 entries[key] = fn(value)  # type: ignore[arg-type]  # tensors all
             return new
-        for key, value in self._entries.items():
+        for key, value in self._kd_entries.items():
             if value.__class__ is Tensor:
                 entries[key] = fn(value)
-            elif value.__class__ is kind and not value._nested and value._desc is desc:
+            elif value.__class__ is kind and not value._kd_nested and value._kd_desc is desc:
                 inner = object.__new__(kind)
-                inner._desc = after
-                inner._nested = False
+                inner._kd_desc = after
+                inner._kd_nested = False
                 below: dict[str, Entry] = {}
-                inner._entries = below
-                for name, leaf in value._entries.items():
+                inner._kd_entries = below
+                for name, leaf in value._kd_entries.items():
                     below[name] = fn(leaf)  # type: ignore[arg-type]  # tensors all
                 entries[key] = inner
             elif isinstance(value, Node):
-                entries[key] = value._map_each(fn, batch, (desc, after))
+                entries[key] = value._kd_map_each(fn, batch, (desc, after))
             else:
                 entries[key] = mapped(value, fn, batch)
         return new
 
-    def _map_to_parts(
+    def _kd_map_to_parts(
         self, fn: PartsFn, batches: Sequence[BatchFn], memo: PartsMemo = None
     ) -> list[Self]:
         # Overridden for speed: "split" and "unbind" in the benchmarks.
-        desc = self._desc
+        desc = self._kd_desc
         if memo is None or memo[0] is not desc:
             memo = desc, [desc.with_batch(batch(desc.batch)) for batch in batches]
-        make, kind, nested = object.__new__, self.__class__, self._nested
+        make, kind, nested = object.__new__, self.__class__, self._kd_nested
         parts: list[Self] = []
-        for entries, after in zip(map_to_parts(self._entries, fn, batches, memo), memo[1]):  # noqa: B905  # see `map_to_parts`
+        for entries, after in zip(map_to_parts(self._kd_entries, fn, batches, memo), memo[1]):  # noqa: B905  # see `map_to_parts`
             part = make(kind)
-            part._entries = entries
-            part._desc = after
-            part._nested = nested
+            part._kd_entries = entries
+            part._kd_desc = after
+            part._kd_nested = nested
             parts.append(part)
         return parts
 
-    def _collect(self, leaves: list[Tensor]) -> None:
+    def _kd_collect(self, leaves: list[Tensor]) -> None:
         # Overridden for speed: "math" in the benchmarks.
-        if self._nested:
-            collect(self._entries, leaves)
+        if self._kd_nested:
+            collect(self._kd_entries, leaves)
         else:
-            leaves.extend(self._entries.values())  # type: ignore[arg-type]  # tensors all
+            leaves.extend(self._kd_entries.values())  # type: ignore[arg-type]  # tensors all
 
-    def _rebuild(self, leaves: Iterator[Tensor]) -> Self:
+    def _kd_rebuild(self, leaves: Iterator[Tensor]) -> Self:
         # Overridden for speed: "math" in the benchmarks.
         new = object.__new__(self.__class__)
-        new._desc = self._desc._unlocked
-        new._nested = nested = self._nested
-        if nested or len(self._entries) < MANY:
-            new._entries = rebuild(self._entries, leaves)
+        new._kd_desc = self._kd_desc._unlocked
+        new._kd_nested = nested = self._kd_nested
+        if nested or len(self._kd_entries) < MANY:
+            new._kd_entries = rebuild(self._kd_entries, leaves)
         else:
-            new._entries = dict(zip(self._entries, leaves))  # noqa: B905  # see `map_to_parts`
+            new._kd_entries = dict(zip(self._kd_entries, leaves))  # noqa: B905  # see `map_to_parts`
         return new
 
-    def _zip_each(
+    def _kd_zip_each(
         self, other: Entry, fn: Callable[[Tensor, Tensor], Tensor], path: tuple[str, ...] = ()
     ) -> Self:
         # Overridden for speed: "math" in the benchmarks.
         if other.__class__ is not self.__class__ and not isinstance(other, Dense):
-            return super()._zip_each(other, fn, path)
+            return super()._kd_zip_each(other, fn, path)
         new = object.__new__(self.__class__)
-        new._entries = zip_each(self._entries, other._entries, fn, path)
-        new._nested = self._nested or other._nested  # a plain leaf beside a ragged one
-        new._desc = self._desc._unlocked
+        new._kd_entries = zip_each(self._kd_entries, other._kd_entries, fn, path)
+        new._kd_nested = self._kd_nested or other._kd_nested  # a plain leaf beside a ragged one
+        new._kd_desc = self._kd_desc._unlocked
         return new
 
-    def _collect_pair(
+    def _kd_collect_pair(
         self, other: Entry, mine: list[Tensor], theirs: list[Tensor], path: tuple[str, ...]
     ) -> None:
         # Overridden for speed: "math" in the benchmarks.
         if not isinstance(other, Dense):
-            super()._collect_pair(other, mine, theirs, path)
+            super()._kd_collect_pair(other, mine, theirs, path)
             return
-        left, right = self._entries, other._entries
-        if not self._nested and not other._nested and [*left] == [*right]:
+        left, right = self._kd_entries, other._kd_entries
+        if not self._kd_nested and not other._kd_nested and [*left] == [*right]:
             mine.extend(left.values())  # type: ignore[arg-type]  # tensors all
             theirs.extend(right.values())  # type: ignore[arg-type]  # tensors all
         else:
@@ -248,65 +250,65 @@ class Dense(TensorDictBase):
     @traced_as(TensorDictBase.lock_)
     def lock_(self) -> Self:
         # Overridden for speed: "lock_ + unlock_" in the benchmarks.
-        twin = self._desc._locked_alone
+        twin = self._kd_desc._locked_alone
         if twin is None or twin.lock is not LOCKED_BY_USER:
             return super().lock_()
-        self._scope = WAS_UNLOCKED
-        self._desc = twin
-        if self._nested:
-            self._hold_below(1)
+        self._kd_scope = WAS_UNLOCKED
+        self._kd_desc = twin
+        if self._kd_nested:
+            self._kd_hold_below(1)
         return self
 
     @traced_as(TensorDictBase.unlock_)
     def unlock_(self) -> Self:
         # Overridden for speed, as `lock_`.
-        desc = self._desc
+        desc = self._kd_desc
         if desc.held or desc.lock is not LOCKED_BY_USER:
             return super().unlock_()
-        self._scope = WAS_LOCKED
-        self._desc = desc._unlocked
-        if self._nested:
-            self._hold_below(-1)
+        self._kd_scope = WAS_LOCKED
+        self._kd_desc = desc._unlocked
+        if self._kd_nested:
+            self._kd_hold_below(-1)
         return self
 
-    @traced_as(TensorDictBase._hold)  # type: ignore[arg-type]  # `self` is a `Dense`
-    def _hold(self, count: int) -> None:
+    @traced_as(TensorDictBase._kd_hold)  # type: ignore[arg-type]  # `self` is a `Dense`
+    def _kd_hold(self, count: int) -> None:
         # Overridden for speed: "lock" in the benchmarks.
-        desc = self._desc
+        desc = self._kd_desc
         if count == 1 and desc._held_once is not None:
-            self._desc = desc._held_once
+            self._kd_desc = desc._held_once
         elif count == -1 and desc.held == 1 and desc.lock is None:
-            self._desc = desc._unlocked
+            self._kd_desc = desc._unlocked
         else:
-            self._desc = desc.with_lock(desc.lock, desc.held + count)
-        if self._nested:
-            self._hold_below(count)
+            self._kd_desc = desc.with_lock(desc.lock, desc.held + count)
+        if self._kd_nested:
+            self._kd_hold_below(count)
 
-    def _hold_below(self, count: int) -> None:
+    def _kd_hold_below(self, count: int) -> None:
         # Overridden for speed: "lock" in the benchmarks.
-        if self._nested:
+        if self._kd_nested:
             own = self.__class__
-            for value in self._entries.values():
+            for value in self._kd_entries.values():
                 kind = value.__class__
                 if kind is own or (kind is not Tensor and isinstance(value, Node)):
-                    value._hold(count)  # type: ignore[union-attr]  # a node
+                    value._kd_hold(count)  # type: ignore[union-attr]  # a node
 
-    def _with_descriptor(self, desc: Descriptor) -> Self:
-        if desc.batch == self._desc.batch and desc.device == self._desc.device:
-            return self._like(dict(self._entries), desc)
+    def _kd_with_descriptor(self, desc: Descriptor) -> Self:
+        if desc.batch == self._kd_desc.batch and desc.device == self._kd_desc.device:
+            return self._kd_like(dict(self._kd_entries), desc)
         entries = {
             key: as_entry(key, value, desc)
             if isinstance(value, (Tensor, TensorDictBase)) or is_row_data(value)
-            else value._with_descriptor(desc)  # one value fits any batch size
-            for key, value in self._entries.items()
+            else value._kd_with_descriptor(desc)  # one value fits any batch size
+            for key, value in self._kd_entries.items()
         }
-        return self._like(entries, desc)
+        return self._kd_like(entries, desc)
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[object, ...]:
-        number, desc = operator.index(protocol), self._desc
+        number, desc = operator.index(protocol), self._kd_desc
         entries = {
             key: packed(value, number) if isinstance(value, Tensor) else value
-            for key, value in self._entries.items()
+            for key, value in self._kd_entries.items()
         }
         args = (self.__class__, entries, desc.batch, desc.device, desc.lock)
         own = getattr(self, "__dict__", None)  # attributes of a subclass
@@ -317,15 +319,15 @@ class Dense(TensorDictBase):
         _take_attributes(self, state)
 
     def __copy__(self) -> Self:
-        new = self._shallow()
+        new = self._kd_shallow()
         own = getattr(self, "__dict__", None)
         if own:
             new.__dict__.update(own)
         return new
 
     def __deepcopy__(self, memo: dict[int, object]) -> Self:
-        desc = self._desc
-        entries = copy.deepcopy(self._entries, memo)
+        desc = self._kd_desc
+        entries = copy.deepcopy(self._kd_entries, memo)
         new = _built(self.__class__, entries, describe(desc.batch, desc.device), desc.lock)
         memo[id(self)] = new
         own = getattr(self, "__dict__", None)
@@ -351,11 +353,18 @@ _gather_operators()
 # The methods that bypass a primitive for speed. A subclass that overrides the primitive on the left
 # gets the general methods on the right, which call it.
 _SHORTCUTS: Final = {
-    "_set_entry": ("_put", "_set_leaves", "_store", "update", "rename_key_"),
-    "_del_entry": ("rename_key_",),
-    "_as_entry": ("_put", "_store", "update"),
-    "_like": ("_map_each", "_map_to_parts", "_rebuild", "_zip_each", "_shallow", "empty"),
-    "_describe": ("_hold", "lock_", "unlock_"),
+    "_kd_set_entry": ("_kd_put", "_kd_set_leaves", "_kd_store", "update", "rename_key_"),
+    "_kd_del_entry": ("rename_key_",),
+    "_kd_as_entry": ("_kd_put", "_kd_store", "update"),
+    "_kd_like": (
+        "_kd_map_each",
+        "_kd_map_to_parts",
+        "_kd_rebuild",
+        "_kd_zip_each",
+        "_kd_shallow",
+        "empty",
+    ),
+    "_kd_describe": ("_kd_hold", "lock_", "unlock_"),
 }
 
 
@@ -400,8 +409,8 @@ def restore_dense(
     _check_restored(entries, free)
     if free.device != device:
         for key, value in entries.items():
-            if not isinstance(value, Tensor) and value._desc.device == device:
-                entries[key] = value._with_descriptor(free.with_batch(value._desc.batch))
+            if not isinstance(value, Tensor) and value._kd_desc.device == device:
+                entries[key] = value._kd_with_descriptor(free.with_batch(value._kd_desc.batch))
     new = _built(kind, entries, free, lock)
     if own is not None:
         _take_attributes(new, own)
@@ -416,12 +425,12 @@ def _take_attributes(new: Dense, own: object) -> None:
 
 def _built(kind: type[D], entries: dict[str, Entry], free: Descriptor, lock: str | None) -> D:
     new = object.__new__(kind)
-    new._entries = entries
-    new._nested = holds_nodes(entries)
-    new._desc = free
+    new._kd_entries = entries
+    new._kd_nested = holds_nodes(entries)
+    new._kd_desc = free
     if lock is not None:
-        new._desc = free.with_lock(lock, 0)
-        new._hold_below(1)
+        new._kd_desc = free.with_lock(lock, 0)
+        new._kd_hold_below(1)
     return new
 
 
@@ -431,7 +440,7 @@ def _check_restored(entries: dict[str, Entry], desc: Descriptor) -> None:
             fits = leaf_fits(value, desc)
             found = () if fits or is_shapeless(value) else tuple(value.shape)
         else:
-            found = value._desc.batch if is_node(value) else ()
+            found = value._kd_desc.batch if is_node(value) else ()
             fits = is_node(value) and found[: desc.ndim] == desc.batch
         if type(key) is not str or not fits:
             raise not_valid(
@@ -443,9 +452,9 @@ def _check_restored(entries: dict[str, Entry], desc: Descriptor) -> None:
 def _found_device(entries: dict[str, Entry], device: torch.device) -> torch.device | None:
     """Return the device of restored entries, which `torch.load(map_location=)` may have moved."""
     found = {
-        value.device if isinstance(value, Tensor) else value._desc.device
+        value.device if isinstance(value, Tensor) else value._kd_desc.device
         for value in entries.values()
-        if isinstance(value, Tensor) or value._desc.device != device
+        if isinstance(value, Tensor) or value._kd_desc.device != device
     }
     if not found or found == {device}:
         return device

@@ -43,22 +43,66 @@ if TYPE_CHECKING:
 RESERVED: Final = frozenset(
     {
         # what a container is made of, and how an operation of it is undone
-        *("_desc", "_entries", "_nested", "_scope", "_declared", "_engine", "_tensor_class"),
+        *(
+            "_kd_desc",
+            "_kd_entries",
+            "_kd_nested",
+            "_kd_scope",
+            "_kd_declared",
+            "_kd_engine",
+            "_kd_tensor_class",
+        ),
         # the primitives, which authors of container kinds implement
-        *("_as_entry", "_check_key", "_del_entry", "_describe", "_item", "_keeps", "_like"),
-        *("_set_entry", "_with_descriptor", "_writes"),
+        *(
+            "_kd_as_entry",
+            "_kd_check_key",
+            "_kd_del_entry",
+            "_kd_describe",
+            "_kd_item",
+            "_kd_keeps",
+            "_kd_like",
+        ),
+        *("_kd_set_entry", "_kd_with_descriptor", "_kd_writes"),
         # what is written on them
-        *("_below", "_check_unlocked", "_collect", "_collect_pair", "_dense_entry", "_hold"),
-        *("_hold_below", "_map_each", "_map_to_parts", "_owns_leaves", "_put", "_read", "_rebuild"),
-        *("_replace_entries", "_rows_at", "_selected", "_set_leaves", "_shallow", "_store"),
-        *("_traced_map_each", "_traced_reshape", "_traced_resized", "_traced_rows_at", "_unset"),
-        *("_without", "_zip_each"),
+        *(
+            "_kd_below",
+            "_kd_check_unlocked",
+            "_kd_collect",
+            "_kd_collect_pair",
+            "_kd_dense_entry",
+            "_kd_hold",
+        ),
+        *(
+            "_kd_hold_below",
+            "_kd_map_each",
+            "_kd_map_to_parts",
+            "_kd_owns_leaves",
+            "_kd_put",
+            "_kd_read",
+            "_kd_rebuild",
+        ),
+        *(
+            "_kd_replace_entries",
+            "_kd_rows_at",
+            "_kd_selected",
+            "_kd_set_leaves",
+            "_kd_shallow",
+            "_kd_store",
+        ),
+        *(
+            "_kd_traced_map_each",
+            "_kd_traced_reshape",
+            "_kd_traced_resized",
+            "_kd_traced_rows_at",
+            "_kd_unset",
+        ),
+        *("_kd_without", "_kd_zip_each"),
     }
 )
 """Names that a class with fields may not define: the private names of containers.
 
 All other names are free. Code of kd never reads a public method through an attribute of such a
-class, because a field or a method of the author may have its name: it asks `_engine` for it.
+class, because a field or a method of the author may have its name: it asks `_kd_engine` for it.
 """
 
 _NO_FIELD: Final = r"(?:\w+\.)*(ClassVar|KW_ONLY|InitVar)\b"
@@ -137,7 +181,7 @@ def dataclass_fields(declaration: Declaration) -> dict[str, Field[object]]:
 
 def signature_of(cls: type) -> inspect.Signature | None:
     """Return the parameters of the constructor; `None` for one that an author wrote."""
-    declaration: Declaration = getattr(cls, "_declared")  # noqa: B009  # it has one
+    declaration: Declaration = getattr(cls, "_kd_declared")  # noqa: B009  # it has one
     if hasattr(cls.__init__, "__wrapped__") or not declaration.fields:  # type: ignore[misc]  # of this class
         return None
     taken = declaration.taken
@@ -200,7 +244,7 @@ def inherited(bases: tuple[type, ...]) -> tuple[dict[str, Field[object]], list[s
     taken: dict[str, Field[object]] = {}
     init_only: list[str] = []
     for base in reversed(bases):
-        above: Declaration | None = getattr(base, "_declared", None)
+        above: Declaration | None = getattr(base, "_kd_declared", None)
         if above is not None:
             taken |= above.taken
             init_only += [name for name in above.init_vars if name not in init_only]
@@ -358,7 +402,7 @@ def converted(
         return value if stored else registry.wrap_data(value, desc)
     if "tensor_only" in options:
         if is_data(value):
-            value = value._item()
+            value = value._kd_item()
         if value is None or _is_stored(value):
             return value
         return _as_tensor(cls, key, value, "`tensor_only`")
@@ -373,7 +417,7 @@ def is_none(value: object) -> bool:
     """Return whether a value is None, as it is or wrapped as data."""
     if value is None or is_row_data(value):
         return value is None
-    return is_data(value) and value._item() is None
+    return is_data(value) and value._kd_item() is None
 
 
 def _is_stored(value: object) -> bool:
@@ -389,7 +433,7 @@ def hint_of(cls: type, key: str) -> object:
 def _hints_of(cls: type, key: str) -> tuple[object, ...]:
     """Return the types that a field is declared to have; `object` for a key that is not a field."""
     owner = next((base for base in cls.__mro__ if key in annotations_of(base)), None)
-    declaration: Declaration = getattr(cls, "_declared")  # noqa: B009  # it has one
+    declaration: Declaration = getattr(cls, "_kd_declared")  # noqa: B009  # it has one
     if owner is None or key not in declaration.fields:
         return (object,)
     kind = declaration.fields[key].type
@@ -434,14 +478,14 @@ def _cast_data(cls: type, key: str, value: Node, hint: object, desc: Descriptor)
     by_row = is_row_data(value)
     if kind is None or (by_row and is_compiling()):  # compiled code reads no rows
         return value
-    given = _rows_of(value) if by_row else [value._item()]
+    given = _rows_of(value) if by_row else [value._kd_item()]
     if all(each is None or type(each) is kind for each in given):
         return value
     made = [None if each is None else _plain(cls, key, each, kind) for each in given]
     if not by_row:
         return registry.wrap_data(made[0], desc)
-    positions = torch.arange(len(made)).reshape(value._desc.batch)
-    return registry.wrap_rows(made, positions, value._desc)
+    positions = torch.arange(len(made)).reshape(value._kd_desc.batch)
+    return registry.wrap_rows(made, positions, value._kd_desc)
 
 
 def _rows_of(value: object) -> list[object]:
@@ -472,7 +516,7 @@ def _as_tensor(cls: type, key: str, value: object, option: str) -> Tensor:
 
 
 def _check(cls: type, options: frozenset[str], key: str, value: object) -> None:
-    plain = value._item() if is_node(value) else value
+    plain = value._kd_item() if is_node(value) else value
     hints = [
         type(None) if hint is None else get_origin(hint) or hint for hint in _hints_of(cls, key)
     ]

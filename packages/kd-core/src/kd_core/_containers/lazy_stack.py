@@ -130,23 +130,23 @@ class LazyStackedTensorDict(Members):
         for position, member in enumerate(members):
             check_member(member, position, members[0], None)
         if device is not None:
-            members = tuple([member._engine.to(member, device) for member in members])
-        self._dim = new_dim(stack_dim, members[0]._desc.batch)
+            members = tuple([member._kd_engine.to(member, device) for member in members])
+        self._dim = new_dim(stack_dim, members[0]._kd_desc.batch)
         self._members = list(members)
-        self._desc = describe_stack(members, self._dim)
-        if batch_size is not None and batch_of(batch_size) != self._desc.batch:
+        self._kd_desc = describe_stack(members, self._dim)
+        if batch_size is not None and batch_of(batch_size) != self._kd_desc.batch:
             raise ShapeMismatch(
-                f"batch_size must be {shape_text(self._desc.batch)}, that of {len(members)} "
+                f"batch_size must be {shape_text(self._kd_desc.batch)}, that of {len(members)} "
                 f"members stacked along dimension {self._dim}, got "
                 f"{shape_text(batch_of(batch_size))}. Leave it out."
             )
         if strict_shape:
             _check_stackable(self)
         if stack_dim_name is not None:
-            mine = list(names_of(self._desc.batch))
+            mine = list(names_of(self._kd_desc.batch))
             mine[self._dim] = stack_dim_name
-            checked = checked_names(mine, self._desc.batch)
-            self._desc = self._desc.with_batch(with_names(self._desc.batch, checked))
+            checked = checked_names(mine, self._kd_desc.batch)
+            self._kd_desc = self._kd_desc.with_batch(with_names(self._kd_desc.batch, checked))
 
     hook_in: ClassVar[None] = None
     """What tensordict calls on entries inside of `vmap`; a stack needs no hook for it."""
@@ -180,13 +180,13 @@ class LazyStackedTensorDict(Members):
     def __getitem__(self, index: Index) -> Self: ...
     def __getitem__(self, index: object) -> object:
         """Return the entry at a key, or index the batch: `stack[i]` is member `i`."""
-        if index.__class__ is int and self._dim == 0 and not self._desc.frozen:
+        if index.__class__ is int and self._dim == 0 and not self._kd_desc.frozen:
             count = len(self._members)
             if -count <= index < count:
                 return self._members[index]
         if index.__class__ is str or is_path(index):
             return super().__getitem__(cast(str, index))
-        picked = pick(index, self._desc.batch, self._dim)
+        picked = pick(index, self._kd_desc.batch, self._dim)
         if picked is None:
             return super().__getitem__(cast("Index", index))
         try:
@@ -215,30 +215,32 @@ class LazyStackedTensorDict(Members):
         """
         if inplace:
             return become(self, self, "make contiguous in place")
-        joined = _join_alike(self._members, self._dim, self._desc.batch[self._dim])
+        joined = _join_alike(self._members, self._dim, self._kd_desc.batch[self._dim])
         if joined is not None:
-            return self._like(joined, self._desc._unlocked)
-        entries = self._entries
+            return self._kd_like(joined, self._kd_desc._unlocked)
+        entries = self._kd_entries
         dense: dict[str, Entry] = {}
         for key in entries:
             value = entries[key]
             if isinstance(value, LazyStackedTensorDict):
-                value = cast("Entry", value._engine.contiguous(value))
-            dense[key] = value if isinstance(value, Tensor) else value._map_each(Tensor.contiguous)
-        return self._like(dense, self._desc.unlocked())
+                value = cast("Entry", value._kd_engine.contiguous(value))
+            dense[key] = (
+                value if isinstance(value, Tensor) else value._kd_map_each(Tensor.contiguous)
+            )
+        return self._kd_like(dense, self._kd_desc.unlocked())
 
-    def _selected(self, keys: Sequence[NestedKey], strict: bool) -> Self | None:
-        if strict and not all(has_entry(self._entries, path_of(key)) for key in keys):
+    def _kd_selected(self, keys: Sequence[NestedKey], strict: bool) -> Self | None:
+        if strict and not all(has_entry(self._kd_entries, path_of(key)) for key in keys):
             return None
-        return self._by_member(lambda member: member._engine.select(member, *keys, strict=False))
+        return self._by_member(lambda member: member._kd_engine.select(member, *keys, strict=False))
 
-    def _without(self, keys: Sequence[NestedKey]) -> Self:
-        return self._by_member(lambda member: member._without(keys))
+    def _kd_without(self, keys: Sequence[NestedKey]) -> Self:
+        return self._by_member(lambda member: member._kd_without(keys))
 
-    def _replace_entries(self, other: AbstractContainer, action: str) -> Self:
+    def _kd_replace_entries(self, other: AbstractContainer, action: str) -> Self:
         self._change_members(
             action,
-            lambda member, entries: member._replace_entries(entries, action),
+            lambda member, entries: member._kd_replace_entries(entries, action),
             self._rows(cast("Entry", other)),
         )
         return self
@@ -246,11 +248,11 @@ class LazyStackedTensorDict(Members):
     def rename_key_(self, old_key: NestedKey, new_key: NestedKey, safe: bool = False) -> Self:
         """Rename a key in each member; see `TensorDict.rename_key_`."""
         action = f"rename {format_key(old_key)}"
-        self._check_unlocked(action)
+        self._kd_check_unlocked(action)
         check_has(self, path_of(old_key))
         self._change_members(
             action,
-            lambda member: member._engine.rename_key_(member, old_key, new_key, safe),
+            lambda member: member._kd_engine.rename_key_(member, old_key, new_key, safe),
         )
         return self
 
@@ -267,7 +269,9 @@ class LazyStackedTensorDict(Members):
     ) -> Self:
         """Store the entries of a source; a stack of the same shape updates member by member."""
         alike = isinstance(source, MemberStorage) and are_alike(self, source)
-        other = isinstance(source, AbstractContainer) and source._desc.batch != self._desc.batch
+        other = (
+            isinstance(source, AbstractContainer) and source._kd_desc.batch != self._kd_desc.batch
+        )
         if update_batch_size and other and (inplace or not alike):
             raise InvalidArgument(
                 "`update_batch_size=True` cannot change the number of members of a lazy stack. "
@@ -286,13 +290,13 @@ class LazyStackedTensorDict(Members):
 
     def clear(self) -> Self:
         """Remove all entries of each member; return self."""
-        self._change_members("remove all entries", lambda member: member._engine.clear(member))
+        self._change_members("remove all entries", lambda member: member._kd_engine.clear(member))
         return self
 
     def filter_empty_(self) -> Self:
         """Remove nested containers without any entry from each member; return self."""
         self._change_members(
-            "remove empty containers", lambda member: member._engine.filter_empty_(member)
+            "remove empty containers", lambda member: member._kd_engine.filter_empty_(member)
         )
         return self
 
@@ -304,17 +308,17 @@ class LazyStackedTensorDict(Members):
     ) -> Self:
         """Join the keys of nested entries of each member; see `TensorDict.flatten_keys`."""
         flat = self._by_member(
-            lambda member: member._engine.flatten_keys(member, separator, is_leaf=is_leaf)
+            lambda member: member._kd_engine.flatten_keys(member, separator, is_leaf=is_leaf)
         )
         if inplace:
-            return self._replace_entries(flat, "flatten keys in place")
+            return self._kd_replace_entries(flat, "flatten keys in place")
         return record(flat, self, Flattened, (plain_str(separator), is_leaf))
 
     def unflatten_keys(self, separator: str = ".", inplace: bool = False) -> Self:
         """Split keys of each member at a separator; see `TensorDict.unflatten_keys`."""
-        nested = self._by_member(lambda member: member._engine.unflatten_keys(member, separator))
+        nested = self._by_member(lambda member: member._kd_engine.unflatten_keys(member, separator))
         if inplace:
-            return self._replace_entries(nested, "unflatten keys in place")
+            return self._kd_replace_entries(nested, "unflatten keys in place")
         return record(nested, self, Unflattened, plain_str(separator))
 
     def empty(
@@ -328,27 +332,27 @@ class LazyStackedTensorDict(Members):
         """Return a stack of empty members; with another batch size or device, a `TensorDict`."""
         if batch_size is not None or device is not NO_DEFAULT or names is not NO_DEFAULT:
             return super().empty(recurse, batch_size=batch_size, device=device, names=names)
-        return self._by_member(lambda member: member._engine.empty(member, recurse))
+        return self._by_member(lambda member: member._kd_engine.empty(member, recurse))
 
     def is_empty(self) -> bool:
         """Return whether all members have no leaf."""
-        return all(member._engine.is_empty(member) for member in self._members)
+        return all(member._kd_engine.is_empty(member) for member in self._members)
 
     def __reduce__(self) -> tuple[object, ...]:
-        lock = self._desc.lock
+        lock = self._kd_desc.lock
         kind = self.__class__
-        if self._tensor_class is not None:
+        if self._kd_tensor_class is not None:
             from kd_core._containers.stack_classes import plain_class
 
             kind = plain_class(kind)
         given = kind, self._members, self._dim, lock is not None
-        name = names_of(self._desc.batch)[self._dim]
+        name = names_of(self._kd_desc.batch)[self._dim]
         return restore_stack, given if name is None else (*given, name)
 
 
 def _class_for(kind: type[S], members: Sequence[object]) -> type[S]:
     """Return the class of a stack that is created."""
-    if members and getattr(members[0], "_tensor_class", None) is not None:
+    if members and getattr(members[0], "_kd_tensor_class", None) is not None:
         from kd_core._containers.stack_classes import stack_class
 
         return stack_class(kind, cast("Sequence[TensorDictBase]", members))
@@ -358,15 +362,15 @@ def _class_for(kind: type[S], members: Sequence[object]) -> type[S]:
 def _check_stackable(stack: LazyStackedTensorDict) -> None:
     """Refuse members whose keys or shapes differ."""
     first, *others = (
-        dict.fromkeys(map(format_key, each._engine.keys(each, True))) for each in stack._members
+        dict.fromkeys(map(format_key, each._kd_engine.keys(each, True))) for each in stack._members
     )
     for position, keys in enumerate(others, 1):
         if keys.keys() != first.keys():
             raise different_keys(
                 first, keys, ("member 0", f"member {position}"), " of a stack of strict shape"
             )
-    for key in stack._engine.keys(stack, True):
-        stack._engine.get(stack, key)
+    for key in stack._kd_engine.keys(stack, True):
+        stack._kd_engine.get(stack, key)
 
 
 def _join_alike(members: Sequence[TensorDictBase], dim: int, size: int) -> dict[str, Entry] | None:
@@ -377,7 +381,7 @@ def _join_alike(members: Sequence[TensorDictBase], dim: int, size: int) -> dict[
     Does not build a lazy stack for each nested container: "lazy_stack.contiguous()" in the
     benchmarks.
     """
-    levels = [member._entries for member in members]
+    levels = [member._kd_entries for member in members]
     first = levels[0]
     for level in levels:
         if type(level) is not dict or len(level) != len(first):
@@ -393,14 +397,14 @@ def _join_alike(members: Sequence[TensorDictBase], dim: int, size: int) -> dict[
             continue
         if not isinstance(value, TensorDictBase):
             return None
-        kind, desc = value.__class__, value._desc
-        if any(node.__class__ is not kind or node._desc is not desc for node in column):
+        kind, desc = value.__class__, value._kd_desc
+        if any(node.__class__ is not kind or node._kd_desc is not desc for node in column):
             return None
         below = _join_alike(cast("list[TensorDictBase]", column), dim, size)
         if below is None:
             return None
         batch = (*desc.batch[:dim], size, *desc.batch[dim:])
-        joined[key] = value._like(below, desc.with_batch(batch))
+        joined[key] = value._kd_like(below, desc.with_batch(batch))
     return joined
 
 
@@ -421,7 +425,7 @@ def restore_stack(
     if type(dim) is not int or not (name is None or type(name) is str):
         raise not_valid(f"{dim!r} and {name!r} are not a dimension and its name")
     stack = built_stack(kind, members, dim, name)
-    return stack._engine.lock_(stack) if lock else stack
+    return stack._kd_engine.lock_(stack) if lock else stack
 
 
 def built_stack(
@@ -533,7 +537,7 @@ def maybe_dense_stack(
     stack = LazyStackedTensorDict(*members, stack_dim=dim)
     if out is not None:
         return written_to(out, cast("TensorDictBase", stack))
-    first, *others = [set(member._engine.keys(member, True, True)) for member in members]
+    first, *others = [set(member._kd_engine.keys(member, True, True)) for member in members]
     if any(keys != first for keys in others):
         return stack
     try:
@@ -560,7 +564,7 @@ def dense_stack_tds(td_list: Sequence[TensorDictBase], dim: int | str = 0) -> Te
         {'a': tensor([1., 2.])}
     """
     stack = LazyStackedTensorDict(*td_list, stack_dim=dim)
-    return stack._engine.contiguous(stack)
+    return stack._kd_engine.contiguous(stack)
 
 
 registry.register("lazy_stack", lazy_stack)

@@ -42,20 +42,20 @@ def assign_levels(td: TensorDictBase, entries: dict[str, object], levels: tuple[
     if td.__class__ is not TensorDict or is_dynamo_compiling() or not _fit(td, entries, levels):
         td.assign(_by_path(entries, levels))
         return
-    own, desc = td._entries, td._desc
+    own, desc = td._kd_entries, td._kd_desc
     for key, value in entries.items():
         if key not in levels:
             own[key] = cast("Tensor", value)
         elif key in own:
-            cast("TensorDict", own[key])._entries.update(cast("dict[str, Tensor]", value))
+            cast("TensorDict", own[key])._kd_entries.update(cast("dict[str, Tensor]", value))
         else:
             own[key] = make_dense(cast("dict[str, Tensor]", value), desc, False)  # type: ignore[arg-type]  # entries
-            td._nested = True
+            td._kd_nested = True
 
 
 def _fit(td: TensorDict, entries: dict[str, object], levels: tuple[str, ...]) -> bool:
     """Return whether nothing has to be checked any more: locks, keys, shapes, what is there."""
-    own, desc = td._entries, td._desc
+    own, desc = td._kd_entries, td._kd_desc
     if not desc.plain:
         return False
     for key, value in entries.items():
@@ -64,7 +64,7 @@ def _fit(td: TensorDict, entries: dict[str, object], levels: tuple[str, ...]) ->
                 return False
             continue
         level = own.get(key)
-        if level is not None and (level.__class__ is not TensorDict or level._desc is not desc):
+        if level is not None and (level.__class__ is not TensorDict or level._kd_desc is not desc):
             return False
         if not all_fit(cast("dict[str, object]", value), desc):
             return False

@@ -42,7 +42,7 @@ class StackedEntries(Mapping[str, "Entry"]):
     def get(self, key: str, default: object = None) -> Entry | None:  # type: ignore[override]  # one
         """Return the stacked entry, or `default` where a member has none."""
         stack = self._stack
-        found = [member._entries.get(key) for member in stack._members]
+        found = [member._kd_entries.get(key) for member in stack._members]
         if found[0].__class__ is Tensor:
             try:  # checking the class of each first is slow
                 return torch.stack(cast("list[Tensor]", found), stack._dim)
@@ -53,7 +53,7 @@ class StackedEntries(Mapping[str, "Entry"]):
         return _stacked(stack, key, cast("list[Entry]", found))
 
     def __iter__(self) -> Iterator[str]:
-        first, *others = (member._entries for member in self._stack._members)
+        first, *others = (member._kd_entries for member in self._stack._members)
         keys = first.keys()
         if all(keys == other.keys() for other in others):
             return iter(keys)
@@ -63,7 +63,7 @@ class StackedEntries(Mapping[str, "Entry"]):
         """Return the keys and, for each, an entry of the same kind; nothing is stacked."""
         stack = self._stack
         found: list[tuple[str, Entry]] = []
-        levels = [kinds_by_key(member._entries) for member in stack._members]
+        levels = [kinds_by_key(member._kd_entries) for member in stack._members]
         for key in self:
             rows = [level[key] for level in levels]
             nodes = all(isinstance(row, AbstractContainer) for row in rows)
@@ -77,7 +77,7 @@ class StackedEntries(Mapping[str, "Entry"]):
 
     def _partial(self) -> dict[str, str]:
         """Describe the entries that only some members have; the stack does not show them."""
-        levels = [member._entries for member in self._stack._members]
+        levels = [member._kd_entries for member in self._stack._members]
         found: dict[str, str] = {}
         for key in {key: None for level in levels for key in level if key not in self}:
             entries = [level[key] for level in levels if key in level]
@@ -99,14 +99,14 @@ class StackedEntries(Mapping[str, "Entry"]):
         return sum(1 for _ in self)
 
     def __contains__(self, key: object) -> bool:
-        return all(key in member._entries for member in self._stack._members)
+        return all(key in member._kd_entries for member in self._stack._members)
 
 
 def holds_unbatched(level: AbstractContainer, key: str) -> bool:
     """Return whether an entry has no batch dimensions in a member, those of stacks included."""
     if isinstance(level, Composite):
         return any(holds_unbatched(member, key) for member in level._members)
-    return is_unbatched(level._entries.get(key))
+    return is_unbatched(level._kd_entries.get(key))
 
 
 def _shapes(stack: Composite, key: str) -> Iterator[str]:
@@ -115,7 +115,7 @@ def _shapes(stack: Composite, key: str) -> Iterator[str]:
         if isinstance(member, stack.__class__):
             yield from _shapes(member, key)
         else:
-            yield shape_text(_shape_of(member._entries[key]))
+            yield shape_text(_shape_of(member._kd_entries[key]))
 
 
 def _is_tensor_or_container(entry: Entry) -> bool:
@@ -124,7 +124,7 @@ def _is_tensor_or_container(entry: Entry) -> bool:
 
 def _shape_of(entry: Entry) -> tuple[int, ...]:
     leaf = tensor_of(entry)
-    return cast("Node", entry)._desc.batch if leaf is None else tuple(leaf.shape)
+    return cast("Node", entry)._kd_desc.batch if leaf is None else tuple(leaf.shape)
 
 
 def _stacked(stack: Composite, key: str, found: list[Entry]) -> Entry:
@@ -150,9 +150,9 @@ def _stacked(stack: Composite, key: str, found: list[Entry]) -> Entry:
     nodes = cast("list[Data]", found)
     if is_unbatched(found[0]):
         return _one_for_all(stack, key, cast("list[TensorData]", found))
-    batch = nodes[0]._desc.batch
+    batch = nodes[0]._kd_desc.batch
     batch = (*batch[: stack._dim], len(nodes), *batch[stack._dim :])
-    desc = describe(batch, stack._desc.device)
+    desc = describe(batch, stack._kd_desc.device)
     return nodes[0]._join(nodes, torch.stack, stack._dim, desc, (key,))
 
 
@@ -164,20 +164,20 @@ def _one_for_all(stack: Composite, key: str, found: list[TensorData]) -> Entry:
             "has no batch dimension along which it could be stacked. Read it with "
             f"`get({key!r}, as_list=True)`, and the others after `exclude({key!r})`."
         )
-    return found[0]._with_descriptor(stack._desc)
+    return found[0]._kd_with_descriptor(stack._kd_desc)
 
 
 def _stacked_nodes(stack: Composite, members: list[AbstractContainer]) -> Entry:
-    first = members[0]._desc.batch
-    if any(member._desc.batch != first for member in members):
-        outer = [member._desc.batch for member in stack._members]
+    first = members[0]._kd_desc.batch
+    if any(member._kd_desc.batch != first for member in members):
+        outer = [member._kd_desc.batch for member in stack._members]
         pairs = zip(members, outer, strict=True)
         members = [
-            member._with_descriptor(member._desc.with_batch(batch)) for member, batch in pairs
+            member._kd_with_descriptor(member._kd_desc.with_batch(batch)) for member, batch in pairs
         ]
     nested = stack._of(members)
-    if stack._desc.frozen:
-        nested._describe(nested._desc.with_lock(None, 1))
+    if stack._kd_desc.frozen:
+        nested._kd_describe(nested._kd_desc.with_lock(None, 1))
     return cast("Entry", nested)
 
 

@@ -54,9 +54,9 @@ def moved_members(stack: Composite, fn: LeafFn, batch: BatchFn) -> TensorDictBas
     if kept is not None:
         made = _mapped(stack, fn, batch, kept)
     else:
-        found = _numbers(stack._desc.batch, stack._dim, taken, _owners(rows, stack._dim), True)
+        found = _numbers(stack._kd_desc.batch, stack._dim, taken, _owners(rows, stack._dim), True)
         made = _rows_seen(stack, cast("_Rows", found), _share(taken, rows))
-    made._describe(made._desc.with_batch(batch(stack._desc.batch)))
+    made._kd_describe(made._kd_desc.with_batch(batch(stack._kd_desc.batch)))
     return made
 
 
@@ -68,7 +68,7 @@ def viewed_members(stack: Composite, fn: LeafFn, batch: BatchFn) -> TensorDictBa
         the rows of a member though it is no `view`.
     """
     if isinstance(fn, FunctionType):
-        sizes = tuple(map(int, stack._desc.batch)), stack._dim
+        sizes = tuple(map(int, stack._kd_desc.batch)), stack._dim
         known = _SEEN.get(fn)
         if known is None:
             known = _SEEN.setdefault(fn, {})
@@ -83,12 +83,12 @@ def viewed_members(stack: Composite, fn: LeafFn, batch: BatchFn) -> TensorDictBa
         made = _mapped(stack, fn, batch, way)
     else:
         try:
-            made = _seen_as(stack, way, batch(stack._desc.batch))
+            made = _seen_as(stack, way, batch(stack._kd_desc.batch))
         except RuntimeError:  # the strides of a leaf allow no view
             if isinstance(batch, Viewed):
                 raise
             return None
-    made._describe(made._desc.with_batch(batch(stack._desc.batch)))
+    made._kd_describe(made._kd_desc.with_batch(batch(stack._kd_desc.batch)))
     return made
 
 
@@ -107,7 +107,7 @@ def _see(stack: Composite, fn: LeafFn, batch: BatchFn) -> _Together | _Resized |
     if kept is not None:
         return kept
     owners = _owners(rows, stack._dim)
-    return _numbers(stack._desc.batch, stack._dim, taken, owners, isinstance(batch, Viewed))
+    return _numbers(stack._kd_desc.batch, stack._dim, taken, owners, isinstance(batch, Viewed))
 
 
 def _seen_as(stack: Composite, way: _Resized | _Rows, new: Batch) -> TensorDictBase:
@@ -118,16 +118,16 @@ def _seen_as(stack: Composite, way: _Resized | _Rows, new: Batch) -> TensorDictB
 
 
 def _reshaped(member: AbstractContainer, shape: Batch) -> TensorDictBase:
-    batch = member._desc.batch
+    batch = member._kd_desc.batch
     if batch == shape and names_of(batch) == names_of(shape):
-        return cast("TensorDictBase", member._shallow())
+        return cast("TensorDictBase", member._kd_shallow())
     resize = resize_plan(batch, (shape,), "view")[0]
     return cast("TensorDictBase", map_by((resize, shape, Viewed(shape, len(batch))), member))
 
 
 def _numbered(stack: Composite, fn: LeafFn) -> tuple[Tensor, Tensor]:
     """Return the numbers of the rows of a stack, and what a function makes of them."""
-    old = stack._desc.batch
+    old = stack._kd_desc.batch
     rows = torch.arange(numel(old), device="cpu").reshape(old)
     return rows, fn(rows)
 
@@ -201,7 +201,7 @@ def _mapped(stack: Composite, fn: LeafFn, batch: BatchFn, kept: _Together) -> Te
         return (*new[:dim], *new[dim + 1 :])
 
     size = batch.along(at) if isinstance(batch, Reduced) else size_of_member
-    made = [stack._members[number]._map_each(of_member, size) for number in kept.members]
+    made = [stack._members[number]._kd_map_each(of_member, size) for number in kept.members]
     return _stacked(made, dim)
 
 
@@ -211,7 +211,7 @@ def reduced_members(stack: Composite, fn: LeafFn, batch: Reduced) -> TensorDictB
     Returns:
         A lazy stack; `None` if the stacked dimension takes part, or may do so.
     """
-    at, ndim = stack._dim, stack._desc.ndim
+    at, ndim = stack._dim, stack._kd_desc.ndim
     gone = batch.gone(ndim)
     if at in gone or (batch.first is None and not batch.dims):
         return None
@@ -219,7 +219,7 @@ def reduced_members(stack: Composite, fn: LeafFn, batch: Reduced) -> TensorDictB
     if not batch.keepdim:
         dim -= sum(1 for other in gone if other < at)
     made = _mapped(stack, fn, batch, _Together(list(range(len(stack._members))), dim))
-    made._describe(made._desc.with_batch(batch(stack._desc.batch)))
+    made._kd_describe(made._kd_desc.with_batch(batch(stack._kd_desc.batch)))
     return made
 
 
@@ -287,11 +287,11 @@ def _rows_seen(stack: Composite, rows: _Rows, shares: bool = True) -> TensorDict
     if rows.parts:
         return _stacked([_rows_seen(stack, part, shares) for part in rows.parts], 0)
     if rows.member is None:
-        seen = cast("TensorDictBase", stack._shallow())
+        seen = cast("TensorDictBase", stack._kd_shallow())
     else:
         member = cast("TensorDictBase", stack._members[rows.member])
         seen = member[rows.index] if rows.index else _reshaped(member, rows.shape)
-    return seen if shares else seen._engine.clone(seen)
+    return seen if shares else seen._kd_engine.clone(seen)
 
 
 def _stacked(members: Sequence[object], dim: int) -> TensorDictBase:
@@ -301,7 +301,7 @@ def _stacked(members: Sequence[object], dim: int) -> TensorDictBase:
 def _without_rows(stack: Composite, shape: Batch) -> TensorDictBase:
     """Return a container without rows, with the common keys and the shapes of the first member."""
     first = cast("TensorDictBase", stack._members[0])
-    ndim = first._desc.ndim
-    return first._engine.select(first, *stack._entries)._map_each(
+    ndim = first._kd_desc.ndim
+    return first._kd_engine.select(first, *stack._kd_entries)._kd_map_each(
         lambda leaf: leaf.new_empty((*shape, *leaf.shape[ndim:])), Fresh(shape, ndim)
     )

@@ -99,7 +99,7 @@ class Members(MemberStorage):
         return self._read_as(path_of(key), default, how)
 
     def _read_as(self, path: tuple[str, ...], default: object, how: Reading) -> object:
-        if not all(has_entry(member._entries, path) for member in self._members):
+        if not all(has_entry(member._kd_entries, path) for member in self._members):
             return default
         from kd_core._containers.member_rows import nested_rows, padded_rows, rows_of
 
@@ -115,9 +115,9 @@ class Members(MemberStorage):
         """Return the entry at `key` as a nested tensor: `get(key, as_nested_tensor=True)`."""
         return engine(self).get(self, key, default, as_nested_tensor=True, layout=layout)
 
-    def _dense_entry(self, key: str, layout: torch.layout) -> Entry:
+    def _kd_dense_entry(self, key: str, layout: torch.layout) -> Entry:
         try:
-            return super()._dense_entry(key, layout)
+            return super()._kd_dense_entry(key, layout)
         except ShapeMismatch:
             if holds_unbatched(self, key):
                 raise
@@ -202,7 +202,7 @@ class Members(MemberStorage):
 
     def _replaced(self, **changes: object) -> Self:
         """Return a stack of new members with some fields changed; for stacks of tensor classes."""
-        columns = {key: self._rows(self._as_entry(key, value)) for key, value in changes.items()}
+        columns = {key: self._rows(self._kd_as_entry(key, value)) for key, value in changes.items()}
         members = []
         for position, member in enumerate(self._members):
             replace = cast("Callable[..., TensorDictBase]", getattr(member, "__replace__"))  # noqa: B009  # hidden
@@ -210,15 +210,15 @@ class Members(MemberStorage):
         return self._of(members)
 
     def _grow(self, index: int, members: list[TensorDictBase]) -> None:
-        if self._desc.frozen:
-            super()._check_unlocked("add members")
+        if self._kd_desc.frozen:
+            super()._kd_check_unlocked("add members")
         for position, member in enumerate(members):
             check_member(member, position, self._members[0], self)
-            _check_class(member, position, self._tensor_class)
+            _check_class(member, position, self._kd_tensor_class)
         grown = self._members.copy()
         grown[index:index] = members
-        size = resized(self._desc.batch[self._dim], len(grown))
-        self._desc, self._members = describe_stack(grown, self._dim, size), grown
+        size = resized(self._kd_desc.batch[self._dim], len(grown))
+        self._kd_desc, self._members = describe_stack(grown, self._dim, size), grown
 
 
 def _check_class(member: TensorDictBase, position: int, cls: type | None) -> None:
@@ -253,10 +253,10 @@ def check_member(
         what = f"member {position} of" if holder is None else "what is added to"
         what += " a lazy stack"
         raise wrong_type(what, "a container", member, wrap_mapping(member))
-    if isinstance(member, MemberStorage) or (holder is not None and member._below()):
+    if isinstance(member, MemberStorage) or (holder is not None and member._kd_below()):
         refuse_cycle(f"member {position}", member, holder, ())
-    if member._desc is not first._desc and member._desc.batch != first._desc.batch:
-        mine, theirs = first._desc.batch, member._desc.batch
+    if member._kd_desc is not first._kd_desc and member._kd_desc.batch != first._kd_desc.batch:
+        mine, theirs = first._kd_desc.batch, member._kd_desc.batch
         added = holder is not None
         where = "in the members" if added else "in member 0"
         other = f"container {position} that is added to" if added else f"member {position} of"

@@ -35,8 +35,8 @@ def _row_of(member: AbstractContainer, path: Path) -> object:
     for depth in range(len(path)):
         if isinstance(level, Composite):
             return rows_of(level, path[depth:])
-        level = member._read(path[: depth + 1])
-    return level if isinstance(level, Tensor) else level._item()
+        level = member._kd_read(path[: depth + 1])
+    return level if isinstance(level, Tensor) else level._kd_item()
 
 
 def padded_rows(stack: Composite, path: Path, padding: float, side: Side) -> Tensor:
@@ -84,7 +84,7 @@ def nested_rows(stack: Composite, path: Path, layout: torch.layout) -> Tensor:
 
 
 def _tensor_of(member: AbstractContainer, path: Path) -> Tensor:
-    entry = member._read(path)
+    entry = member._kd_read(path)
     if not isinstance(entry, Tensor):
         raise InvalidValue(
             f"entry {format_key(path)} must be a tensor in every member, got "

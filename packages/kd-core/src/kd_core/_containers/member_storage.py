@@ -54,23 +54,23 @@ if TYPE_CHECKING:
 class MemberStorage(TensorDictBase, Composite):
     """A container that holds its entries in members."""
 
-    __slots__ = ("__weakref__", "_desc", "_dim", "_members", "_scope")
+    __slots__ = ("__weakref__", "_dim", "_kd_desc", "_kd_scope", "_members")
 
-    _desc: Descriptor
+    _kd_desc: Descriptor
     _dim: int
     _members: list[TensorDictBase]  # type: ignore[assignment]  # of containers with all methods
 
     @property
-    def _entries(self) -> Mapping[str, Entry]:
+    def _kd_entries(self) -> Mapping[str, Entry]:
         return StackedEntries(self)
 
-    def _describe(self, desc: Descriptor) -> None:
-        if desc.batch != self._desc.batch:
+    def _kd_describe(self, desc: Descriptor) -> None:
+        if desc.batch != self._kd_desc.batch:
             inner = self._inner_batch(desc)
             for member in self._members:
-                old = member._desc
-                member._describe(old.with_batch(inner).with_lock(old.lock, old.held))
-        self._desc = desc
+                old = member._kd_desc
+                member._kd_describe(old.with_batch(inner).with_lock(old.lock, old.held))
+        self._kd_desc = desc
 
     def _inner_batch(self, desc: Descriptor) -> tuple[int, ...]:
         """Return the batch size of each member for a batch size of the stack."""
@@ -83,66 +83,66 @@ class MemberStorage(TensorDictBase, Composite):
             )
         return batch[:dim] + batch[dim + 1 :]
 
-    def _with_descriptor(self, desc: Descriptor) -> Self:
+    def _kd_with_descriptor(self, desc: Descriptor) -> Self:
         inner, device = self._inner_batch(desc), desc.device
         members = [
-            member._with_descriptor(describe(inner, device or member._desc.device))
+            member._kd_with_descriptor(describe(inner, device or member._kd_desc.device))
             for member in self._members
         ]
         new = self._of(members)
-        new._desc = desc
+        new._kd_desc = desc
         return new
 
     def _of(self, members: Sequence[AbstractContainer], dim: int | None = None) -> Self:
         kind = self.__class__
-        if members[0]._tensor_class is not None or kind._tensor_class is not None:
+        if members[0]._kd_tensor_class is not None or kind._kd_tensor_class is not None:
             from kd_core._containers.stack_classes import stack_class
 
             kind = stack_class(kind, members)
         new = object.__new__(kind)
         new._members = list(cast("Sequence[TensorDictBase]", members))
         new._dim = self._dim if dim is None else dim
-        size = resized(self._desc.batch[self._dim], len(members))
-        new._desc = describe_stack(members, new._dim, size)
+        size = resized(self._kd_desc.batch[self._dim], len(members))
+        new._kd_desc = describe_stack(members, new._dim, size)
         return new
 
-    def _like(self, entries: dict[str, Entry], desc: Descriptor) -> Self:
+    def _kd_like(self, entries: dict[str, Entry], desc: Descriptor) -> Self:
         # A result of stacked entries is dense, and of the class that all members have.
-        if self._tensor_class is not None:
-            return cast("Self", object.__new__(self._tensor_class)._like(entries, desc))
+        if self._kd_tensor_class is not None:
+            return cast("Self", object.__new__(self._kd_tensor_class)._kd_like(entries, desc))
         members = self._members
         if members and all(each.__class__ is members[0].__class__ for each in members):
-            return cast("Self", members[0]._like(entries, desc))
+            return cast("Self", members[0]._kd_like(entries, desc))
         return cast("Self", registry.make_dense(entries, desc))
 
-    def _check_unlocked(self, action: str) -> None:
-        super()._check_unlocked(action)
+    def _kd_check_unlocked(self, action: str) -> None:
+        super()._kd_check_unlocked(action)
         for member in self._members:
-            member._check_unlocked(action)
+            member._kd_check_unlocked(action)
 
-    def _set_entry(self, key: str, value: Entry) -> None:
-        self._check_unlocked(f"set {format_key(key)}")
+    def _kd_set_entry(self, key: str, value: Entry) -> None:
+        self._kd_check_unlocked(f"set {format_key(key)}")
         rows = self._rows(value)
         if len({id(member) for member in self._members}) < len(rows):
             raise held_twice(f"set {format_key(key)}")
         pairs = zip(self._members, rows, strict=True)
-        entries = [member._as_entry(key, row) for member, row in pairs]
+        entries = [member._kd_as_entry(key, row) for member, row in pairs]
         for member, entry in zip(self._members, entries, strict=True):
-            member._set_entry(key, entry)
+            member._kd_set_entry(key, entry)
 
-    def _del_entry(self, key: str) -> None:
-        self._change_members(f"remove {format_key(key)}", lambda member: member._del_entry(key))
+    def _kd_del_entry(self, key: str) -> None:
+        self._change_members(f"remove {format_key(key)}", lambda member: member._kd_del_entry(key))
 
-    def _as_entry(self, key: str, value: object, path: tuple[str, ...] = ()) -> Entry:
+    def _kd_as_entry(self, key: str, value: object, path: tuple[str, ...] = ()) -> Entry:
         rows = rows_of_list(self, value)  # which cannot be stacked if they are ragged
         if rows is None:
-            cls = self._tensor_class
-            declaration: Declaration | None = getattr(cls, "_declared", None)
+            cls = self._kd_tensor_class
+            declaration: Declaration | None = getattr(cls, "_kd_declared", None)
             if cls is not None and declaration is not None and declaration.converts:
-                value = converted(cls, declaration.options, key, value, self._desc.unlocked())
-            return super()._as_entry(key, value, path)
+                value = converted(cls, declaration.options, key, value, self._kd_desc.unlocked())
+            return super()._kd_as_entry(key, value, path)
         pairs = zip(self._members, rows, strict=True)
-        entries = [member._as_entry(key, row, path) for member, row in pairs]
+        entries = [member._kd_as_entry(key, row, path) for member, row in pairs]
         return cast("Entry", MemberRows(entries))
 
     def _rows(self, value: Entry) -> Sequence[Entry]:
@@ -155,28 +155,28 @@ class MemberStorage(TensorDictBase, Composite):
         if isinstance(value, MemberStorage) and are_alike(self, value):
             return cast("list[Entry]", value._members)
         count = len(self._members)
-        return [value._map_each(_Row(dim, row), _without(dim)) for row in range(count)]
+        return [value._kd_map_each(_Row(dim, row), _without(dim)) for row in range(count)]
 
     def _rows_of_operand(self, other: Entry) -> Sequence[Entry]:
-        batch = self._desc.batch
+        batch = self._kd_desc.batch
         if is_row_data(other):
             return self._rows(other)
         if not isinstance(other, AbstractContainer):
             return [other] * len(self._members)  # refused by the members
-        if not other._desc.batch:
+        if not other._kd_desc.batch:
             count, dim = len(self._members), self._dim
             return [
                 cast("Entry", _row_without_batch(member, other, dim, row, count))
                 for row, member in enumerate(self._members)
             ]
-        if other._desc.batch[: len(batch)] != batch:
+        if other._kd_desc.batch[: len(batch)] != batch:
             raise ShapeMismatch(
                 f"batch sizes must be equal, got {shape_text(batch)} and "
-                f"{shape_text(other._desc.batch)}."
+                f"{shape_text(other._kd_desc.batch)}."
             )
         return self._rows(cast("Entry", other))
 
-    def _writes(self, key: str, value: object, path: tuple[str, ...]) -> list[Write]:
+    def _kd_writes(self, key: str, value: object, path: tuple[str, ...]) -> list[Write]:
         rows = rows_to_write(self, key, value, path)
         pairs = zip(self._members, rows, strict=True)
         return [
@@ -185,7 +185,7 @@ class MemberStorage(TensorDictBase, Composite):
 
     def _row_writes(self, index: object, value: object, path: tuple[str, ...]) -> list[Write]:
         writes: list[Write] = []
-        picked = pick(index, self._desc.batch, self._dim)
+        picked = pick(index, self._kd_desc.batch, self._dim)
         alone = not isinstance(value, (AbstractContainer, Mapping, Tensor))  # the same for all rows
         if picked is not None and picked.in_place and (alone or picked.distinct):
             taken = self._taken(picked)
@@ -200,16 +200,16 @@ class MemberStorage(TensorDictBase, Composite):
                 values = None if lone else rows_at(picked, value)
             if values is not None:
                 for member, row in zip(members, values, strict=True):
-                    copy = member._engine.clone(member)
+                    copy = member._kd_engine.clone(member)
                     copy[picked.inner] = row
                     stage_rows(member, copy, path, writes)
                 return writes
         # Rows of several members at once: write to a stacked copy, then write the copy back.
-        source = value._entries if isinstance(value, AbstractContainer) else value
+        source = value._kd_entries if isinstance(value, AbstractContainer) else value
         part = self
         if isinstance(source, Mapping):
-            part = self._engine.select(self, *(key for key in source if key in self._entries))
-        dense = part._engine.contiguous(part)
+            part = self._kd_engine.select(self, *(key for key in source if key in self._kd_entries))
+        dense = part._kd_engine.contiguous(part)
         dense[index] = value
         stage_rows(self, dense, path, writes)
         return writes
@@ -225,14 +225,14 @@ class MemberStorage(TensorDictBase, Composite):
         rows = [picked.rows] if isinstance(picked.rows, int) else picked.rows
         return [self._members[row] for row in rows]
 
-    def _map_each(self, fn: LeafFn, batch: BatchFn | None = None, memo: Memo = None) -> Self:
+    def _kd_map_each(self, fn: LeafFn, batch: BatchFn | None = None, memo: Memo = None) -> Self:
         if batch is None:
-            new = self._by_member(lambda member: member._map_each(fn))
-            new._desc = self._desc.unlocked()
+            new = self._by_member(lambda member: member._kd_map_each(fn))
+            new._kd_desc = self._kd_desc.unlocked()
             return new
         found = index_of(fn)  # recorded by an enclosing container
         index = None if found is None else for_nested(*found)
-        picked = None if found is None else pick(index, self._desc.batch, self._dim)
+        picked = None if found is None else pick(index, self._kd_desc.batch, self._dim)
         if picked is not None:
             return cast("Self", self._result(picked))
         moves = not isinstance(batch, (Reduced, Padded))
@@ -241,7 +241,7 @@ class MemberStorage(TensorDictBase, Composite):
             if seen is not None:
                 return cast("Self", seen)
         try:
-            return super()._map_each(fn, batch, memo)
+            return super()._kd_map_each(fn, batch, memo)
         except ShapeMismatch:
             if isinstance(batch, Padded):
                 raise
@@ -256,55 +256,55 @@ class MemberStorage(TensorDictBase, Composite):
         """Return the result of an index: not locked, and a copy where torch copies."""
         taken = self._taken(picked)
         if picked.in_place and not picked.views:
-            return taken._engine.clone(taken)
-        return taken._shallow() if self._desc.frozen else taken
+            return taken._kd_engine.clone(taken)
+        return taken._kd_shallow() if self._kd_desc.frozen else taken
 
-    def _map_to_parts(
+    def _kd_map_to_parts(
         self, fn: PartsFn, batches: Sequence[BatchFn], memo: PartsMemo = None
     ) -> Sequence[Self]:
         indices = getattr(fn, "indices", None)
         if indices is None:
-            return super()._map_to_parts(fn, batches, memo)
+            return super()._kd_map_to_parts(fn, batches, memo)
         return [self[index] for index in indices]
 
-    def _collect(self, leaves: list[Tensor]) -> None:
+    def _kd_collect(self, leaves: list[Tensor]) -> None:
         for member in self._members:
-            member._collect(leaves)
+            member._kd_collect(leaves)
 
-    def _rebuild(self, leaves: Iterator[Tensor]) -> Self:
-        new = self._by_member(lambda member: member._rebuild(leaves))
-        new._desc = self._desc.unlocked()
+    def _kd_rebuild(self, leaves: Iterator[Tensor]) -> Self:
+        new = self._by_member(lambda member: member._kd_rebuild(leaves))
+        new._kd_desc = self._kd_desc.unlocked()
         return new
 
-    def _collect_pair(
+    def _kd_collect_pair(
         self, other: Entry, mine: list[Tensor], theirs: list[Tensor], path: tuple[str, ...]
     ) -> None:
         for member, row in zip(self._members, self._rows_of_operand(other), strict=True):
-            member._collect_pair(row, mine, theirs, path)
+            member._kd_collect_pair(row, mine, theirs, path)
         if isinstance(mine, Targets):
             mine.values = [(own_row(node) or node, new, at) for node, new, at in mine.values]
 
-    def _zip_each(
+    def _kd_zip_each(
         self, other: Entry, fn: Callable[[Tensor, Tensor], Tensor], path: tuple[str, ...] = ()
     ) -> Self:
         if not isinstance(fn, Selection) or fn.of_member is None:
-            return super()._zip_each(other, fn, path)
+            return super()._kd_zip_each(other, fn, path)
         rows = zip(self._members, self._rows_of_operand(other), strict=True)
         new = self._of(
             [
-                member._zip_each(row, fn.of_member(self._dim, position), path)
+                member._kd_zip_each(row, fn.of_member(self._dim, position), path)
                 for position, (member, row) in enumerate(rows)
             ]
         )
-        new._desc = self._desc.unlocked()
+        new._kd_desc = self._kd_desc.unlocked()
         return new
 
-    def _shallow(self) -> Self:
-        new = self._by_member(lambda member: member._shallow())
-        new._desc = self._desc.unlocked()
+    def _kd_shallow(self) -> Self:
+        new = self._by_member(lambda member: member._kd_shallow())
+        new._kd_desc = self._kd_desc.unlocked()
         return new
 
-    def _below(self) -> list[TensorDictBase]:
+    def _kd_below(self) -> list[TensorDictBase]:
         return self._members
 
 
@@ -336,11 +336,11 @@ def describe_stack(
         dim: the stacked dimension.
         size: the number of members, which may carry the name of the dimension.
     """
-    first = members[0]._desc
+    first = members[0]._kd_desc
     batch = (*first.batch[:dim], len(members) if size is None else size, *first.batch[dim:])
     device = first.device
     for member in members:  # a loop: "lazy_stack 8" in the benchmarks
-        if member._desc is not first and member._desc.device != device:
+        if member._kd_desc is not first and member._kd_desc.device != device:
             return describe(batch, None)
     return describe(batch, device)
 
@@ -353,9 +353,9 @@ def _row_without_batch(
     Its leaves line up with the last dimensions of the stacked leaves. Where one reaches the stacked
     dimension, its row is selected.
     """
-    kinds, deeper = kinds_by_key(member._entries), isinstance(member, Composite)
-    entries = dict(other._entries)
-    for key, value in other._entries.items():
+    kinds, deeper = kinds_by_key(member._kd_entries), isinstance(member, Composite)
+    entries = dict(other._kd_entries)
+    for key, value in other._kd_entries.items():
         kind = kinds.get(key)
         if isinstance(value, Tensor) and isinstance(kind, Tensor):
             rank = kind.ndim + deeper + 1
@@ -363,7 +363,7 @@ def _row_without_batch(
                 entries[key] = _selected_row(key, value, rank, dim, row, count)
         elif isinstance(value, AbstractContainer) and isinstance(kind, AbstractContainer):
             entries[key] = cast("Entry", _row_without_batch(kind, value, dim, row, count))
-    if all(map(operator.is_, entries.values(), other._entries.values())):
+    if all(map(operator.is_, entries.values(), other._kd_entries.values())):
         return other
     return cast("AbstractContainer", registry.make_dense(entries, describe((), None)))
 

@@ -49,7 +49,7 @@ def rows_to_write(stack: Composite, key: str, value: object, path: Path) -> Sequ
     if isinstance(value, MemberList):
         _check_held_once(stack, path)
         return value
-    entries = [member._entries[key] for member in stack._members]
+    entries = [member._kd_entries[key] for member in stack._members]
     if not all(isinstance(entry, Tensor) for entry in entries):
         return _values_of_members(stack, entries, value, path)
     leaves = cast("list[Tensor]", entries)
@@ -95,9 +95,9 @@ class MemberRows:
     def __init__(self, rows: Sequence[Entry]) -> None:
         self.rows = rows
 
-    def _map_each(self, fn: LeafFn) -> MemberRows:
+    def _kd_map_each(self, fn: LeafFn) -> MemberRows:
         return MemberRows(
-            [fn(row) if isinstance(row, Tensor) else row._map_each(fn) for row in self.rows]
+            [fn(row) if isinstance(row, Tensor) else row._kd_map_each(fn) for row in self.rows]
         )
 
 
@@ -106,7 +106,7 @@ def _values_of_members(
 ) -> Sequence[object]:
     """Return the values of rows that belong to each member; one value belongs to all."""
     if isinstance(value, (list, tuple)) and all(map(_is_of_rows, entries)):
-        first = cast("Node", entries[0])._desc
+        first = cast("Node", entries[0])._kd_desc
         batch = (*first.batch[: stack._dim], len(entries), *first.batch[stack._dim :])
         rows = values_of_rows(value, batch, format_key(path))
         value = registry.wrap_list(rows, describe(batch, first.device))
@@ -117,9 +117,9 @@ def _values_of_members(
 
 def writes_of_member(member: AbstractContainer, key: str, value: object, path: Path) -> list[Write]:
     """Return the checked writes that store a value in the entry of a member of a stack."""
-    row = None if isinstance(member, Composite) else own_row(member._entries[key])
+    row = None if isinstance(member, Composite) else own_row(member._kd_entries[key])
     if row is None:
-        return member._writes(key, value, path)
+        return member._kd_writes(key, value, path)
     return [(*row._encode(value, path), path)]
 
 
@@ -150,7 +150,7 @@ def stage_rows(target: AbstractContainer, value: object, path: Path, writes: lis
             for pair in zip(target._members, rows, strict=True):
                 stage_rows(*pair, path, writes)
             return
-    kinds = kinds_by_key(target._entries)
+    kinds = kinds_by_key(target._kd_entries)
     source = _by_key(kinds, value)
     if any(key not in kinds for key in source):
         raise unknown_below(source, kinds, path)
@@ -176,7 +176,7 @@ def holds_value_of_row(node: AbstractContainer) -> bool:
         holds_value_of_row(entry)
         if isinstance(entry, AbstractContainer)
         else own_row(entry) is not None
-        for entry in node._entries.values()
+        for entry in node._kd_entries.values()
     )
 
 
@@ -192,12 +192,12 @@ def _rows_of(target: Composite, value: object) -> Sequence[object] | None:
 
 
 def _match(one: Composite, other: Composite) -> bool:
-    return one._dim == other._dim and one._desc.batch == other._desc.batch
+    return one._dim == other._dim and one._kd_desc.batch == other._kd_desc.batch
 
 
 def _by_key(kinds: Mapping[str, Entry], value: object) -> Mapping[str, object]:
     if isinstance(value, AbstractContainer):
-        return value._entries
+        return value._kd_entries
     if isinstance(value, Mapping):
         return value
     return {

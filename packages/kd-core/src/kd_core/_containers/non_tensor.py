@@ -47,7 +47,7 @@ _HELD: Final = "data"
 
 def _holding(node: NonTensorDataBase) -> AbstractContainer:
     """Return a container that holds an entry alone."""
-    return cast("AbstractContainer", registry.make_dense({_HELD: node}, node._desc, True))
+    return cast("AbstractContainer", registry.make_dense({_HELD: node}, node._kd_desc, True))
 
 
 def _all_held(value: object) -> object:
@@ -67,7 +67,7 @@ def _holds_entries(value: object) -> bool:
 def _all_taken(made: object) -> object:
     if isinstance(made, (list, tuple)):
         return tuple(map(_all_taken, made))
-    entries: Mapping[str, object] | None = getattr(made, "_entries", None)
+    entries: Mapping[str, object] | None = getattr(made, "_kd_entries", None)
     return made if entries is None else entries[_HELD]
 
 
@@ -82,45 +82,45 @@ class NonTensorDataBase(Values):
         True
     """
 
-    __slots__ = ("_desc",)
+    __slots__ = ("_kd_desc",)
 
-    _desc: Descriptor
+    _kd_desc: Descriptor
     _of_batch: bool = False
     """Whether it is one value that belongs to all rows of a batch."""
 
     @property
     def batch_size(self) -> torch.Size:
         """The batch size of the container that it belongs to."""
-        return self._desc.size
+        return self._kd_desc.size
 
     @property
     def shape(self) -> torch.Size:
         """The batch size."""
-        return self._desc.size
+        return self._kd_desc.size
 
     @property
     def device(self) -> torch.device | None:
         """The device of the container that it belongs to."""
-        return self._desc.device
+        return self._kd_desc.device
 
     @property
     def ndim(self) -> int:
         """The number of batch dimensions."""
-        return self._desc.ndim
+        return self._kd_desc.ndim
 
     def dim(self) -> int:
         """Return the number of batch dimensions."""
-        return self._desc.ndim
+        return self._kd_desc.ndim
 
     ndimension = dim
 
     def size(self, dim: int | None = None) -> torch.Size | int:
         """Return the batch size, or one of its sizes."""
-        return self._desc.size if dim is None else self._desc.size[dim]
+        return self._kd_desc.size if dim is None else self._kd_desc.size[dim]
 
     def numel(self) -> int:
         """Return the number of rows."""
-        return max(1, self._desc.size.numel())
+        return max(1, self._kd_desc.size.numel())
 
     @abstractmethod
     def tolist(self, *, convert_tensors: bool = False, as_linked_list: bool = False) -> object:
@@ -132,19 +132,19 @@ class NonTensorDataBase(Values):
         """
 
     def __len__(self) -> int:
-        return self._desc.batch[0] if self._desc.ndim else 0
+        return self._kd_desc.batch[0] if self._kd_desc.ndim else 0
 
     def __bool__(self) -> bool:
         return True
 
     def __iter__(self) -> Iterator[NonTensorDataBase]:
         """Return an iterator over the entries of the rows: wrappers."""
-        if not self._desc.ndim:
+        if not self._kd_desc.ndim:
             raise InvalidArgument(
                 "a non-tensor entry must have a batch dimension to be iterated over, got "
                 "batch_size (). Read its value with `data`."
             )
-        return (self[row] for row in range(self._desc.batch[0]))
+        return (self[row] for row in range(self._kd_desc.batch[0]))
 
     def __getitem__(self, index: object) -> NonTensorDataBase:
         """Return the entry of one row or of several rows, as of a tensor of shape `batch_size`."""
@@ -153,13 +153,13 @@ class NonTensorDataBase(Values):
     def _called(self, method: str, *args: object, **options: object) -> NonTensorDataBase:
         """Return the entry of what a method makes of a container that holds it."""
         made = getattr(_holding(self), method)(*args, **options)
-        return cast("NonTensorDataBase", made._entries[_HELD])
+        return cast("NonTensorDataBase", made._kd_entries[_HELD])
 
     def _parts(
         self, method: str, *args: object, **options: object
     ) -> tuple[NonTensorDataBase, ...]:
         made = getattr(_holding(self), method)(*args, **options)
-        return tuple(each._entries[_HELD] for each in made)
+        return tuple(each._kd_entries[_HELD] for each in made)
 
     def view(self, *shape: object) -> NonTensorDataBase:
         """Return the entry with another batch size of as many rows."""
@@ -261,18 +261,18 @@ class NonTensorDataBase(Values):
             NonTensorStack(['reach', 'reach'], batch_size=torch.Size([2]), device=None)
         """
 
-    def _item(self) -> object:
+    def _kd_item(self) -> object:
         return self.tolist()
 
     def _equal_rows(self, other: Entry, equal: bool) -> Tensor:
-        desc = self._desc
+        desc = self._kd_desc
         alone = isinstance(self, NonTensorData) and isinstance(other, NonTensorData)
         theirs = cast("NonTensorDataBase", other)
-        if not alone and theirs._desc.batch != desc.batch:
+        if not alone and theirs._kd_desc.batch != desc.batch:
             theirs = theirs.expand(*desc.batch)
         pairs = (self, theirs)
         found = [
-            [each._item()] if alone or not desc.ndim else each.reshape(-1).tolist()
+            [each._kd_item()] if alone or not desc.ndim else each.reshape(-1).tolist()
             for each in pairs
         ]
         rows = zip(*cast("list[list[object]]", found), strict=True)
@@ -282,7 +282,7 @@ class NonTensorDataBase(Values):
 
     def _write_at(self, index: tuple[object, ...], value: object) -> None:
         """Write a value to rows."""
-        raise one_value_for_all("of the list", unwrapped(self), value, self._desc.ndim)
+        raise one_value_for_all("of the list", unwrapped(self), value, self._kd_desc.ndim)
 
     def _constant(self) -> object:
         """Return what a pytree stores in its structure to rebuild the entry."""
@@ -295,16 +295,16 @@ class NonTensorDataBase(Values):
             desc: the descriptor of the parent.
             ndim: how many batch dimensions the parent had when it was taken apart.
         """
-        return self._with_descriptor(desc)
+        return self._kd_with_descriptor(desc)
 
     @abstractmethod
-    def _with_descriptor(self, desc: Descriptor) -> Self:
+    def _kd_with_descriptor(self, desc: Descriptor) -> Self:
         """Return the entry under another descriptor."""
 
-    def _collect(self, leaves: list[Tensor]) -> None:
+    def _kd_collect(self, leaves: list[Tensor]) -> None:
         pass
 
-    def _collect_pair(
+    def _kd_collect_pair(
         self, other: Entry, mine: list[Tensor], theirs: list[Tensor], path: tuple[str, ...]
     ) -> None:
         if not isinstance(other, NonTensorDataBase):
@@ -326,10 +326,10 @@ class NonTensorDataBase(Values):
     def _agrees(self, value: object) -> bool:
         return same_data(unwrapped(self), unwrapped(value))
 
-    def _below(self) -> tuple[()]:
+    def _kd_below(self) -> tuple[()]:
         return ()
 
-    def _hold(self, count: int) -> None:
+    def _kd_hold(self, count: int) -> None:
         pass  # it does not have a structure to lock
 
 
@@ -367,8 +367,8 @@ class NonTensorData(NonTensorDataBase, Encodes):
         self, data: object, batch_size: BatchSize = (), device: DeviceLike | None = None
     ) -> None:
         self.data = data
-        self._desc = describe_on(batch_of(batch_size), device)
-        self._of_batch = self._always_of_batch() or self._desc.ndim > 0
+        self._kd_desc = describe_on(batch_of(batch_size), device)
+        self._of_batch = self._always_of_batch() or self._kd_desc.ndim > 0
 
     @classmethod
     def _always_of_batch(cls) -> bool:
@@ -386,22 +386,24 @@ class NonTensorData(NonTensorDataBase, Encodes):
     def tolist(self, *, convert_tensors: bool = False, as_linked_list: bool = False) -> object:
         """Return the value once for each row, as nested lists of shape `batch_size`."""
         value: object = plain_value(self.data, convert_tensors)
-        for size in reversed(self._desc.batch):
+        for size in reversed(self._kd_desc.batch):
             value = [value for _ in range(size)]
         return linked(value, self) if as_linked_list else value
 
     def maybe_to_stack(self) -> NonTensorDataBase:
         """Return the value once for each row; without batch dimensions, the entry itself."""
-        return cast("NonTensorDataBase", self._spread(self._desc)) if self._desc.ndim else self
+        return (
+            cast("NonTensorDataBase", self._spread(self._kd_desc)) if self._kd_desc.ndim else self
+        )
 
-    def _item(self) -> object:
+    def _kd_item(self) -> object:
         data = self.data
-        return data._item() if isinstance(data, NonTensorDataBase) else data
+        return data._kd_item() if isinstance(data, NonTensorDataBase) else data
 
     def _constant(self) -> object:
         if isinstance(self.data, NonTensorDataBase):  # see `NonTensorStack._restored`
             return self.data
-        if type(self) is NonTensorData and self._of_batch is (self._desc.ndim > 0):
+        if type(self) is NonTensorData and self._of_batch is (self._kd_desc.ndim > 0):
             return self.data
         return self
 
@@ -423,9 +425,9 @@ class NonTensorData(NonTensorDataBase, Encodes):
             by_row = isinstance(value, (list, tuple)) or (
                 isinstance(value, NonTensorDataBase) and not isinstance(value, NonTensorData)
             )
-            if by_row or not self._desc.ndim:
+            if by_row or not self._kd_desc.ndim:
                 name = format_key(path)
-                raise one_value_for_all(name, unwrapped(self), unwrapped(value), self._desc.ndim)
+                raise one_value_for_all(name, unwrapped(self), unwrapped(value), self._kd_desc.ndim)
         return stand_in_for(self, value)
 
     def _under(self, desc: Descriptor) -> Self:
@@ -434,46 +436,46 @@ class NonTensorData(NonTensorDataBase, Encodes):
             return cast("Self", self._spread(desc))
         new = object.__new__(self.__class__)
         new._boxed = self._boxed
-        new._desc = desc._unlocked
+        new._kd_desc = desc._unlocked
         new._of_batch = self._of_batch
         return new
 
-    def _map_each(self, fn: LeafFn, batch: BatchFn | None = None, memo: Memo = None) -> Self:
-        desc = self._desc
+    def _kd_map_each(self, fn: LeafFn, batch: BatchFn | None = None, memo: Memo = None) -> Self:
+        desc = self._kd_desc
         if batch is None:
             return self._under(desc if memo is None or memo[0] is not desc else memo[1])
         if not self._of_batch:
             if isinstance(batch, Reduced) and not batch.lead:
-                return self._shallow()
+                return self._kd_shallow()
             if isinstance(batch, Fresh):
                 new = desc.with_batch(batch(desc.batch))
                 return cast("Self", wrap_data(None, desc)._under(new))
         return self._under(desc.with_batch(batch(desc.batch)))
 
-    def _shallow(self) -> Self:
+    def _kd_shallow(self) -> Self:
         return self  # a write to a row of a stack is seen in all copies that share its tensors
 
-    def _map_to_parts(
+    def _kd_map_to_parts(
         self, fn: PartsFn, batches: Sequence[BatchFn], memo: PartsMemo = None
     ) -> Sequence[Self]:
-        desc = self._desc
+        desc = self._kd_desc
         return [self._under(desc.with_batch(batch(desc.batch))) for batch in batches]
 
-    def _rebuild(self, leaves: Iterator[Tensor]) -> Self:
-        return self._under(self._desc)
+    def _kd_rebuild(self, leaves: Iterator[Tensor]) -> Self:
+        return self._under(self._kd_desc)
 
-    def _zip_each(
+    def _kd_zip_each(
         self, other: Entry, fn: Callable[[Tensor, Tensor], Tensor], path: tuple[str, ...] = ()
     ) -> Self:
-        self._collect_pair(other, [], [], path)
+        self._kd_collect_pair(other, [], [], path)
         if isinstance(fn, Selection) and not self._is_same(other):
-            return cast("Self", self._spread(self._desc)._zip_each(other, fn, path))
-        return self._under(self._desc)
+            return cast("Self", self._spread(self._kd_desc)._kd_zip_each(other, fn, path))
+        return self._under(self._kd_desc)
 
-    def _collect_pair(
+    def _kd_collect_pair(
         self, other: Entry, mine: list[Tensor], theirs: list[Tensor], path: tuple[str, ...]
     ) -> None:
-        super()._collect_pair(other, mine, theirs, path)
+        super()._kd_collect_pair(other, mine, theirs, path)
         if isinstance(mine, Targets) and not self._is_same(other):
             mine.add_values(self, other, path)
 
@@ -484,22 +486,22 @@ class NonTensorData(NonTensorDataBase, Encodes):
         """Return whether the values are equal; compiled code reads only those of other boxes."""
         return self._boxed is other._boxed or same_data(self.data, other.data)
 
-    def _with_descriptor(self, desc: Descriptor) -> Self:
+    def _kd_with_descriptor(self, desc: Descriptor) -> Self:
         new = object.__new__(self.__class__)
         new._boxed = self._boxed
-        new._desc = desc._unlocked
+        new._kd_desc = desc._unlocked
         new._of_batch = self._of_batch or desc.ndim > 0
         return new
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, NonTensorData):
             return NotImplemented
-        return self._desc.batch == other._desc.batch and self._holds_same(other)
+        return self._kd_desc.batch == other._kd_desc.batch and self._holds_same(other)
 
     __hash__ = None  # type: ignore[assignment]  # the value may not be hashable
 
     def __reduce__(self) -> tuple[object, ...]:
-        desc = self._desc
+        desc = self._kd_desc
         if self._of_batch and not desc.ndim and not self._always_of_batch():
             return restore_row_of_batch, (self.data, desc.device)
         return type(self), (self.data, desc.batch, desc.device)
@@ -545,10 +547,10 @@ class LinkedList(list[object]):
 
 def linked(values: object, node: NonTensorDataBase, at: tuple[int, ...] = ()) -> object:
     """Return nested lists of rows as lists that write to the rows."""
-    if len(at) == node._desc.ndim:
+    if len(at) == node._kd_desc.ndim:
         return values
     rows = enumerate(cast("list[object]", values))
-    if len(at) + 1 < node._desc.ndim:
+    if len(at) + 1 < node._kd_desc.ndim:
         return LinkedList([linked(each, node, (*at, row)) for row, each in rows], node, at)
     return LinkedList(cast("list[object]", values), node, at)
 
@@ -632,10 +634,10 @@ class RowValue(Encodes):
     whose value is a copy.
     """
 
-    __slots__ = ("_desc", "_node")
+    __slots__ = ("_kd_desc", "_node")
 
     def __init__(self, node: NonTensorData) -> None:
-        self._node, self._desc = node, node._desc
+        self._node, self._kd_desc = node, node._kd_desc
 
     def _encode(
         self, value: object, path: tuple[str, ...], shape: tuple[int, ...] | None = None
@@ -648,7 +650,7 @@ class RowValue(Encodes):
 def stand_in_for(node: NonTensorData, value: object) -> tuple[Tensor, Tensor]:
     """Return a tensor that stands for the value of an entry, and one to copy into it."""
     source = torch.zeros((), dtype=torch.int64)
-    new = value._item() if isinstance(value, NonTensorDataBase) else value
+    new = value._kd_item() if isinstance(value, NonTensorDataBase) else value
     if is_compiling():  # it makes no writes if one of them is refused
         node.data = new
         return source.clone(), source
@@ -681,7 +683,7 @@ def wrap_data(data: object, desc: Descriptor) -> NonTensorData:
     """Wrap a value with an existing descriptor."""
     node = object.__new__(NonTensorData)
     node.data = data
-    node._desc = desc._unlocked
+    node._kd_desc = desc._unlocked
     node._of_batch = desc.ndim > 0
     return node
 
@@ -694,7 +696,7 @@ def _restore_data(
     data: object, desc: Descriptor, always_of_batch: bool, of_batch: bool
 ) -> NonTensorData:
     node: NonTensorData = object.__new__(MetaData if always_of_batch else NonTensorData)
-    node.data, node._desc, node._of_batch = data, desc._unlocked, of_batch
+    node.data, node._kd_desc, node._of_batch = data, desc._unlocked, of_batch
     return node
 
 

@@ -126,12 +126,12 @@ class NonTensorStack(NonTensorDataBase, RowData):
     ) -> None:
         nodes = [value for value in values if isinstance(value, NonTensorDataBase)]
         if nodes and len(nodes) == len(values):
-            at = wrap_dim(stack_dim, nodes[0]._desc.ndim + 1)
+            at = wrap_dim(stack_dim, nodes[0]._kd_desc.ndim + 1)
             for number, node in enumerate(nodes):
-                if node._desc.batch != nodes[0]._desc.batch:
+                if node._kd_desc.batch != nodes[0]._kd_desc.batch:
                     raise ShapeMismatch(
-                        f"batch sizes must be equal, got {shape_text(nodes[0]._desc.batch)} in "
-                        f"value 0 and {shape_text(node._desc.batch)} in value {number} of "
+                        f"batch sizes must be equal, got {shape_text(nodes[0]._kd_desc.batch)} in "
+                        f"value 0 and {shape_text(node._kd_desc.batch)} in value {number} of "
                         "`NonTensorStack`."
                     )
             pool, columns = pool_rows(nodes)
@@ -139,10 +139,10 @@ class NonTensorStack(NonTensorDataBase, RowData):
             _fill(self, pool, joined, describe_on(tuple(joined.shape), device))
         else:
             self._positions, self._cells = cells_for(list(values), (len(values),))
-            self._loose, self._desc = None, describe_on((len(values),), device)
-        if batch_size is not None and batch_of(batch_size) != self._desc.batch:
+            self._loose, self._kd_desc = None, describe_on((len(values),), device)
+        if batch_size is not None and batch_of(batch_size) != self._kd_desc.batch:
             raise ShapeMismatch(
-                f"`batch_size` must be that of the values, {shape_text(self._desc.batch)}, got "
+                f"`batch_size` must be that of the values, {shape_text(self._kd_desc.batch)}, got "
                 f"{shape_text(batch_of(batch_size))}. Leave it out."
             )
 
@@ -173,7 +173,7 @@ class NonTensorStack(NonTensorDataBase, RowData):
         """
         batch = _batch_of_lists(values) if batch_size is None else batch_of(batch_size)
         rows = values_of_rows(values, batch, "the list")
-        rows = [each._item() if isinstance(each, NonTensorDataBase) else each for each in rows]
+        rows = [each._kd_item() if isinstance(each, NonTensorDataBase) else each for each in rows]
         return restore_rows(rows, batch, device)
 
     @classmethod
@@ -205,7 +205,7 @@ class NonTensorStack(NonTensorDataBase, RowData):
         rows = nested_values(self._positions.tolist(), values)
         return linked(rows, self) if as_linked_list else rows
 
-    def _item(self) -> object:
+    def _kd_item(self) -> object:
         return self.tolist(as_linked_list=True)
 
     def maybe_to_stack(self) -> NonTensorStack:
@@ -221,7 +221,7 @@ class NonTensorStack(NonTensorDataBase, RowData):
         new = object.__new__(type(self))
         if is_compiling():
             new._loose, new._cells = lend(self), self._cells
-            new._positions, new._desc = positions, desc._unlocked
+            new._positions, new._kd_desc = positions, desc._unlocked
             return new
         cells = cells_of(self)
         if not desc.ndim:
@@ -230,11 +230,11 @@ class NonTensorStack(NonTensorDataBase, RowData):
             _fill(new, cells.values, positions, desc)
             return new
         new._cells, new._loose = cells, None
-        new._positions, new._desc = positions, desc._unlocked
+        new._positions, new._kd_desc = positions, desc._unlocked
         return new
 
-    def _map_each(self, fn: LeafFn, batch: BatchFn | None = None, memo: Memo = None) -> Self:
-        desc = self._desc
+    def _kd_map_each(self, fn: LeafFn, batch: BatchFn | None = None, memo: Memo = None) -> Self:
+        desc = self._kd_desc
         if batch is None:
             return self._copy(desc if memo is None or memo[0] is not desc else memo[1])
         new = desc.with_batch(batch(desc.batch))
@@ -246,10 +246,10 @@ class NonTensorStack(NonTensorDataBase, RowData):
             return cast("Self", _padded(self, fn, new))
         return self._with(move_positions(self, fn), new)
 
-    def _map_to_parts(
+    def _kd_map_to_parts(
         self, fn: PartsFn, batches: Sequence[BatchFn], memo: PartsMemo = None
     ) -> Sequence[Self]:
-        desc = self._desc
+        desc = self._kd_desc
         parts = fn(self._positions)
         return [
             self._with(part, desc.with_batch(batch(desc.batch)))
@@ -287,36 +287,36 @@ class NonTensorStack(NonTensorDataBase, RowData):
             return cast("Self", wrap_rows(cells.values, positions, desc))
         new = object.__new__(type(self))
         new._positions, new._cells = positions, Cells(cells.values.copy(), positions)
-        new._loose, new._desc = None, desc._unlocked
+        new._loose, new._kd_desc = None, desc._unlocked
         return new
 
-    def _shallow(self) -> Self:
-        return self._with(self._positions, self._desc)
+    def _kd_shallow(self) -> Self:
+        return self._with(self._positions, self._kd_desc)
 
-    def _rebuild(self, leaves: Iterator[Tensor]) -> Self:
-        return self._copy(self._desc)
+    def _kd_rebuild(self, leaves: Iterator[Tensor]) -> Self:
+        return self._copy(self._kd_desc)
 
-    def _collect_pair(
+    def _kd_collect_pair(
         self, other: Entry, mine: list[Tensor], theirs: list[Tensor], path: tuple[str, ...]
     ) -> None:
-        super()._collect_pair(other, mine, theirs, path)
+        super()._kd_collect_pair(other, mine, theirs, path)
         if isinstance(mine, Targets):
             mine.add_values(self, other, path)
 
-    def _zip_each(
+    def _kd_zip_each(
         self, other: Entry, fn: Callable[[Tensor, Tensor], Tensor], path: tuple[str, ...] = ()
     ) -> Self:
-        self._collect_pair(other, [], [], path)
+        self._kd_collect_pair(other, [], [], path)
         if not isinstance(fn, Selection):
-            return self._copy(self._desc)
+            return self._copy(self._kd_desc)
         nodes: list[NonTensorDataBase] = [self, cast("NonTensorDataBase", other)]
         pool, (mine, theirs) = pool_rows(nodes)
         chosen = fn(mine, theirs)
-        build = wrap_rows if self._desc.ndim or is_compiling() else _value_of_row
-        return cast("Self", build(pool, chosen, self._desc))
+        build = wrap_rows if self._kd_desc.ndim or is_compiling() else _value_of_row
+        return cast("Self", build(pool, chosen, self._kd_desc))
 
-    def _with_descriptor(self, desc: Descriptor) -> Self:
-        shape = self._desc.batch
+    def _kd_with_descriptor(self, desc: Descriptor) -> Self:
+        shape = self._kd_desc.batch
         if shape[: desc.ndim] != desc.batch:
             raise batch_does_not_fit("of non-tensor data", desc.batch, shape)
         new = object.__new__(type(self))
@@ -324,15 +324,15 @@ class NonTensorStack(NonTensorDataBase, RowData):
         if self._loose is not None and not is_compiling():
             new._cells, new._loose = cells_of(self), None
         new._positions = self._positions
-        new._desc = desc._unlocked if desc.ndim == len(shape) else desc.with_batch(shape)
+        new._kd_desc = desc._unlocked if desc.ndim == len(shape) else desc.with_batch(shape)
         return new
 
     def _restored(self, desc: Descriptor, ndim: int) -> NonTensorDataBase:
         # Under `vmap`, which maps its first dimension, it is not split, and fits again outside.
-        if self._desc.batch[: desc.ndim] == desc.batch and desc.ndim >= ndim:
-            return self._with_descriptor(desc)
+        if self._kd_desc.batch[: desc.ndim] == desc.batch and desc.ndim >= ndim:
+            return self._kd_with_descriptor(desc)
         whole = object.__new__(NonTensorData)
-        whole.data, whole._desc, whole._of_batch = self, desc._unlocked, True
+        whole.data, whole._kd_desc, whole._of_batch = self, desc._unlocked, True
         return whole
 
     def _encode(
@@ -350,18 +350,18 @@ class NonTensorStack(NonTensorDataBase, RowData):
             ShapeMismatch: if there is not one value for each row.
         """
         refuse_tensors(value, path)
-        rows = self._desc.batch if shape is None else shape
+        rows = self._kd_desc.batch if shape is None else shape
         node = value if isinstance(value, NonTensorDataBase) else None
         if isinstance(node, NonTensorStack):
             return encoded_rows(self, node)
         if node is not None or not rows or not isinstance(value, (list, tuple)):
-            return encoded(self, [value if node is None else node._item()], ())
+            return encoded(self, [value if node is None else node._kd_item()], ())
         return encoded(self, values_of_rows(value, rows, format_key(path)), rows)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, NonTensorStack):
             return NotImplemented
-        if self._desc.batch != other._desc.batch:
+        if self._kd_desc.batch != other._kd_desc.batch:
             return False
         pairs = zip(flat_values(self), flat_values(other), strict=True)
         return all(same_data(mine, theirs) for mine, theirs in pairs)
@@ -369,10 +369,10 @@ class NonTensorStack(NonTensorDataBase, RowData):
     __hash__ = None  # type: ignore[assignment]  # the values may not be hashable
 
     def __reduce__(self) -> tuple[object, ...]:
-        return restore_rows, (flat_values(self), self._desc.batch, self._desc.device)
+        return restore_rows, (flat_values(self), self._kd_desc.batch, self._kd_desc.device)
 
     def __repr__(self) -> str:
-        desc = self._desc
+        desc = self._kd_desc
         values = cells_of(self).values
         if self._positions.numel() <= _SHOWN:
             shown = repr(self.tolist())
@@ -450,7 +450,7 @@ def wrap_rows(pool: list[object], positions: Tensor, desc: Descriptor) -> NonTen
 
 def _fill(node: NonTensorStack, pool: list[object], positions: Tensor, desc: Descriptor) -> None:
     """Give an entry cells of its own; in compiled code later."""
-    node._desc = desc._unlocked
+    node._kd_desc = desc._unlocked
     if is_compiling():
         node._positions, node._loose = positions, loosely(pool)
         node._cells = Cells(pool, positions)
@@ -477,7 +477,7 @@ def restore_rows(
 def _wrap_list(values: list[object], desc: Descriptor) -> NonTensorStack:
     node = object.__new__(NonTensorStack)
     node._positions, node._cells = cells_for(values, desc.batch)
-    node._loose, node._desc = None, desc._unlocked
+    node._loose, node._kd_desc = None, desc._unlocked
     return node
 
 

@@ -100,10 +100,10 @@ class _Entries(Mapping[str, "Entry"]):
         """Write data with one value per row that was changed in place."""
         for key, value in self._known.items():
             if isinstance(value, PersistentTensorDict):
-                value._entries.write_back()
+                value._kd_entries.write_back()
             elif not isinstance(value, Tensor):
                 found = self._group[escaped(key)]
-                data = json.dumps(checked((key,), value._item()))
+                data = json.dumps(checked((key,), value._kd_item()))
                 if found.asstr()[()] != data:
                     found[()] = data
 
@@ -115,7 +115,7 @@ class _Entries(Mapping[str, "Entry"]):
         """Return an entry, and whether it stays the same object."""
         if not hasattr(found, "dtype"):
             return self._owner._below_at(found), True
-        desc = self._owner._desc
+        desc = self._owner._kd_desc
         if DATA in found.attrs:
             value = json.loads(found.asstr()[()])
             if found.attrs[DATA] == "rows":  # the same object, which rows are written to
@@ -184,10 +184,18 @@ class PersistentTensorDict(TensorDictBase):
         ...     assert PersistentTensorDict.from_h5("rows.h5")["x"].tolist() == [0, 5, 0]
     """
 
-    __slots__ = ("__weakref__", "_desc", "_entries", "_file", "_group", "_options", "filename")
+    __slots__ = (
+        "__weakref__",
+        "_file",
+        "_group",
+        "_kd_desc",
+        "_kd_entries",
+        "_options",
+        "filename",
+    )
 
-    _entries: _Entries
-    _desc: Descriptor
+    _kd_entries: _Entries
+    _kd_desc: Descriptor
     filename: str
 
     def __init__(
@@ -222,7 +230,7 @@ class PersistentTensorDict(TensorDictBase):
         self._open(root, options, str(root.file.filename))
         found = _batch_in(self._group)
         batch = found if batch_size is None else torch.Size(_sizes(batch_size))
-        self._desc = describe(tuple(batch), None if device is None else torch.device(device))
+        self._kd_desc = describe(tuple(batch), None if device is None else torch.device(device))
         if validate_batch_size:
             self._check_batch()
         self._keep_batch()
@@ -230,7 +238,7 @@ class PersistentTensorDict(TensorDictBase):
     def _open(self, group: Group, options: dict[str, object], filename: str) -> None:
         self._group, self._file, self._options = group, group.file, options
         self.filename = filename
-        self._entries = _Entries(self, group)
+        self._kd_entries = _Entries(self, group)
 
     @classmethod
     def _of(
@@ -238,28 +246,28 @@ class PersistentTensorDict(TensorDictBase):
     ) -> PersistentTensorDict:
         made = object.__new__(PersistentTensorDict)
         made._open(group, options, filename)
-        made._desc = desc
+        made._kd_desc = desc
         return made
 
     def _check_batch(self) -> None:
-        for key, value in self._entries.items():
-            shape = value.shape if isinstance(value, Tensor) else value._desc.batch
-            if tuple(shape[: self._desc.ndim]) != self._desc.batch:
+        for key, value in self._kd_entries.items():
+            shape = value.shape if isinstance(value, Tensor) else value._kd_desc.batch
+            if tuple(shape[: self._kd_desc.ndim]) != self._kd_desc.batch:
                 raise InvalidValue(
                     f"entry {format_key((key,))} of `{self.filename}` must start with the batch "
-                    f"size {tuple(self._desc.batch)}, got {tuple(shape)}."
+                    f"size {tuple(self._kd_desc.batch)}, got {tuple(shape)}."
                 )
 
     def _keep_batch(self) -> None:
         if self._file.mode != "r":
-            batch = self._desc.batch
+            batch = self._kd_desc.batch
             self._group.attrs[BATCH] = json.dumps(list(without_names(batch)))
-            if self._desc.named:
+            if self._kd_desc.named:
                 self._group.attrs[NAMES] = json.dumps(list(names_of(batch)))
 
     def _below_at(self, group: Group) -> PersistentTensorDict:
         """Return the container in a nested group."""
-        batch, above = _batch_in(group), self._desc
+        batch, above = _batch_in(group), self._kd_desc
         fits = batch[: above.ndim] == above.batch
         desc = describe(batch if fits else above.batch, above.device)
         return self._of(group, self._options, self.filename, desc)
@@ -307,7 +315,7 @@ class PersistentTensorDict(TensorDictBase):
         made = PersistentTensorDict(filename=filename, mode=mode, batch_size=batch_size)
         if batch_size is None and (auto_batch_size or batch_dims is not None):
             inferred = made.to_tensordict().auto_batch_size_(batch_dims).batch_size
-            made._desc = made._desc.with_batch(tuple(inferred))
+            made._kd_desc = made._kd_desc.with_batch(tuple(inferred))
             made._keep_batch()
         return made
 
@@ -352,25 +360,25 @@ class PersistentTensorDict(TensorDictBase):
         new = f"{path}.tmp-{token_hex(8)}"
         made = PersistentTensorDict(
             filename=new,
-            batch_size=source._desc.batch,
+            batch_size=source._kd_desc.batch,
             mode="w",
             backend=backend,
             device=device,
             allow_pickle=allow_pickle,
             **options,  # type: ignore[arg-type]  # of data sets
         )
-        made._desc = made._desc.with_batch(source._desc.batch)
+        made._kd_desc = made._kd_desc.with_batch(source._kd_desc.batch)
         made._keep_batch()
         try:
-            for key, value in source._entries.items():
-                made._set_entry(key, value)
+            for key, value in source._kd_entries.items():
+                made._kd_set_entry(key, value)
             made._file.flush()
             Path(new).replace(path)
         except BaseException:
             made.close()
             Path(new).unlink()
             raise
-        return PersistentTensorDict._of(made._group, options, path, made._desc)
+        return PersistentTensorDict._of(made._group, options, path, made._kd_desc)
 
     @property
     def kwargs(self) -> dict[str, object]:
@@ -388,7 +396,7 @@ class PersistentTensorDict(TensorDictBase):
 
     def _write_back(self) -> None:
         if self._file.mode != "r":
-            self._entries.write_back()
+            self._kd_entries.write_back()
             self._file.flush()
 
     def _check_writable(self) -> None:
@@ -397,21 +405,21 @@ class PersistentTensorDict(TensorDictBase):
                 f"`{self.filename}` was opened for reading. Open it with `mode='r+'` to write."
             )
 
-    def _set_entry(self, key: str, value: Entry) -> None:
+    def _kd_set_entry(self, key: str, value: Entry) -> None:
         self._check_writable()
         name = escaped(key)
         if isinstance(value, Tensor) and self._fits_in_place(name, value):
-            cast("Tensor", self._entries[key]).copy_(value.detach())
+            cast("Tensor", self._kd_entries[key]).copy_(value.detach())
             return
-        below = dict(value._entries) if isinstance(value, AbstractContainer) else {}
+        below = dict(value._kd_entries) if isinstance(value, AbstractContainer) else {}
         if name in self._group:
-            self._del_entry(key)
+            self._kd_del_entry(key)
         if isinstance(value, AbstractContainer):
             made = self._below_at(self._group.create_group(name, track_order=True))
-            made._desc = made._desc.with_batch(value._desc.batch)
+            made._kd_desc = made._kd_desc.with_batch(value._kd_desc.batch)
             made._keep_batch()
             for inner, each in below.items():
-                made._set_entry(inner, each)
+                made._kd_set_entry(inner, each)
         elif isinstance(value, Tensor):
             self._create(name, value)
         elif is_unbatched(value):
@@ -420,14 +428,14 @@ class PersistentTensorDict(TensorDictBase):
                 "not hold. Give it the batch dimensions with `expand`."
             )
         else:
-            data = json.dumps(checked((key,), value._item()))
+            data = json.dumps(checked((key,), value._kd_item()))
             made = self._group.create_dataset(name, data=data)
             made.attrs[DATA] = "rows" if is_row_data(value) else "data"
 
     def _fits_in_place(self, name: str, value: Tensor) -> bool:
-        if name not in self._group or self._desc.device is not None:
+        if name not in self._group or self._kd_desc.device is not None:
             return False
-        found = self._entries._known.get(unescaped(name))
+        found = self._kd_entries._known.get(unescaped(name))
         return type(found) is Tensor and found.shape == value.shape and found.dtype is value.dtype
 
     def _create(self, name: str, value: Tensor) -> None:
@@ -441,23 +449,25 @@ class PersistentTensorDict(TensorDictBase):
         made = self._group.create_dataset(name, data=values, **options)
         made.attrs[DTYPE] = str(value.dtype).removeprefix("torch.")
 
-    def _del_entry(self, key: str) -> None:
+    def _kd_del_entry(self, key: str) -> None:
         self._check_writable()
-        self._entries.forget(key)
+        self._kd_entries.forget(key)
         # Not deleted: HDF5 would use its place again, which tensors that were read still map.
         replaced = self._file.require_group(REPLACED)
         self._file.move(f"{self._group.name}/{escaped(key)}", f"/{REPLACED}/{len(replaced)}")
 
-    def _describe(self, desc: Descriptor) -> None:
-        old, self._desc = self._desc, desc
+    def _kd_describe(self, desc: Descriptor) -> None:
+        old, self._kd_desc = self._kd_desc, desc
         if old.batch != desc.batch or old.named != desc.named:
             self._keep_batch()
 
-    def _like(self, entries: dict[str, Entry], desc: Descriptor) -> Self:
+    def _kd_like(self, entries: dict[str, Entry], desc: Descriptor) -> Self:
         return cast("Self", make_dense(entries, desc))
 
-    def _with_descriptor(self, desc: Descriptor) -> Self:
-        return cast("Self", make_dense(dict(self._entries), self._desc)._with_descriptor(desc))
+    def _kd_with_descriptor(self, desc: Descriptor) -> Self:
+        return cast(
+            "Self", make_dense(dict(self._kd_entries), self._kd_desc)._kd_with_descriptor(desc)
+        )
 
     def __deepcopy__(self, memo: object) -> Self:
         return cast("Self", self.to_tensordict())
@@ -465,7 +475,7 @@ class PersistentTensorDict(TensorDictBase):
     def __reduce_ex__(self, protocol: object) -> tuple[object, ...]:
         self._write_back()
         mode = "r" if self._file.mode == "r" else "r+"
-        desc = self._desc
+        desc = self._kd_desc
         place = self.filename, self._group.name, mode
         return restore_persistent, (*place, tuple(desc.batch), self._options, desc.lock)
 

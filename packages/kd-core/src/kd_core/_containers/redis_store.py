@@ -191,12 +191,12 @@ class _Entries(Mapping[str, "Entry"]):
                 continue
             found = place.client.hget(f"{place.name}:entries", json.dumps((*path, key)))
             row = None if found is None else json.loads(found)
-            if row is not None and row.get("value") != value._item():  # type: ignore[union-attr]  # of data
-                place.describe((*path, key), {**row, "value": checked((key,), value._item())})  # type: ignore[union-attr]  # as above
+            if row is not None and row.get("value") != value._kd_item():  # type: ignore[union-attr]  # of data
+                place.describe((*path, key), {**row, "value": checked((key,), value._kd_item())})  # type: ignore[union-attr]  # as above
 
     def _read(self, key: str, row: dict[str, Any]) -> Entry:
         owner, path = self._owner, (*self._owner._path, key)
-        desc = owner._desc
+        desc = owner._kd_desc
         if row["kind"] == "td":
             batch = describe(tuple(row["batch"]), desc.device)
             made = TensorDictStore._of(owner._place, path, batch)
@@ -250,10 +250,10 @@ class TensorDictStore(TensorDictBase):
         ...     return TensorDictStore.from_tensordict(td, host="localhost")
     """
 
-    __slots__ = ("__weakref__", "_desc", "_entries", "_path", "_place")
+    __slots__ = ("__weakref__", "_kd_desc", "_kd_entries", "_path", "_place")
 
-    _entries: _Entries
-    _desc: Descriptor
+    _kd_entries: _Entries
+    _kd_desc: Descriptor
     _place: _Place
     _path: Path
 
@@ -287,8 +287,8 @@ class TensorDictStore(TensorDictBase):
         self._keep_batch()
 
     def _fill(self, place: _Place, path: Path, desc: Descriptor) -> None:
-        self._place, self._path, self._desc = place, path, desc
-        self._entries = _Entries(self)
+        self._place, self._path, self._kd_desc = place, path, desc
+        self._kd_entries = _Entries(self)
 
     @classmethod
     def _of(cls, place: _Place, path: Path, desc: Descriptor) -> TensorDictStore:
@@ -297,7 +297,7 @@ class TensorDictStore(TensorDictBase):
         return made
 
     def _keep_batch(self) -> None:
-        batch = list(without_names(self._desc.batch))
+        batch = list(without_names(self._kd_desc.batch))
         if self._path:
             self._place.describe(self._path, {"kind": "td", "batch": batch})
         else:
@@ -312,8 +312,8 @@ class TensorDictStore(TensorDictBase):
     def from_tensordict(cls, td: TensorDictBase, **options: object) -> TensorDictStore:
         """Send a container to a server, and return the one there; options as of the class."""
         made = TensorDictStore(batch_size=td.batch_size, **options)  # type: ignore[arg-type]  # of a client
-        for key, value in td._entries.items():
-            made._set_entry(key, value)
+        for key, value in td._kd_entries.items():
+            made._kd_set_entry(key, value)
         return made
 
     @classmethod
@@ -333,18 +333,18 @@ class TensorDictStore(TensorDictBase):
 
     def close(self) -> None:
         """Close the connection."""
-        self._entries.write_back()
+        self._kd_entries.write_back()
         self._place.client.close()
 
-    def _set_entry(self, key: str, value: Entry) -> None:
+    def _kd_set_entry(self, key: str, value: Entry) -> None:
         place, path = self._place, (*self._path, key)
         if isinstance(value, AbstractContainer):
-            entries = dict(value._entries)
+            entries = dict(value._kd_entries)
             self._forget(key)
-            made = self._of(place, path, self._desc.unlocked().with_batch(value._desc.batch))
+            made = self._of(place, path, self._kd_desc.unlocked().with_batch(value._kd_desc.batch))
             made._keep_batch()
             for inner, each in entries.items():
-                made._set_entry(inner, each)
+                made._kd_set_entry(inner, each)
         elif isinstance(value, Tensor):
             if value.is_nested or value.layout is not torch.strided:
                 raise InvalidValue(
@@ -363,38 +363,40 @@ class TensorDictStore(TensorDictBase):
                 "Give it the batch dimensions with `expand`."
             )
         else:
-            data = checked((key,), value._item())
+            data = checked((key,), value._kd_item())
             self._forget(key)
             place.describe(path, {"kind": "rows" if is_row_data(value) else "data", "value": data})
 
     def _forget(self, key: str, but: object = None) -> None:
-        self._entries._known.pop(key, None)
+        self._kd_entries._known.pop(key, None)
         row = self._place.client.hget(f"{self._place.name}:entries", json.dumps((*self._path, key)))
         if row is not None and (but is None or json.loads(row)["kind"] != "tensor"):
             self._place.remove((*self._path, key))
 
-    def _del_entry(self, key: str) -> None:
-        self._entries._known.pop(key, None)
+    def _kd_del_entry(self, key: str) -> None:
+        self._kd_entries._known.pop(key, None)
         self._place.remove((*self._path, key))
 
-    def _describe(self, desc: Descriptor) -> None:
-        old, self._desc = self._desc, desc
+    def _kd_describe(self, desc: Descriptor) -> None:
+        old, self._kd_desc = self._kd_desc, desc
         if old.batch != desc.batch:
             self._keep_batch()
 
-    def _like(self, entries: dict[str, Entry], desc: Descriptor) -> Self:
+    def _kd_like(self, entries: dict[str, Entry], desc: Descriptor) -> Self:
         return cast("Self", make_dense(entries, desc))
 
-    def _with_descriptor(self, desc: Descriptor) -> Self:
-        return cast("Self", make_dense(dict(self._entries), self._desc)._with_descriptor(desc))
+    def _kd_with_descriptor(self, desc: Descriptor) -> Self:
+        return cast(
+            "Self", make_dense(dict(self._kd_entries), self._kd_desc)._kd_with_descriptor(desc)
+        )
 
     def __deepcopy__(self, memo: object) -> Self:
         return cast("Self", self.to_tensordict())
 
     def __reduce_ex__(self, protocol: object) -> tuple[object, ...]:
-        self._entries.write_back()
+        self._kd_entries.write_back()
         place = self._place.options, self._place.id, self._path
-        return restore_store, (*place, tuple(self._desc.batch), self._desc.lock)
+        return restore_store, (*place, tuple(self._kd_desc.batch), self._kd_desc.lock)
 
 
 def restore_store(

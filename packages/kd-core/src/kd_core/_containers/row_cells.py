@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     class Rows(Protocol):
         """What holds the numbers of the cells of its rows; loose, perhaps further dimensions."""
 
-        _desc: Descriptor
+        _kd_desc: Descriptor
         _positions: Tensor
         _cells: Cells
         _loose: Loose | None
@@ -160,8 +160,8 @@ def _settle(node: Rows, loose: Loose) -> None:
     root, positions = node._cells, node._positions
     known = [cells for cells in (root, *(ref() for ref in root.kin)) if cells is not None]
     shared = next((each for each in known if share_storage(each.positions, positions)), None)
-    if positions.ndim > node._desc.ndim:  # its values are lists
-        node._positions, cells = cells_for(nested_rows(node, loose.written()), node._desc.batch)
+    if positions.ndim > node._kd_desc.ndim:  # its values are lists
+        node._positions, cells = cells_for(nested_rows(node, loose.written()), node._kd_desc.batch)
     elif shared is not None:
         cells = shared
     else:
@@ -281,7 +281,7 @@ def flat_values(node: Rows) -> list[object]:
 
 def nested_rows(node: Rows, values: list[object]) -> list[object]:
     """Return the values of an entry whose numbers have further dimensions: lists."""
-    desc, positions = node._desc, node._positions
+    desc, positions = node._kd_desc, node._positions
     rows = positions.reshape(math.prod(desc.batch), *positions.shape[desc.ndim :])
     return [nested_values(row, values) for row in rows.tolist()]
 
@@ -291,7 +291,7 @@ def move_positions(node: Rows, fn: LeafFn) -> Tensor:
     try:
         return fn(node._positions)
     except RuntimeError:  # its index is on another device, or it needs a contiguous leaf
-        device = node._desc.device or torch.accelerator.current_accelerator() or "cpu"
+        device = node._kd_desc.device or torch.accelerator.current_accelerator() or "cpu"
         return fn(node._positions.contiguous().to(device)).cpu()
 
 
@@ -301,15 +301,15 @@ def pool_rows(nodes: Sequence[NonTensorDataBase]) -> tuple[list[object], list[Te
     columns = []
     for node in nodes:
         if isinstance(node, NonTensorData):
-            columns.append(torch.full(node._desc.batch, len(values), device="cpu"))
-            values.append(node._item())
+            columns.append(torch.full(node._kd_desc.batch, len(values), device="cpu"))
+            values.append(node._kd_item())
         elif is_compiling():
             rows = cast("Rows", node)
             columns.append(rows._positions + len(values))
             values += table_of(rows)
         else:
             own = flat_values(cast("Rows", node))
-            columns.append(count_rows(len(own)).reshape(node._desc.batch) + len(values))
+            columns.append(count_rows(len(own)).reshape(node._kd_desc.batch) + len(values))
             values += own
     return values, columns
 
@@ -357,7 +357,7 @@ def encoded_rows(node: Rows, source: Rows) -> tuple[Tensor, Tensor]:
     """Return a tensor that stands for all rows of an entry, and one for rows to write there."""
     if is_compiling():
         return _written_later(node, table_of(source)), source._positions
-    return encoded(node, flat_values(source), source._desc.batch)
+    return encoded(node, flat_values(source), source._kd_desc.batch)
 
 
 def _written_later(node: Rows, values: list[object]) -> Tensor:

@@ -33,7 +33,7 @@ _OWN: Final = frozenset(
 
 def plain_class(kind: type[K]) -> type[K]:
     """Return the class of lazy stacks without the fields of a tensor class."""
-    if kind._tensor_class is None:
+    if kind._kd_tensor_class is None:
         return kind
     return cast("type[K]", getattr(kind, "_plain_class"))  # noqa: B009  # of stacks alone
 
@@ -54,7 +54,7 @@ def stack_class(kind: type[K], members: Sequence[AbstractContainer]) -> type[K]:
     depth = _depth(kind, *classes)
     if depth < 0:
         return plain_class(kind)
-    base = cast("type[AbstractContainer]", members[0]._tensor_class).__mro__[depth]
+    base = cast("type[AbstractContainer]", members[0]._kd_tensor_class).__mro__[depth]
     known: dict[type[K], type[K]] = getattr(base, "_stack_classes")  # noqa: B009  # of tensor classes
     return known[plain_class(kind)]
 
@@ -62,10 +62,10 @@ def stack_class(kind: type[K], members: Sequence[AbstractContainer]) -> type[K]:
 @assume_constant_result  # dynamo traces no making of classes, and uses none that it is given
 def _depth(kind: type[K], *classes: type[AbstractContainer]) -> int:
     """Return the place of the shared tensor class among the bases of the first, -1 for none."""
-    first = classes[0]._tensor_class
+    first = classes[0]._kd_tensor_class
     for depth, base in enumerate(() if first is None else first.__mro__):
         if _has_fields(base) and all(
-            issubclass(each._tensor_class or each, base) for each in classes
+            issubclass(each._kd_tensor_class or each, base) for each in classes
         ):
             _made(base, plain_class(kind))
             return depth
@@ -73,7 +73,7 @@ def _depth(kind: type[K], *classes: type[AbstractContainer]) -> int:
 
 
 def _has_fields(cls: type) -> bool:
-    return getattr(cls, "_tensor_class", None) is cls and bool(cls._declared.fields)
+    return getattr(cls, "_kd_tensor_class", None) is cls and bool(cls._kd_declared.fields)
 
 
 def _made(cls: type, plain: type[K]) -> type[K]:
@@ -86,15 +86,15 @@ def _made(cls: type, plain: type[K]) -> type[K]:
         bases = tuple([_base(base, plain) for base in cls.__bases__])
         cell = CellType()
         made = type(f"LazyStacked{cls.__name__}", bases, _body(cls, plain, cell))
-        setattr(made, "_engine", plain)  # noqa: B010  # of containers
+        setattr(made, "_kd_engine", plain)  # noqa: B010  # of containers
         cell.cell_contents = known[plain] = made
     return known[plain]
 
 
 def _base(base: type, plain: type[K]) -> type:
-    if not hasattr(base, "_tensor_class"):
+    if not hasattr(base, "_kd_tensor_class"):
         return base
-    return plain if base._tensor_class is None else _made(base, plain)
+    return plain if base._kd_tensor_class is None else _made(base, plain)
 
 
 def _body(cls: type, plain: type, cell: CellType) -> dict[str, object]:
@@ -124,7 +124,7 @@ def is_taken(name: str, value: object, plain: type) -> bool:
     return not private or name in _DECLARED or not hasattr(plain, name)
 
 
-_DECLARED: Final = frozenset({"_tensor_class", "_declared"})
+_DECLARED: Final = frozenset({"_kd_tensor_class", "_kd_declared"})
 
 
 def rebound(value: object, cell: CellType) -> object:

@@ -8,7 +8,7 @@ instance, too.
 
 The classes need a metaclass for two reasons: instances do not have a `__dict__`, so assigning a
 misspelt field is an error, and type checkers derive the signature of the constructor from the
-fields. Code of kd asks `_engine`, the class of this module, for the methods of an instance, because
+fields. Code of kd asks `_kd_engine`, the class of this module, for the methods of an instance, because
 an author's class may have fields and methods of the same names.
 
 The path of a call: `TensorClass.__init__` matches arguments with fields (`_bind`), and `_complete`
@@ -104,27 +104,27 @@ class _FieldOf(Generic[T]):
     def __get__(self, instance: TensorClass | None, owner: type) -> object:
         if instance is None:
             return self
-        value = instance._entries.get(self._name)
+        value = instance._kd_entries.get(self._name)
         if value is None:
             return _absent(instance, self._name)
-        return value if isinstance(value, Tensor) else value._item()
+        return value if isinstance(value, Tensor) else value._kd_item()
 
     def __set__(self, instance: TensorClass, value: T) -> None:
         if value.__class__ is Tensor:
-            instance._put(self._name, value)
+            instance._kd_put(self._name, value)
         else:
             _set_field(instance, self._name, value)
 
     def __delete__(self, instance: TensorClass) -> None:
         if _declaration_of(instance).frozen:
             raise _frozen(type(instance), self._name, "removed")
-        instance._check_unlocked(f"remove {format_key(self._name)}")
-        if self._name in instance._entries:
-            instance._del_entry(self._name)
+        instance._kd_check_unlocked(f"remove {format_key(self._name)}")
+        if self._name in instance._kd_entries:
+            instance._kd_del_entry(self._name)
 
 
 def _declaration_of(instance: TensorClass) -> Declaration:
-    return type(instance)._declared  # a lazy stack of instances has it, too
+    return type(instance)._kd_declared  # a lazy stack of instances has it, too
 
 
 def _absent(instance: TensorClass, name: str) -> object:
@@ -134,7 +134,7 @@ def _absent(instance: TensorClass, name: str) -> object:
         return None
     default = declaration.fields[name].default
     if default is MISSING:
-        raise _unknown(cast("type[TensorClass]", instance._tensor_class), name)
+        raise _unknown(cast("type[TensorClass]", instance._kd_tensor_class), name)
     return default
 
 
@@ -146,21 +146,21 @@ def _set_field(instance: TensorClass, name: str, value: object) -> None:
             _clear_field(instance, name)
             return
         if not declaration.converts:
-            value = _whole(value, instance._desc)
-    instance._put(name, value)
+            value = _whole(value, instance._kd_desc)
+    instance._kd_put(name, value)
 
 
 def _clear_field(instance: TensorClass, name: str) -> None:
     """Remove the entry of a field that is set to `None`."""
     declaration = _declaration_of(instance)
-    cls = cast("type", instance._tensor_class)
+    cls = cast("type", instance._kd_tensor_class)
     if declaration.frozen:
         raise _frozen(cls, name, "set")
-    instance._check_unlocked(f"set {format_key(name)}")
+    instance._kd_check_unlocked(f"set {format_key(name)}")
     if declaration.converts:
-        converted(cls, declaration.options, name, None, instance._desc.unlocked())
-    if name in instance._entries:
-        instance._del_entry(name)
+        converted(cls, declaration.options, name, None, instance._kd_desc.unlocked())
+    if name in instance._kd_entries:
+        instance._kd_del_entry(name)
 
 
 def _whole(value: object, desc: Descriptor) -> object:
@@ -173,7 +173,7 @@ class _DataclassFields:
     """The attribute by which `dataclasses.fields`, `replace` and `is_dataclass` know the fields."""
 
     def __get__(self, instance: object, owner: type[TensorClass]) -> dict[str, Field[object]]:
-        return dataclass_fields(owner._declared)
+        return dataclass_fields(owner._kd_declared)
 
 
 @dataclass_transform(eq_default=False, field_specifiers=(field,))
@@ -190,9 +190,9 @@ class TensorClassMeta(ABCMeta):
         made = super().__new__(cls, name, bases, namespace, **rest)
         if above:
             own = cast("type[TensorClass]", made)
-            chosen = own_options.union(*[base._declared.options for base in above])
-            own._engine = above[0]._engine
-            own._tensor_class = own
+            chosen = own_options.union(*[base._kd_declared.options for base in above])
+            own._kd_engine = above[0]._kd_engine
+            own._kd_tensor_class = own
             _declare(own, namespace, checked_options(name, dict.fromkeys(chosen, True)))
         return made
 
@@ -203,7 +203,7 @@ class TensorClassMeta(ABCMeta):
         """Return whether an object is an instance, or a lazy stack of instances."""
         if type.__instancecheck__(cls, instance):
             return True
-        of = getattr(type(instance), "_tensor_class", None)
+        of = getattr(type(instance), "_kd_tensor_class", None)
         return isinstance(of, type) and issubclass(of, cls)
 
     def __subclasscheck__(cls, subclass: type) -> bool:
@@ -249,22 +249,22 @@ def _declare(
     cls: type[TensorClass], namespace: Mapping[str, object], options: frozenset[str]
 ) -> None:
     above, above_init_only = inherited(cls.__bases__)
-    more_keys = cls._declared.more_keys
+    more_keys = cls._kd_declared.more_keys
     taken, init_only = declared(cls, namespace, more_keys)
     check_names(cls, namespace, taken)
     all_init_only = dict.fromkeys([*above_init_only, *init_only])
-    cls._declared = Declaration(above | taken, all_init_only, options, more_keys)
+    cls._kd_declared = Declaration(above | taken, all_init_only, options, more_keys)
     own = [name for name in taken if name not in init_only]
     given: dict[str, object] = {name: _FieldOf[object](name) for name in own}
     given |= {
         name: _FieldOf[object](name)
-        for name in cls._declared.fields
+        for name in cls._kd_declared.fields
         if not isinstance(getattr(cls, name, None), _FieldOf) and name not in namespace
     }
     for name in init_only:
         if isinstance(namespace.get(name), Field) and taken[name].default is not MISSING:
             given[name] = taken[name].default
-    given["__match_args__"] = namespace.get("__match_args__", cls._declared.by_position)
+    given["__match_args__"] = namespace.get("__match_args__", cls._kd_declared.by_position)
     for name in ("__init__", "__repr__", "__eq__"):  # those that `dataclass` wrote for a base
         owner = next(base for base in cls.__mro__ if name in vars(base))
         if "__dataclass_fields__" in vars(owner) and owner is not TensorClass:
@@ -277,7 +277,7 @@ def _declare(
         setattr(cls, name, value)
 
 
-_STORAGE: Final = frozenset({"_desc", "_entries", "_nested", "_scope"})
+_STORAGE: Final = frozenset({"_kd_desc", "_kd_entries", "_kd_nested", "_kd_scope"})
 
 
 def _past_storage(setter: FunctionType) -> Callable[[TensorClass, str, object], None]:
@@ -307,7 +307,7 @@ def _started(author: FunctionType) -> Callable[..., None]:
     def start(self: TensorClass, *values: object, **named: object) -> None:
         own = {name: named.pop(name) for name in taken if name in named}
         lock_after = own.pop("lock", None)
-        if not hasattr(self, "_desc"):
+        if not hasattr(self, "_kd_desc"):
             taken_too = {name: named[name] for name in _AT_START if name in named}
             _start(self, **cast("_Start", own | taken_too))
         elif own:
@@ -329,11 +329,11 @@ def _start(
     names: Sequence[str | None] | None = None,
 ) -> None:
     """Make a new instance one without entries."""
-    self._desc = describe_on(() if batch_size is None else batch_of(batch_size), device)
-    self._entries = {}
-    self._nested = False
+    self._kd_desc = describe_on(() if batch_size is None else batch_of(batch_size), device)
+    self._kd_entries = {}
+    self._kd_nested = False
     if names is not None:
-        self._desc = with_names(self, names)._desc
+        self._kd_desc = with_names(self, names)._kd_desc
 
 
 class TensorClass(Dense, metaclass=TensorClassMeta):
@@ -387,7 +387,7 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
         kd_core.UnknownField: `lable` ... Did you mean `label`?
     """
 
-    _declared: ClassVar[Declaration] = Declaration({})
+    _kd_declared: ClassVar[Declaration] = Declaration({})
     __dataclass_fields__: ClassVar[_DataclassFields] = _DataclassFields()
 
     if TYPE_CHECKING:
@@ -398,7 +398,7 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
 
         def __init__(self, *values, batch_size=None, device=None, names=None, lock=None, **named):
             cls = type(self)
-            declaration = cls._declared
+            declaration = cls._kd_declared
             if declaration.hidden:  # fields with the names of these keywords
                 given = {"device": device, "names": names, "lock": lock}
                 for name in declaration.hidden:
@@ -406,13 +406,13 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
                         named[name] = given.pop(name)
                 device, names, lock = map(given.get, ("device", "names", "lock"))
             bound = _bind(cls, values, named)
-            self._desc = describe_on(() if batch_size is None else batch_of(batch_size), device)
+            self._kd_desc = describe_on(() if batch_size is None else batch_of(batch_size), device)
             if declaration.converts:
                 bound = _all_as_declared(self, bound)
             if not declaration.more_keys:
                 for value in bound.values():
                     if value.__class__ is not Tensor:
-                        bound = _plain(bound, self._desc)
+                        bound = _plain(bound, self._kd_desc)
                         break
             _complete(self, bound, names, lock)
 
@@ -449,8 +449,8 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
                 cls, input_dict, batch_size, device, auto_batch_size, batch_dims, None, names
             )
         if isinstance(input_dict, TensorDictBase):
-            batch_size = input_dict._desc.batch if batch_size is None else batch_size
-            input_dict = input_dict._entries
+            batch_size = input_dict._kd_desc.batch if batch_size is None else batch_size
+            input_dict = input_dict._kd_entries
         return from_mapping(cls, input_dict, batch_size, device)
 
     @classmethod
@@ -497,71 +497,71 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
             >>> [each.name for each in Point.fields()]
             ['x']
         """
-        return tuple(cls._declared.fields.values())
+        return tuple(cls._kd_declared.fields.values())
 
     def __replace__(self, **changes: object) -> Self:
         """Return a new instance with some fields changed; called by `copy.replace` too."""
-        desc = self._desc
-        return _built(type(self), {**self._entries, **changes}, desc.batch, desc.device)
+        desc = self._kd_desc
+        return _built(type(self), {**self._kd_entries, **changes}, desc.batch, desc.device)
 
-    def _put(self, key: str, value: object) -> None:
-        if value is None and not type(self)._declared.more_keys:
-            self._check_key(key)
+    def _kd_put(self, key: str, value: object) -> None:
+        if value is None and not type(self)._kd_declared.more_keys:
+            self._kd_check_key(key)
             _clear_field(self, key)
             return
-        if self._desc.frozen:  # as in the base, without a call of it: a field is set so
-            self._check_unlocked(f"set {format_key(key)}")
-        self._set_entry(key, self._as_entry(key, value))
+        if self._kd_desc.frozen:  # as in the base, without a call of it: a field is set so
+            self._kd_check_unlocked(f"set {format_key(key)}")
+        self._kd_set_entry(key, self._kd_as_entry(key, value))
 
-    def _as_entry(self, key: str, value: object, path: tuple[str, ...] = ()) -> Entry:
-        self._check_key(key)
-        if type(self)._declared.converts:
+    def _kd_as_entry(self, key: str, value: object, path: tuple[str, ...] = ()) -> Entry:
+        self._kd_check_key(key)
+        if type(self)._kd_declared.converts:
             value = _as_declared(self, key, value)
-        return super()._as_entry(key, value, path)
+        return super()._kd_as_entry(key, value, path)
 
-    def _set_entry(self, key: str, value: Entry) -> None:
-        self._check_key(key)
-        super()._set_entry(key, value)
+    def _kd_set_entry(self, key: str, value: Entry) -> None:
+        self._kd_check_key(key)
+        super()._kd_set_entry(key, value)
 
-    def _set_leaves(self, leaves: Mapping[str, Tensor]) -> None:
-        if type(self)._declared.converts:
+    def _kd_set_leaves(self, leaves: Mapping[str, Tensor]) -> None:
+        if type(self)._kd_declared.converts:
             for key, leaf in leaves.items():
-                self._set_entry(key, self._as_entry(key, leaf))
+                self._kd_set_entry(key, self._kd_as_entry(key, leaf))
             return
         for key in leaves:
-            self._check_key(key)
-        super()._set_leaves(leaves)
+            self._kd_check_key(key)
+        super()._kd_set_leaves(leaves)
 
-    def _unset(self) -> Sequence[str]:
-        declaration = type(self)._declared
+    def _kd_unset(self) -> Sequence[str]:
+        declaration = type(self)._kd_declared
         if declaration.more_keys:
             return ()
-        return [name for name in declaration.fields if name not in self._entries]
+        return [name for name in declaration.fields if name not in self._kd_entries]
 
-    def _check_key(self, key: str) -> None:
+    def _kd_check_key(self, key: str) -> None:
         cls = type(self)
-        declaration = cls._declared
+        declaration = cls._kd_declared
         if not declaration.takes(key):
             raise _unknown(cls, key)
         if declaration.frozen:
             raise _frozen(cls, key, "set")
 
-    def _keeps(self, key: str) -> bool:
-        return type(self)._declared.frozen
+    def _kd_keeps(self, key: str) -> bool:
+        return type(self)._kd_declared.frozen
 
-    def _del_entry(self, key: str) -> None:
-        if self._keeps(key):
+    def _kd_del_entry(self, key: str) -> None:
+        if self._kd_keeps(key):
             raise _frozen(type(self), key, "removed")
-        super()._del_entry(key)
+        super()._kd_del_entry(key)
 
-    def _like(self, entries: dict[str, Entry], desc: Descriptor) -> Self:
-        declaration = type(self)._declared
+    def _kd_like(self, entries: dict[str, Entry], desc: Descriptor) -> Self:
+        declaration = type(self)._kd_declared
         if declaration.more_keys or entries.keys() <= declaration.fields.keys():
-            return super()._like(entries, desc)
+            return super()._kd_like(entries, desc)
         return cast("Self", registry.make_dense(entries, desc))  # other keys: another kind
 
 
-TensorClass._engine = TensorClass
+TensorClass._kd_engine = TensorClass
 
 
 def _frozen(cls: type, key: str, done: str) -> FrozenField:
@@ -573,10 +573,10 @@ def _frozen(cls: type, key: str, done: str) -> FrozenField:
 
 def _as_declared(self: TensorClass, key: str, value: object) -> object:
     cls = type(self)
-    declaration = cls._declared
+    declaration = cls._kd_declared
     if key not in declaration.fields or (not declaration.fields[key].init and is_none(value)):
         return value
-    return converted(cls, declaration.options, key, value, self._desc.unlocked())
+    return converted(cls, declaration.options, key, value, self._kd_desc.unlocked())
 
 
 def _all_as_declared(self: TensorClass, given: dict[str, object]) -> dict[str, object]:
@@ -596,14 +596,14 @@ def _complete(
 ) -> None:
     """Store the values of a new instance that has a descriptor; run what follows construction."""
     cls = type(self)
-    declaration = cls._declared
+    declaration = cls._kd_declared
     arguments: list[object] = []
     if declaration.init_vars:
         arguments = [given.pop(name, MISSING) for name in declaration.init_vars]
-    fill(self, given, self._desc)
+    fill(self, given, self._kd_desc)
     if names is not None:
         other = with_names(self, names)  # nested containers of the caller keep their names
-        self._entries, self._desc = other._entries, other._desc
+        self._kd_entries, self._kd_desc = other._kd_entries, other._kd_desc
     after = getattr(cls, "__post_init__", None)
     if after is not None and MISSING not in arguments:
         after(self, *arguments)
@@ -623,7 +623,7 @@ def from_mapping(
 
     def nested(kind: type[TensorClass], value: _Nested) -> TensorClass:
         if isinstance(value, TensorDictBase):
-            return from_mapping(kind, value._entries, value._desc.batch, device)
+            return from_mapping(kind, value._kd_entries, value._kd_desc.batch, device)
         return from_mapping(kind, value, batch_size, device)
 
     return _built(cls, _as_classes(cls, given, nested), batch_size, device)
@@ -635,10 +635,10 @@ def _from_container(
     non_tensordict: Mapping[str, object] | None = None,
     check: bool = True,
 ) -> D:
-    desc = tensordict._desc
-    given: dict[str, object] = {**tensordict._entries, **(non_tensordict or {})}
+    desc = tensordict._kd_desc
+    given: dict[str, object] = {**tensordict._kd_entries, **(non_tensordict or {})}
     if not check:
-        given = {key: value for key, value in given.items() if cls._declared.takes(key)}
+        given = {key: value for key, value in given.items() if cls._kd_declared.takes(key)}
 
     def nested(kind: type[TensorClass], value: _Nested) -> TensorClass:
         if isinstance(value, AbstractContainer):
@@ -670,11 +670,11 @@ def _built(
     device: DeviceLike | None,
 ) -> D:
     """Build an instance of values of fields, without the `__init__` of its author."""
-    fields = cls._declared.fields
+    fields = cls._kd_declared.fields
     for name in given:
-        if not cls._declared.takes(name):
+        if not cls._kd_declared.takes(name):
             raise _unknown(cls, name)
-    if cls._declared.more_keys:
+    if cls._kd_declared.more_keys:
         missing = [n for n, s in fields.items() if n not in given and left_out(s) is MISSING]
         if missing:
             raise _lacks(cls, missing)
@@ -682,10 +682,10 @@ def _built(
     else:
         values = {name: given[name] for name in fields if not is_none(given.get(name))}
     new = object.__new__(cls)
-    new._desc = describe_on(() if batch_size is None else batch_of(batch_size), device)
-    if cls._declared.converts:
+    new._kd_desc = describe_on(() if batch_size is None else batch_of(batch_size), device)
+    if cls._kd_declared.converts:
         values = _all_as_declared(new, values)
-    for name, spec in cls._declared.init_vars.items():
+    for name, spec in cls._kd_declared.init_vars.items():
         values[name] = left_out(spec)
     _complete(new, {name: value for name, value in values.items() if value is not MISSING})
     return new
@@ -695,7 +695,7 @@ def _bind(
     cls: type[TensorClass], values: tuple[object, ...], named: dict[str, object]
 ) -> dict[str, object]:
     """Match arguments with fields, as the signature of the constructor does."""
-    declaration = cls._declared
+    declaration = cls._kd_declared
     fields = declaration.fields
     names = declaration.by_position
     if values and not names:
@@ -741,7 +741,7 @@ def _lacks(cls: type, missing: list[str]) -> InvalidArgument:
 
 
 def _unknown(cls: type[TensorClass], name: str) -> UnknownField:
-    fields = cls._declared.fields
+    fields = cls._kd_declared.fields
     if name in fields:
         return UnknownField(
             f"field {format_key(name)} of `{cls.__name__}` is declared, and has no entry. Set it "
@@ -772,7 +772,7 @@ class TypedTensorDict(TensorClass):
     """
 
 
-TypedTensorDict._declared = Declaration({}, more_keys=True)
+TypedTensorDict._kd_declared = Declaration({}, more_keys=True)
 
 
 def is_tensorclass(obj: object) -> bool:
@@ -789,4 +789,4 @@ def is_tensorclass(obj: object) -> bool:
         (True, False)
     """
     kind = obj if isinstance(obj, type) else type(obj)
-    return isinstance(kind, TensorClassMeta) or getattr(kind, "_tensor_class", None) is not None
+    return isinstance(kind, TensorClassMeta) or getattr(kind, "_kd_tensor_class", None) is not None

@@ -86,7 +86,7 @@ class TensorDict(Dense):
                     batch = batch_of(batch)
         else:
             batch = batch_of(batch_size)
-        desc = self._desc = describe(batch) if device is None else describe_on(batch, device)
+        desc = self._kd_desc = describe(batch) if device is None else describe_on(batch, device)
         if entries:
             if "non_blocking" in entries:
                 raise _reserved()
@@ -96,44 +96,44 @@ class TensorDict(Dense):
         else:
             given = source
         if given is None or (given.__class__ is dict and not given):
-            self._entries = {}
-            self._nested = False
+            self._kd_entries = {}
+            self._kd_nested = False
         else:
             fill(self, given, desc)
         if names is not None:
             other = named(self, names)  # nested containers of the caller keep their names
-            self._entries, self._desc = other._entries, other._desc
+            self._kd_entries, self._kd_desc = other._kd_entries, other._kd_desc
         if lock:
             self.lock_()
 
-    def _put(self, key: str, value: object) -> None:
+    def _kd_put(self, key: str, value: object) -> None:
         # Overridden for speed: "td['a'] = x" in the benchmarks.
         if value.__class__ is Tensor:
-            desc = self._desc
+            desc = self._kd_desc
             try:
                 shape: tuple[int, ...] = value.shape
             except RuntimeError:  # a tensor without a shape
                 shape = ()
             if (shape and shape[0] == desc.rows) or (desc.plain and leaf_fits(value, desc)):
                 if is_dynamo_compiling():
-                    self._set_entry(key, value)
+                    self._kd_set_entry(key, value)
                 else:
-                    self._entries[key] = value
+                    self._kd_entries[key] = value
                 return
-        super()._put(key, value)
+        super()._kd_put(key, value)
 
-    def _store(self, path: tuple[str, ...], value: object) -> None:
+    def _kd_store(self, path: tuple[str, ...], value: object) -> None:
         # Overridden for speed: "set(('b', 'c'), x)" in the benchmarks.
         if len(path) == 2 and value.__class__ is Tensor:
-            child = self._entries.get(path[0])
+            child = self._kd_entries.get(path[0])
             try:
                 shape: tuple[int, ...] = value.shape
             except RuntimeError:  # a tensor without a shape
                 shape = ()
-            if child.__class__ is TensorDict and shape and shape[0] == child._desc.rows:
-                child._set_entry(path[1], value)
+            if child.__class__ is TensorDict and shape and shape[0] == child._kd_desc.rows:
+                child._kd_set_entry(path[1], value)
                 return
-        super()._store(path, value)
+        super()._kd_store(path, value)
 
     def update(
         self,
@@ -148,10 +148,10 @@ class TensorDict(Dense):
     ) -> Self:
         # Overridden for speed: "update(2 leaves)" and "update(td), nested" in the benchmarks.
         alone = keys_to_update is None and is_leaf is None and not entries
-        if not (clone or inplace or update_batch_size) and alone and self._desc.plain:
+        if not (clone or inplace or update_batch_size) and alone and self._kd_desc.plain:
             if type(source) is dict:
-                if all_fit(source, self._desc):
-                    put = self._set_leaves if is_dynamo_compiling() else self._entries.update
+                if all_fit(source, self._kd_desc):
+                    put = self._kd_set_leaves if is_dynamo_compiling() else self._kd_entries.update
                     put(source)
                     return self
             elif isinstance(source, TensorDict) and _merge(self, source):
@@ -171,8 +171,8 @@ class TensorDict(Dense):
     def rename_key_(self, old_key: NestedKey, new_key: NestedKey, safe: bool = False) -> Self:
         # Overridden for speed: "rename_key_ there and back" in the benchmarks.
         if old_key.__class__ is str and new_key.__class__ is str and old_key != new_key:
-            entries = self._entries
-            if not safe and old_key in entries and not self._desc.frozen:
+            entries = self._kd_entries
+            if not safe and old_key in entries and not self._kd_desc.frozen:
                 entries[new_key] = entries.pop(old_key)
                 return self
         return super().rename_key_(old_key, new_key, safe)
@@ -189,9 +189,9 @@ class TensorDict(Dense):
         if recurse or batch_size is not None or device is not NO_DEFAULT or names is not NO_DEFAULT:
             return super().empty(recurse, batch_size=batch_size, device=device, names=names)
         new = object.__new__(self.__class__)
-        new._entries = {}
-        new._desc = self._desc._unlocked
-        new._nested = False
+        new._kd_entries = {}
+        new._kd_desc = self._kd_desc._unlocked
+        new._kd_nested = False
         return new
 
     @classmethod
@@ -234,7 +234,7 @@ class TensorDict(Dense):
             if _undescribed(input_dict, levels, leaves, 0) is not None:
                 desc = describe(common_batch([leaf.shape for leaf in leaves], batch_dims))
                 for level in levels:
-                    level._desc = desc
+                    level._kd_desc = desc
                 return levels[0]  # type: ignore[return-value]  # `Self` is `TensorDict` here
         return build(cls, input_dict, batch_size, device, auto_batch_size, batch_dims, None, names)
 
@@ -298,11 +298,11 @@ class TensorDict(Dense):
         module_state.check_module(module)
         td = cls.__new__(cls)
         if use_state_dict:
-            td._entries = module_state.state_entries(module)
+            td._kd_entries = module_state.state_entries(module)
         else:
-            td._entries = module_state.module_entries(module, None, not filter_empty)
-        td._desc = describe(())
-        td._nested = True
+            td._kd_entries = module_state.module_entries(module, None, not filter_empty)
+        td._kd_desc = describe(())
+        td._kd_nested = True
         made: TensorDictBase = td
         if as_module:
             source = None if use_state_dict else module
@@ -316,7 +316,7 @@ def _merge(target: TensorDict, source: TensorDict) -> bool:
     if not _stage_merge(target, source, merges):
         return False
     for level, entries in merges:
-        level._set_leaves(entries)  # type: ignore[arg-type]  # leaves, or there was a node before
+        level._kd_set_leaves(entries)  # type: ignore[arg-type]  # leaves, or there was a node before
     return True
 
 
@@ -326,13 +326,13 @@ def _stage_merge(
     merges: list[tuple[TensorDict, Mapping[str, Entry]]],
 ) -> bool:
     """Record the dicts to merge; return `False` if an entry must be checked first."""
-    if target._desc is not source._desc or not target._desc.plain:
+    if target._kd_desc is not source._kd_desc or not target._kd_desc.plain:
         return False
-    if not source._nested:
-        merges.append((target, source._entries))
+    if not source._kd_nested:
+        merges.append((target, source._kd_entries))
         return True
     rest: dict[str, Entry] = {}
-    for key, value in source._entries.items():
+    for key, value in source._kd_entries.items():
         if value.__class__ is Tensor:
             rest[key] = value
         elif value.__class__ is not TensorDict:
@@ -340,7 +340,7 @@ def _stage_merge(
                 return False
             rest[key] = value
         else:
-            current = target._entries.get(key)
+            current = target._kd_entries.get(key)
             if current.__class__ is not TensorDict or not _stage_merge(current, value, merges):
                 return False
     merges.append((target, rest))
@@ -358,17 +358,17 @@ def make_dense(
         nested: whether an entry may be something other than a tensor; `None`: check it.
     """
     td = object.__new__(TensorDict)
-    td._entries = entries
-    td._desc = desc
-    td._nested = holds_nodes(entries) if nested is None else nested
+    td._kd_entries = entries
+    td._kd_desc = desc
+    td._kd_nested = holds_nodes(entries) if nested is None else nested
     return td
 
 
 def fill(td: Dense, source: object, desc: Descriptor, path: tuple[str, ...] = ()) -> None:
     """Fill a new container with the entries of a mapping, checked and converted."""
     items = source if type(source) is dict else dict(_mapping_of(source))
-    td._entries = entries = items.copy()  # type: ignore[assignment]  # other values are replaced below
-    td._nested = False
+    td._kd_entries = entries = items.copy()  # type: ignore[assignment]  # other values are replaced below
+    td._kd_nested = False
     on_cpu = desc.on_cpu
     rows = desc.size[0] if desc.ndim == 1 and (on_cpu or desc.device is None) else -1
     if (desc.ndim != 1 or len(items) >= MANY) and all_fit(items, desc):
@@ -380,10 +380,10 @@ def fill(td: Dense, source: object, desc: Descriptor, path: tuple[str, ...] = ()
                 return
             if type(value) is dict and len(path) < MAX_DEPTH:
                 entries[key] = _nest_mapping(value, desc, (*path, key))
-                td._nested = True
+                td._kd_nested = True
                 continue
             entry = entries[key] = as_entry(key, value, desc, path)
-            td._nested = td._nested or holds_nodes({key: entry})
+            td._kd_nested = td._kd_nested or holds_nodes({key: entry})
             continue
         try:
             if value.shape[0] == rows and (not on_cpu or value.is_cpu):
@@ -405,8 +405,8 @@ def _undescribed(
         return None
     td = object.__new__(TensorDict)
     levels.append(td)
-    td._entries = entries = source.copy()
-    td._nested = False
+    td._kd_entries = entries = source.copy()
+    td._kd_nested = False
     for key, value in source.items():
         if key.__class__ is not str:
             return None
@@ -417,15 +417,15 @@ def _undescribed(
         if inner is None:
             return None
         entries[key] = inner
-        td._nested = True
+        td._kd_nested = True
     return td
 
 
 def _mapping_of(source: object) -> Mapping[str, object]:
     if isinstance(source, AbstractContainer):
-        return source._entries
+        return source._kd_entries
     if is_foreign(source):
-        return cast("AbstractContainer", registry.foreign_node(source))._entries
+        return cast("AbstractContainer", registry.foreign_node(source))._kd_entries
     if isinstance(source, Mapping):
         return source
     remedy = "Wrap a single tensor as `{'key': tensor}`."
@@ -435,7 +435,7 @@ def _mapping_of(source: object) -> Mapping[str, object]:
 def _nest_mapping(source: Mapping[str, object], desc: Descriptor, path: tuple[str, ...]) -> Node:
     # Like `__init__`, but in one frame, so that deep mappings stay within the recursion limit.
     td = object.__new__(TensorDict)
-    td._desc = desc = desc._unlocked
+    td._kd_desc = desc = desc._unlocked
     fill(td, source, desc, path)
     return td
 
@@ -479,25 +479,25 @@ class _Swap(TensorDict):
     _exchange: Scope
 
     @property
-    def _entries(self) -> dict[str, Entry]:
+    def _kd_entries(self) -> dict[str, Entry]:
         try:
             return _filled(self)
         except AttributeError:
             made = TensorDict(self._exchange.replaced())
             self._exchange.settle()
-            _fill_slot(self, made._entries)
-            self._nested = made._nested
-            return made._entries
+            _fill_slot(self, made._kd_entries)
+            self._kd_nested = made._kd_nested
+            return made._kd_entries
 
-    @_entries.setter
-    def _entries(self, entries: dict[str, Entry]) -> None:
+    @_kd_entries.setter
+    def _kd_entries(self, entries: dict[str, Entry]) -> None:
         _fill_slot(self, entries)
 
-    def _like(self, entries: dict[str, Entry], desc: Descriptor) -> Self:
+    def _kd_like(self, entries: dict[str, Entry], desc: Descriptor) -> Self:
         return cast("Self", make_dense(entries, desc))
 
-    def _shallow(self) -> Self:
-        return cast("Self", make_dense(dict(self._entries), self._desc))
+    def _kd_shallow(self) -> Self:
+        return cast("Self", make_dense(dict(self._kd_entries), self._kd_desc))
 
     def __enter__(self) -> Self:
         self._exchange.enter()
@@ -507,16 +507,16 @@ class _Swap(TensorDict):
         self._exchange.leave()
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[object, ...]:
-        return make_dense(dict(self._entries), self._desc).__reduce_ex__(protocol)
+        return make_dense(dict(self._kd_entries), self._kd_desc).__reduce_ex__(protocol)
 
 
-_filled: Callable[[_Swap], dict[str, Entry]] = Dense.__dict__["_entries"].__get__
-_fill_slot: Callable[[_Swap, dict[str, Entry]], None] = Dense.__dict__["_entries"].__set__
+_filled: Callable[[_Swap], dict[str, Entry]] = Dense.__dict__["_kd_entries"].__get__
+_fill_slot: Callable[[_Swap, dict[str, Entry]], None] = Dense.__dict__["_kd_entries"].__set__
 
 
 def _swap_of(exchange: Scope) -> Node:
     made = object.__new__(_Swap)
-    made._desc, made._nested, made._exchange = describe(()), False, exchange
+    made._kd_desc, made._kd_nested, made._exchange = describe(()), False, exchange
     return made
 
 

@@ -77,18 +77,18 @@ class UnbatchedTensor(TensorData):
         UnbatchedTensor(shape=torch.Size([7]), device=cpu, dtype=torch.float32, is_shared=False)
     """
 
-    __slots__ = ("_desc", "_tensor")
+    __slots__ = ("_kd_desc", "_tensor")
 
-    _desc: Descriptor
+    _kd_desc: Descriptor
     _tensor: Tensor
     _of_batch = True
 
     def __init__(
         self, data: object, batch_size: BatchSize = (), device: DeviceLike | None = None
     ) -> None:
-        self._desc = describe_on(batch_of(batch_size), device)
+        self._kd_desc = describe_on(batch_of(batch_size), device)
         tensor = data._tensor if is_unbatched(data) else _converted(data)
-        place = self._desc.device
+        place = self._kd_desc.device
         self._tensor = tensor if place is None or tensor.device == place else tensor.to(place)
 
     @property
@@ -114,13 +114,15 @@ class UnbatchedTensor(TensorData):
     @property
     def batch_size(self) -> torch.Size:
         """The batch size of the container that it belongs to."""
-        return self._desc.size
+        return self._kd_desc.size
 
     def _computed(self, method: str, *args: object, **options: object) -> Self:
         """Return what a method of the tensor gives, as an entry of the same container."""
         given = [_unwrapped(each) for each in args]
         named = {key: _unwrapped(each) for key, each in options.items()}
-        return cast("Self", _rewrapped(getattr(self._tensor, method)(*given, **named), self._desc))
+        return cast(
+            "Self", _rewrapped(getattr(self._tensor, method)(*given, **named), self._kd_desc)
+        )
 
     @classmethod
     def __torch_function__(
@@ -142,7 +144,9 @@ class UnbatchedTensor(TensorData):
         if name.startswith("_"):
             raise AttributeError(f"`{type(self).__name__}` does not have the attribute `{name}`.")
         found: object = getattr(self._tensor, name)
-        return partial(self._computed, name) if callable(found) else _rewrapped(found, self._desc)
+        return (
+            partial(self._computed, name) if callable(found) else _rewrapped(found, self._kd_desc)
+        )
 
     def __array__(self, dtype: object = None, copy: bool | None = None) -> object:
         array = cast("Any", self._tensor.numpy(force=True))  # numpy is not a dependency
@@ -167,7 +171,7 @@ class UnbatchedTensor(TensorData):
         return len(self._tensor)
 
     def __iter__(self) -> Iterator[object]:
-        return (_rewrapped(each, self._desc) for each in self._tensor)
+        return (_rewrapped(each, self._kd_desc) for each in self._tensor)
 
     def __getitem__(self, index: object) -> object:
         return self._computed("__getitem__", index)
@@ -274,54 +278,54 @@ class UnbatchedTensor(TensorData):
     def __invert__(self) -> Self:
         return self._computed("__invert__")
 
-    def _item(self) -> Tensor:
+    def _kd_item(self) -> Tensor:
         return self._tensor
 
     def _with(self, tensor: Tensor, desc: Descriptor) -> Self:
         new = object.__new__(self.__class__)
-        new._tensor, new._desc = tensor, desc._unlocked
+        new._tensor, new._kd_desc = tensor, desc._unlocked
         return new
 
-    def _with_descriptor(self, desc: Descriptor) -> Self:
+    def _kd_with_descriptor(self, desc: Descriptor) -> Self:
         return self._with(self._tensor, desc)
 
-    def _map_each(self, fn: LeafFn, batch: BatchFn | None = None, memo: Memo = None) -> Self:
-        desc = self._desc
+    def _kd_map_each(self, fn: LeafFn, batch: BatchFn | None = None, memo: Memo = None) -> Self:
+        desc = self._kd_desc
         if batch is None:
             new = memo[1] if memo is not None and memo[0] is desc else desc
             return self._with(fn(self._tensor), new)
         new = desc.with_batch(batch(desc.batch))
         return self._with(_without_rows(self._tensor, fn, batch), new)
 
-    def _map_to_parts(
+    def _kd_map_to_parts(
         self, fn: PartsFn, batches: Sequence[BatchFn], memo: PartsMemo = None
     ) -> Sequence[Self]:
-        desc = self._desc
+        desc = self._kd_desc
         return [self._with(self._tensor, desc.with_batch(batch(desc.batch))) for batch in batches]
 
-    def _shallow(self) -> Self:
+    def _kd_shallow(self) -> Self:
         return self  # its tensor is never exchanged
 
-    def _collect(self, leaves: list[Tensor]) -> None:
+    def _kd_collect(self, leaves: list[Tensor]) -> None:
         leaves.append(self._tensor)
 
-    def _rebuild(self, leaves: Iterator[Tensor]) -> Self:
-        return self._with(next(leaves), self._desc)
+    def _kd_rebuild(self, leaves: Iterator[Tensor]) -> Self:
+        return self._with(next(leaves), self._kd_desc)
 
-    def _collect_pair(
+    def _kd_collect_pair(
         self, other: Entry, mine: list[Tensor], theirs: list[Tensor], path: tuple[str, ...]
     ) -> None:
         theirs.append(_tensor_beside(other, path))
         mine.append(self._tensor)
 
-    def _zip_each(
+    def _kd_zip_each(
         self, other: Entry, fn: Callable[[Tensor, Tensor], Tensor], path: tuple[str, ...] = ()
     ) -> Self:
         beside = _tensor_beside(other, path)
         if isinstance(fn, Selection):
             check_equal(self._tensor, beside, path)
-            return self._with(self._tensor, self._desc)
-        return self._with(fn(self._tensor, beside), self._desc)
+            return self._with(self._tensor, self._kd_desc)
+        return self._with(fn(self._tensor, beside), self._kd_desc)
 
     def _join(
         self,
@@ -339,19 +343,19 @@ class UnbatchedTensor(TensorData):
         other = value._tensor if is_unbatched(value) else value
         return isinstance(other, Tensor) and surely_equal(self._tensor, other)
 
-    def _below(self) -> tuple[()]:
+    def _kd_below(self) -> tuple[()]:
         return ()
 
-    def _hold(self, count: int) -> None:
+    def _kd_hold(self, count: int) -> None:
         pass  # it does not have a structure to lock
 
     def __deepcopy__(self, memo: dict[int, object]) -> Self:
-        return self._with(copy.deepcopy(self._tensor, memo), self._desc)
+        return self._with(copy.deepcopy(self._tensor, memo), self._kd_desc)
 
     def __reduce_ex__(
         self, protocol: SupportsIndex
     ) -> tuple[Callable[..., UnbatchedTensor], tuple[object, ...]]:
-        desc = self._desc
+        desc = self._kd_desc
         tensor = packed(self._tensor, int(protocol))
         return restore_unbatched, (tensor, desc.batch, desc.device)
 
@@ -386,7 +390,7 @@ def _first_desc(values: Iterable[object]) -> Descriptor | None:
         inner = value if isinstance(value, (list, tuple)) else (value,)
         for each in inner:
             if isinstance(each, UnbatchedTensor):
-                return each._desc
+                return each._kd_desc
     return None
 
 
@@ -404,7 +408,7 @@ def restore_unbatched(
 def wrap_tensor(tensor: Tensor, desc: Descriptor) -> UnbatchedTensor:
     """Wrap a tensor with an existing descriptor."""
     new = object.__new__(UnbatchedTensor)
-    new._tensor, new._desc = tensor, desc._unlocked
+    new._tensor, new._kd_desc = tensor, desc._unlocked
     return new
 
 

@@ -63,7 +63,7 @@ def read_zarr(path: str | Path) -> tuple[Tree, tuple[int, ...] | None]:
 
 
 def _write_levels(group: Group, td: AbstractContainer) -> None:
-    for key, value in td._entries.items():
+    for key, value in td._kd_entries.items():
         if isinstance(value, AbstractContainer):
             _write_levels(group.create_group(escaped(key)), value)
 

@@ -36,12 +36,12 @@ def rows_in(td: AbstractContainer, what: str) -> int:
     Raises:
         InvalidValue: if the container does not have a batch.
     """
-    if not td._desc.batch:
+    if not td._kd_desc.batch:
         raise InvalidValue(
             f"`{what}` writes one row for each item of the first batch dimension, got a container "
             "without a batch. Call `unsqueeze(0)` first."
         )
-    return td._desc.batch[0]
+    return td._kd_desc.batch[0]
 
 
 def columns_of(td: AbstractContainer, separator: str) -> dict[str, Column]:
@@ -64,11 +64,13 @@ def columns_of(td: AbstractContainer, separator: str) -> dict[str, Column]:
 def _add_data(
     td: AbstractContainer, separator: str, path: tuple[str, ...], columns: dict[str, Column]
 ) -> None:
-    for key, value in td._entries.items():
+    for key, value in td._kd_entries.items():
         if isinstance(value, AbstractContainer):
             _add_data(value, separator, (*path, key), columns)
         elif not isinstance(value, Tensor):
-            columns[_joined((*path, key), separator)] = rows_of_data(value, value._desc.batch[:1])
+            columns[_joined((*path, key), separator)] = rows_of_data(
+                value, value._kd_desc.batch[:1]
+            )
 
 
 def _joined(path: tuple[str, ...], separator: str) -> str:

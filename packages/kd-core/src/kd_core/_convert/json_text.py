@@ -38,7 +38,7 @@ def text_of(td: AbstractContainer, separator: str | None) -> str:
         KeyCollision: if a key is the one that holds the layout, or two keys become one.
         InvalidValue: if non-tensor data cannot be written as JSON.
     """
-    if LAYOUT in td._entries:
+    if LAYOUT in td._kd_entries:
         raise KeyCollision(f"key `{LAYOUT}` is reserved in JSON. Rename it with `rename_key_`.")
     layout = layout_of(td)
     tree: Plain = {LAYOUT: layout}
@@ -160,13 +160,13 @@ def _row(td: AbstractContainer, path: tuple[str, ...]) -> Plain:
     from kd_core._convert.layout import checked
 
     row: Plain = {}
-    for key, value in td._entries.items():
+    for key, value in td._kd_entries.items():
         if isinstance(value, AbstractContainer):
             row[key] = _row(value, (*path, key))
         elif isinstance(value, Tensor):
             row[key] = _numbers(value.detach())
         else:
-            row[key] = checked((*path, key), value._item())
+            row[key] = checked((*path, key), value._kd_item())
     return row
 
 

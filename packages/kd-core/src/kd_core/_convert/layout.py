@@ -41,7 +41,7 @@ def leaves_of(td: AbstractContainer, path: Path = ()) -> Iterator[Leaf]:
     Raises:
         InvalidValue: if a leaf is nested, sparse or quantised, or has no data or batch dimensions.
     """
-    for key, value in td._entries.items():
+    for key, value in td._kd_entries.items():
         where = (*path, key)
         if isinstance(value, Tensor):
             if value.is_nested or value.layout is not torch.strided or value.is_quantized:
@@ -58,12 +58,12 @@ def leaves_of(td: AbstractContainer, path: Path = ()) -> Iterator[Leaf]:
 
 def data_of(td: AbstractContainer, path: Path = ()) -> Iterator[tuple[Path, object, bool]]:
     """Yield path and value of non-tensor data, and whether it has one value per row."""
-    for key, value in td._entries.items():
+    for key, value in td._kd_entries.items():
         where = (*path, key)
         if isinstance(value, AbstractContainer):
             yield from data_of(value, where)
         elif not isinstance(value, Tensor):
-            yield where, value._item(), is_row_data(value)
+            yield where, value._kd_item(), is_row_data(value)
 
 
 def layout_of(td: AbstractContainer) -> Plain:
@@ -83,8 +83,8 @@ def layout_of(td: AbstractContainer) -> Plain:
 
 
 def _list_levels(td: AbstractContainer, path: Path, levels: list[object]) -> None:
-    levels.append([path, list(td._desc.batch), list(td._entries)])
-    for key, value in td._entries.items():
+    levels.append([path, list(td._kd_desc.batch), list(td._kd_entries)])
+    for key, value in td._kd_entries.items():
         if isinstance(value, AbstractContainer):
             _list_levels(value, (*path, key), levels)
 

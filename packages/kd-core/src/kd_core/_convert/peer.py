@@ -60,7 +60,7 @@ def node_of(value: Foreign) -> Node:
 
 
 def _leaf_of(leaf: Tensor, desc: Descriptor) -> Entry:
-    return unbatched_of(leaf)._with_descriptor(desc) if is_foreign_unbatched(leaf) else leaf
+    return unbatched_of(leaf)._kd_with_descriptor(desc) if is_foreign_unbatched(leaf) else leaf
 
 
 def unbatched_of(leaf: Tensor) -> Node:
@@ -83,7 +83,7 @@ def container_of(td: AbstractContainer) -> object:
 
 
 def _given_back(library: Foreign, node: Node | AbstractContainer) -> Foreign:
-    desc = node._desc
+    desc = node._kd_desc
     if isinstance(node, Composite):
         members = [_given_back(library, member) for member in node._members]
         return library.LazyStackedTensorDict(*members, stack_dim=node._dim)
@@ -91,10 +91,10 @@ def _given_back(library: Foreign, node: Node | AbstractContainer) -> Foreign:
         if is_unbatched(node):
             return library.UnbatchedTensor(node._tensor)
         if is_row_data(node):
-            return _rows(library, node._item(), desc, len(desc.batch))
-        return library.NonTensorData(node._item(), batch_size=desc.batch, device=desc.device)
+            return _rows(library, node._kd_item(), desc, len(desc.batch))
+        return library.NonTensorData(node._kd_item(), batch_size=desc.batch, device=desc.device)
     made = library.TensorDict({}, batch_size=desc.batch, device=desc.device)
-    for key, entry in node._entries.items():
+    for key, entry in node._kd_entries.items():
         made.set(key, entry if isinstance(entry, Tensor) else _given_back(library, entry))
     return made
 

@@ -109,7 +109,7 @@ def named_tuple_of(td: AbstractContainer, path: tuple[str, ...] = ()) -> NamedTu
         InvalidValue: if a key is not a valid name of a field.
     """
     values: list[object] = []
-    for key, value in td._entries.items():
+    for key, value in td._kd_entries.items():
         if not key.isidentifier() or key.startswith("_"):
             raise InvalidValue(
                 f"key {format_key((*path, key))} is not a valid name of a field of a named tuple. "
@@ -118,9 +118,9 @@ def named_tuple_of(td: AbstractContainer, path: tuple[str, ...] = ()) -> NamedTu
         if isinstance(value, AbstractContainer):
             values.append(named_tuple_of(value, (*path, key)))
         else:
-            values.append(value if isinstance(value, Tensor) else value._item())
+            values.append(value if isinstance(value, Tensor) else value._kd_item())
     try:
-        return cast("NamedTuple", _named_tuple_class(tuple(td._entries))(*values))
+        return cast("NamedTuple", _named_tuple_class(tuple(td._kd_entries))(*values))
     except ValueError as error:  # a keyword of Python
         raise InvalidValue(f"{error}. Rename the key with `rename_key_`.") from None
 
@@ -164,15 +164,15 @@ def struct_array_of(td: AbstractContainer) -> object:
     import numpy
 
     refuse_unbatched(td, "divided among records")
-    array = numpy.empty(td._desc.batch, _record_dtype(td, ()))
+    array = numpy.empty(td._kd_desc.batch, _record_dtype(td, ()))
     _fill_records(array, td)
     return array
 
 
 def _record_dtype(td: AbstractContainer, path: tuple[str, ...]) -> list[tuple[object, ...]]:
-    ndim = td._desc.ndim
+    ndim = td._kd_desc.ndim
     spec: list[tuple[object, ...]] = []
-    for key, value in td._entries.items():
+    for key, value in td._kd_entries.items():
         where = (*path, key)
         if not key:
             raise InvalidValue(
@@ -180,7 +180,7 @@ def _record_dtype(td: AbstractContainer, path: tuple[str, ...]) -> list[tuple[ob
                 "structured array. Rename it with `rename_key_`."
             )
         if isinstance(value, AbstractContainer):
-            spec.append((key, _record_dtype(value, where), tuple(value._desc.batch[ndim:])))
+            spec.append((key, _record_dtype(value, where), tuple(value._kd_desc.batch[ndim:])))
         elif isinstance(value, Tensor):
             array = _array_of(value, where)
             spec.append((key, array.dtype, tuple(value.shape[ndim:])))  # type: ignore[attr-defined]  # numpy
@@ -191,13 +191,13 @@ def _record_dtype(td: AbstractContainer, path: tuple[str, ...]) -> list[tuple[ob
 
 def _fill_records(array: object, td: AbstractContainer) -> None:
     records = cast("dict[str, Mapping[object, object]]", array)
-    for key, value in td._entries.items():
+    for key, value in td._kd_entries.items():
         if isinstance(value, AbstractContainer):
             _fill_records(records[key], value)
         elif isinstance(value, Tensor):
             records[key][...] = _array_of(value, (key,))  # type: ignore[index]  # an array
         else:
-            _fill_objects(records[key], td._desc.batch, rows_of_data(value, td._desc.batch))
+            _fill_objects(records[key], td._kd_desc.batch, rows_of_data(value, td._kd_desc.batch))
 
 
 def _fill_objects(column: object, batch: Sequence[int], values: list[object]) -> None:

@@ -47,7 +47,7 @@ class LeafSchema(NamedTuple):
 def schema_of(td: AbstractContainer) -> dict[NestedKey, LeafSchema]:
     """Return the schema of all leaves; keys of nested ones are tuples."""
     found: dict[NestedKey, LeafSchema] = {}
-    _describe(td, td._desc.ndim, (), found)
+    _describe(td, td._kd_desc.ndim, (), found)
     return found
 
 
@@ -57,10 +57,10 @@ def _describe(
     path: tuple[str, ...],
     found: dict[NestedKey, LeafSchema],
 ) -> None:
-    for key, kind in kinds_of(td._entries):
+    for key, kind in kinds_of(td._kd_entries):
         where = (*path, key)
         if isinstance(kind, AbstractContainer):
-            _describe(cast("AbstractContainer", td._entries[key]), ndim, where, found)
+            _describe(cast("AbstractContainer", td._kd_entries[key]), ndim, where, found)
         elif is_unbatched(kind):
             tensor = kind._tensor
             found[where if path else key] = LeafSchema("unbatched", tensor.shape, tensor.dtype)
@@ -72,7 +72,7 @@ def _describe(
 
 def _leaf_schema(td: AbstractContainer, key: str, kind: Tensor, ndim: int) -> LeafSchema:
     try:
-        leaf = cast("Tensor", td._entries[key])
+        leaf = cast("Tensor", td._kd_entries[key])
     except RuntimeError:  # its members have different shapes
         return LeafSchema("ragged", torch.Size(()), kind.dtype)
     if leaf.is_nested:

@@ -69,17 +69,17 @@ def pytree_of(td: AbstractContainer) -> object | None:
 
     Returns `None` if it was not made from a tree.
     """
-    node = td._entries.get(STRUCTURE)
-    structure = None if node is None or isinstance(node, Tensor) else node._item()
+    node = td._kd_entries.get(STRUCTURE)
+    structure = None if node is None or isinstance(node, Tensor) else node._kd_item()
     if not isinstance(structure, Structure):
         return None
     leaves: list[object] = []
     for path in structure.paths:
-        entry = find_entry(td._entries, path)
+        entry = find_entry(td._kd_entries, path)
         if entry is None:
             raise InvalidValue(
                 f"the container was made from a tree with a leaf {format_key(path)}, which it has "
                 f"lost. Remove `{STRUCTURE}` from the container, then it becomes nested dicts."
             )
-        leaves.append(entry if isinstance(entry, Tensor) else entry._item())
+        leaves.append(entry if isinstance(entry, Tensor) else entry._kd_item())
     return cast("object", _pytree.tree_unflatten(leaves, structure.spec))

@@ -28,7 +28,7 @@ def html_of_node(node: Node) -> str:
 
 def _level(node: Node, title: str, is_open: bool) -> str:
     entries = entries_of(node) or {}
-    facts = f"batch_size={tuple(node._desc.batch)}, device={node._desc.device}"
+    facts = f"batch_size={tuple(node._kd_desc.batch)}, device={node._kd_desc.device}"
     keys = list(entries)
     rows = [_row(entries, key) for key in keys[:MOST_KEYS]]
     if len(keys) > MOST_KEYS:
@@ -53,7 +53,7 @@ def _row(entries: Entries, key: str) -> str:
     node = cast("Node", entry)
     if entries_of(node) is not None:
         return _level(node, key, is_open=False)
-    text = repr(node._item())
+    text = repr(node._kd_item())
     return _line(key, text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}...")
 
 

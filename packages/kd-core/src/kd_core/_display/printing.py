@@ -165,9 +165,9 @@ def describe_node(node: Node) -> str:
     fields = f"{INDENT}fields={{\n{inner}}}" if lines else f"{INDENT}fields={{\n{INDENT}}}"
     parts = [fields]
     if _options["show_batch_size"]:
-        parts.append(f"{INDENT}batch_size={torch.Size(node._desc.batch)}")
+        parts.append(f"{INDENT}batch_size={torch.Size(node._kd_desc.batch)}")
     if _options["show_device"]:
-        parts.append(f"{INDENT}device={node._desc.device}")
+        parts.append(f"{INDENT}device={node._kd_desc.device}")
     if _options["show_is_shared"]:
         leaves = [leaf for leaf in map(tensor_of, shown.values()) if leaf is not None]
         shared = bool(leaves) and all(_is_shared_anywhere(leaf) for leaf in leaves)
@@ -177,7 +177,7 @@ def describe_node(node: Node) -> str:
 
 
 def _names(node: Node) -> str:
-    names = names_of(node._desc.batch)
+    names = names_of(node._kd_desc.batch)
     return f",\n{INDENT}names={list(names)}" if any(names) else ""
 
 

@@ -76,7 +76,7 @@ def _prepared(
     try:
         if is_root and td is None:
             raise InvalidArgument("`td` must be a container on rank `src`, got `None`.")
-        if td is None or not (is_root or td._entries):
+        if td is None or not (is_root or td._kd_entries):
             return None, None
         mine = outlined(td)
         if not is_root:

@@ -87,7 +87,7 @@ def load_checkpoint(
 
 
 def _state_of(td: AbstractContainer) -> object:
-    return td._engine.state_dict(td, flatten=False)  # type: ignore[attr-defined]  # of a concern
+    return td._kd_engine.state_dict(td, flatten=False)  # type: ignore[attr-defined]  # of a concern
 
 
 def _without_tensors(value: object) -> object:
@@ -104,8 +104,8 @@ def _problem(
     """Return why what was read does not fit, if it does not."""
     for key, td in containers.items():
         try:
-            td._engine.load_state_dict(td, data[key], strict=False)  # type: ignore[attr-defined]  # of a concern
-            mine = outlined(td._engine.filter_non_tensor_data(td))  # type: ignore[attr-defined]  # as above
+            td._kd_engine.load_state_dict(td, data[key], strict=False)  # type: ignore[attr-defined]  # of a concern
+            mine = outlined(td._kd_engine.filter_non_tensor_data(td))  # type: ignore[attr-defined]  # as above
             if mine.outline.plain:
                 mine.check_writable()
         except KdError as error:

@@ -105,7 +105,7 @@ def gather_and_stack(
         row: AbstractContainer = td
         problem: KdError | None = None
         if team.rank == target:
-            batch = td._desc.batch
+            batch = td._kd_desc.batch
             if not batch or batch[0] != team.size - 1:
                 problem = InvalidValue(
                     f"the batch size on rank `dst` must start with {team.size - 1}, a row for each "
@@ -118,7 +118,7 @@ def gather_and_stack(
         if found is None:
             return None
         if found:
-            td._engine.update_(td, torch.stack(found))  # type: ignore[attr-defined, arg-type]  # of a concern
+            td._kd_engine.update_(td, torch.stack(found))  # type: ignore[attr-defined, arg-type]  # of a concern
         return td
 
 
@@ -149,7 +149,7 @@ def _agreed(
 def _without_length(td: AbstractContainer) -> list[Row]:
     """Return rows without the number of rows of the batch, which may differ between ranks."""
     rows = rows_of(td, members=False)
-    if not td._desc.ndim:
+    if not td._kd_desc.ndim:
         return rows
     return [Row(path, dtype, shape and (-1, *shape[1:])) for path, dtype, shape in rows]
 

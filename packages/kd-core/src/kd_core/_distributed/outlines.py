@@ -326,7 +326,7 @@ def _sign(td: AbstractContainer, keys: list[object], leaves: list[Tensor]) -> bo
     if isinstance(td, Composite):
         keys += (type(td), len(td._members))
         return all(_sign(part, keys, leaves) for part in td._members)
-    entries = td._entries
+    entries = td._kd_entries
     keys.append(tuple(entries))
     kinds = set(map(type, entries.values()))
     if kinds <= _DENSE:
@@ -365,7 +365,7 @@ def _sign_parts(
         not issubclass(kind, AbstractContainer) or issubclass(kind, Composite) for kind in kinds
     ):
         return False
-    entries = [part._entries for part in parts]  # type: ignore[union-attr]  # containers all
+    entries = [part._kd_entries for part in parts]  # type: ignore[union-attr]  # containers all
     found = [*chain.from_iterable([each.values() for each in entries])]
     if not _DENSE.issuperset(map(type, found)):
         return False
@@ -382,7 +382,7 @@ def rows_of(td: AbstractContainer, path: Path = (), *, members: bool = True) -> 
         parts = enumerate(td._members)
         return [row for at, part in parts for row in rows_of(part, (*path, f"[{at}]"))]
     rows: list[Row] = []
-    for key, value in td._entries.items():
+    for key, value in td._kd_entries.items():
         if isinstance(value, AbstractContainer):
             rows += rows_of(value, (*path, key), members=members)
         else:
@@ -408,7 +408,7 @@ def _dense_of(td: AbstractContainer, path: Path = ()) -> Iterator[tuple[Path, Te
         for at, part in enumerate(td._members):
             yield from _dense_of(part, (*path, f"[{at}]"))
         return
-    for key, value in td._entries.items():
+    for key, value in td._kd_entries.items():
         if isinstance(value, AbstractContainer):
             yield from _dense_of(value, (*path, key))
             continue

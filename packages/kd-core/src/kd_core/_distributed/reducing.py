@@ -177,7 +177,7 @@ def _prepared(
         mine = outlined(td)
         rows = () if mine.outline.plain else mine.outline.rows
         if any(row.dtype == DATA for row in rows):  # stays as it is on each rank
-            mine = outlined(td._engine.filter_non_tensor_data(td))  # type: ignore[attr-defined]  # of a concern
+            mine = outlined(td._kd_engine.filter_non_tensor_data(td))  # type: ignore[attr-defined]  # of a concern
         _check_numbers(mine, how)
         if writes:
             mine.check_writable()

@@ -26,9 +26,9 @@ def _taken(td: AbstractContainer, index: object) -> AbstractContainer:
 
 
 def _rows_of(td: AbstractContainer, what: str) -> int:
-    if not td._desc.ndim:
+    if not td._kd_desc.ndim:
         raise InvalidValue(f"`{what}` needs a batch dimension, got batch_size ().")
-    return td._desc.batch[0]
+    return td._kd_desc.batch[0]
 
 
 def pad_to_divisor(td: AbstractContainer, divisor: int) -> tuple[AbstractContainer, int]:

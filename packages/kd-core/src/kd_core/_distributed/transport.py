@@ -65,7 +65,7 @@ class Incoming:
 
 def moved_to(td: AbstractContainer, device: DeviceLike | None) -> AbstractContainer:
     """Return a container on a device; `None`: where it is."""
-    return td if device is None else td._engine.to(td, device)  # type: ignore[attr-defined]  # of a concern
+    return td if device is None else td._kd_engine.to(td, device)  # type: ignore[attr-defined]  # of a concern
 
 
 def take(
@@ -95,14 +95,14 @@ def take(
         return
     others = list(_other_data(target, made, ()))
     for level, _, path in others:
-        level._check_unlocked(f"receive another value of {format_key(path)}")
-    entries = [source._entries[path[-1]] for _, source, path in others]
+        level._kd_check_unlocked(f"receive another value of {format_key(path)}")
+    entries = [source._kd_entries[path[-1]] for _, source, path in others]
     for level, source, path in others:
-        source._set_entry(path[-1], level._entries[path[-1]])
+        source._kd_set_entry(path[-1], level._kd_entries[path[-1]])
     with torch.no_grad():
-        target._engine.update_(target, made)  # type: ignore[attr-defined]  # of a concern
+        target._kd_engine.update_(target, made)  # type: ignore[attr-defined]  # of a concern
     for (level, _, path), entry in zip(others, entries, strict=True):
-        level._set_entry(path[-1], entry)
+        level._kd_set_entry(path[-1], entry)
 
 
 def _other_data(
@@ -113,8 +113,8 @@ def _other_data(
         for at, pair in enumerate(zip(target._members, made._members, strict=True)):
             yield from _other_data(*pair, (*path, f"[{at}]"))
         return
-    for key, value in target._entries.items():
-        other = made._entries.get(key)
+    for key, value in target._kd_entries.items():
+        other = made._kd_entries.get(key)
         if isinstance(value, AbstractContainer) and isinstance(other, AbstractContainer):
             yield from _other_data(value, other, (*path, key))
             continue
@@ -130,12 +130,12 @@ def fill(target: AbstractContainer, made: AbstractContainer) -> None:
         Locked: if it is locked.
         InvalidValue: if what was received is of another kind.
     """
-    target._check_unlocked("receive entries")
+    target._kd_check_unlocked("receive entries")
     if type(made) is not type(target):
         raise InvalidValue(
             f"{a_type(target)} cannot take what {a_type(made)} holds. "
             "Receive it as a new container: pass `None`, or call `from_remote_init`."
         )
-    target._describe(made._desc)
-    for key, value in made._entries.items():
-        target._set_entry(key, value)
+    target._kd_describe(made._kd_desc)
+    for key, value in made._kd_entries.items():
+        target._kd_set_entry(key, value)

@@ -109,7 +109,7 @@ def map_each(
     return {
         key: fn(value)
         if value.__class__ is Tensor
-        else value._map_each(fn, batch, memo)
+        else value._kd_map_each(fn, batch, memo)
         if isinstance(value, Node)
         else mapped(value, fn, batch)
         for key, value in entries.items()
@@ -135,7 +135,7 @@ def map_to_parts(
         if value.__class__ is Tensor:
             dealt = fn(value)
         elif isinstance(value, Node):
-            dealt = value._map_to_parts(fn, batches, memo)
+            dealt = value._kd_map_to_parts(fn, batches, memo)
         else:
             dealt = _parts_of(value, fn)
         for part, piece in zip(parts, dealt):  # noqa: B905  # `strict` is slower
@@ -157,7 +157,7 @@ def collect(entries: Entries, leaves: list[Tensor]) -> None:
         if value.__class__ is Tensor or not isinstance(value, Node):
             leaves.append(value)
         else:
-            value._collect(leaves)
+            value._kd_collect(leaves)
 
 
 def rebuild(entries: Entries, leaves: Iterator[Tensor]) -> dict[str, Entry]:
@@ -167,7 +167,7 @@ def rebuild(entries: Entries, leaves: Iterator[Tensor]) -> dict[str, Entry]:
         if value.__class__ is Tensor or not isinstance(value, Node):
             rebuilt[key] = next(leaves)
         else:
-            rebuilt[key] = value._rebuild(leaves)
+            rebuilt[key] = value._kd_rebuild(leaves)
     return rebuilt
 
 
@@ -193,7 +193,7 @@ def collect_pairs(
         elif other is None:
             raise key_sets_differ(mine, theirs, path)
         elif isinstance(value, Node):
-            value._collect_pair(other, left, right, (*path, key))
+            value._kd_collect_pair(other, left, right, (*path, key))
         elif isinstance(other, Tensor):
             left.append(value)
             right.append(other)
@@ -222,7 +222,7 @@ def zip_each(
         elif other is None:
             raise key_sets_differ(mine, theirs, path)
         elif isinstance(value, Node):
-            entries[key] = value._zip_each(other, fn, (*path, key))
+            entries[key] = value._kd_zip_each(other, fn, (*path, key))
         elif isinstance(other, Tensor):
             entries[key] = fn(value, other)
         else:
@@ -236,7 +236,7 @@ def all_plain(entries: Entries) -> bool:
     This is checked before the leaves are looked at one by one: "math" in the benchmarks.
     """
     for value in entries.values():
-        if value.__class__ is not Tensor and getattr(value, "_nested", True):
+        if value.__class__ is not Tensor and getattr(value, "_kd_nested", True):
             return False
     return True
 
@@ -255,10 +255,10 @@ def few_leaves(entries: Entries) -> bool:
             if not count and value.is_cuda:
                 return False
             count += 1
-        elif getattr(value, "_nested", True):  # another kind of leaf, or deeper than one level
+        elif getattr(value, "_kd_nested", True):  # another kind of leaf, or deeper than one level
             return False
         else:
-            count += len(value._entries)
+            count += len(value._kd_entries)
     return count < FOREACH_FROM
 
 
@@ -277,7 +277,7 @@ def _kinds_differ(key: str, value: Entry, other: Entry, path: tuple[str, ...]) -
 
 def unwrapped(entry: object) -> object:
     """Return the value of non-tensor data, and anything else as it is."""
-    return entry._item() if is_node(entry) else entry
+    return entry._kd_item() if is_node(entry) else entry
 
 
 def same_data(one: object, other: object) -> bool:
@@ -316,10 +316,10 @@ def find_entry(entries: Entries, path: tuple[str, ...]) -> Entry | None:
     try:
         if len(path) == 2:  # the fast path for most nested keys
             first, last = path
-            level = level[first]._entries  # type: ignore[union-attr]  # caught below
+            level = level[first]._kd_entries  # type: ignore[union-attr]  # caught below
             return level.get(last)
         for part in path[:-1]:
-            level = level[part]._entries  # type: ignore[union-attr]  # caught below
+            level = level[part]._kd_entries  # type: ignore[union-attr]  # caught below
         return level.get(path[-1])
     except (KeyError, AttributeError, TypeError):  # missing, a leaf, or not a key
         return None
@@ -332,7 +332,7 @@ def refuse_leaf(entries: Entries, path: tuple[str, ...]) -> None:
         entry = None if level is None else kinds_by_key(level).get(part)
         if isinstance(entry, Tensor):
             raise walk_error(path, depth, entry)
-        level = getattr(entry, "_entries", None)
+        level = getattr(entry, "_kd_entries", None)
 
 
 def has_entry(entries: Entries, path: tuple[str, ...]) -> bool:
@@ -341,7 +341,7 @@ def has_entry(entries: Entries, path: tuple[str, ...]) -> bool:
     for part in path[:-1]:
         if level is None or part not in level:
             return False
-        level = getattr(level[part], "_entries", None)
+        level = getattr(level[part], "_kd_entries", None)
     return level is not None and path[-1] in level
 
 
@@ -361,7 +361,7 @@ def kinds_by_key(entries: Entries) -> Entries:
 
 def entries_of(node: Node) -> Entries | None:
     """Return the entries of a node that is a container, `None` for data."""
-    return cast("Entries | None", getattr(node, "_entries", None))
+    return cast("Entries | None", getattr(node, "_kd_entries", None))
 
 
 def walk_error(path: tuple[str, ...], depth: int, leaf: object) -> Exception:

@@ -76,7 +76,7 @@ def _first(item: tuple[str, Entry]) -> str:
 
 
 def _container_entries(value: Node, is_leaf: IsLeaf) -> Entries | None:
-    inner: Entries | None = getattr(value, "_entries", None)
+    inner: Entries | None = getattr(value, "_kd_entries", None)
     return None if inner is None or _counts(value, is_leaf) else inner
 
 
@@ -103,7 +103,7 @@ def _is_leaf_at(entries: Entries, path: tuple[str, ...], is_leaf: IsLeaf) -> boo
     """Return whether the entry at an existing path counts as a leaf."""
     level = entries
     for part in path[:-1]:
-        level = level[part]._entries  # type: ignore[union-attr]  # a container, as it has the path
+        level = level[part]._kd_entries  # type: ignore[union-attr]  # a container, as it has the path
     found = next(value for key, value in kinds_of(level) if key == path[-1])
     return isinstance(found, Tensor) or _counts(found, is_leaf)
 
@@ -111,26 +111,26 @@ def _is_leaf_at(entries: Entries, path: tuple[str, ...], is_leaf: IsLeaf) -> boo
 class NestedKeys(KeysView["NestedKey"]):
     """The keys of a container, those of nested ones included as tuples."""
 
-    __slots__ = ("_entries", "_options")
+    __slots__ = ("_kd_entries", "_options")
 
     def __init__(self, entries: Entries, options: Options) -> None:
-        self._entries = entries
+        self._kd_entries = entries
         self._options = options
 
     def __iter__(self) -> Iterator[NestedKey]:
-        return iter([key for key, _ in walk_items(self._entries, self._options, kinds_of)])
+        return iter([key for key, _ in walk_items(self._kd_entries, self._options, kinds_of)])
 
     def __len__(self) -> int:
-        return _count(self._entries, self._options)
+        return _count(self._kd_entries, self._options)
 
     def __contains__(self, key: object) -> bool:
         nested, leaves_only, is_leaf, _ = self._options
         if not is_key(key):
             return False
         path = path_of(cast("NestedKey", key))
-        if not (nested or len(path) == 1) or not has_entry(self._entries, path):
+        if not (nested or len(path) == 1) or not has_entry(self._kd_entries, path):
             return False
-        return not leaves_only or _is_leaf_at(self._entries, path, is_leaf)
+        return not leaves_only or _is_leaf_at(self._kd_entries, path, is_leaf)
 
     def __repr__(self) -> str:
         return f"keys({list(self)})"
@@ -139,18 +139,18 @@ class NestedKeys(KeysView["NestedKey"]):
 class NestedValues(ValuesView["Tensor"]):
     """The entries of a container, those of nested ones included."""
 
-    __slots__ = ("_entries", "_options")
+    __slots__ = ("_kd_entries", "_options")
 
     def __init__(self, entries: Entries, options: Options) -> None:
-        self._entries = entries
+        self._kd_entries = entries
         self._options = options
 
     def __iter__(self) -> Iterator[Tensor]:
-        found = [value for _, value in walk_items(self._entries, self._options)]
+        found = [value for _, value in walk_items(self._kd_entries, self._options)]
         return iter(found)  # type: ignore[arg-type]  # typed as tensors, as `td[key]` is
 
     def __len__(self) -> int:
-        return _count(self._entries, self._options)
+        return _count(self._kd_entries, self._options)
 
     def __contains__(self, value: object) -> bool:
         return any(value is entry for entry in self)
@@ -162,18 +162,18 @@ class NestedValues(ValuesView["Tensor"]):
 class NestedItems(ItemsView["NestedKey", "Tensor"]):
     """Keys and entries of a container, those of nested ones included."""
 
-    __slots__ = ("_entries", "_options")
+    __slots__ = ("_kd_entries", "_options")
 
     def __init__(self, entries: Entries, options: Options) -> None:
-        self._entries = entries
+        self._kd_entries = entries
         self._options = options
 
     def __iter__(self) -> Iterator[tuple[NestedKey, Tensor]]:
-        found = walk_items(self._entries, self._options)
+        found = walk_items(self._kd_entries, self._options)
         return iter(found)  # type: ignore[arg-type]  # typed as tensors, as `td[key]` is
 
     def __len__(self) -> int:
-        return _count(self._entries, self._options)
+        return _count(self._kd_entries, self._options)
 
     def __contains__(self, item: object) -> bool:
         if not isinstance(item, tuple) or len(item) != 2:
@@ -195,7 +195,7 @@ def _below(key: str, value: Entry, read: Read = _items_of) -> Items:
     """Return the leaves of an entry that is not a plain tensor: itself, or what it encloses."""
     if isinstance(value, Tensor):
         return [(key, value)]
-    inner: Entries | None = getattr(value, "_entries", None)
+    inner: Entries | None = getattr(value, "_kd_entries", None)
     found: Items = []
     if inner is None:
         return [(key, value._tensor)] if is_unbatched(value) else found
@@ -208,15 +208,15 @@ class _Leaves:
 
     __slots__ = ()
 
-    _entries: Entries
+    _kd_entries: Entries
 
     def __len__(self) -> int:
-        entries = self._entries
+        entries = self._kd_entries
         count = len(entries)
         for _, value in entries.items() if type(entries) is dict else kinds_of(entries):
             if value.__class__ is not Tensor:
-                if getattr(value, "_nested", True) is False:
-                    count += len(value._entries) - 1  # type: ignore[union-attr]  # it is dense
+                if getattr(value, "_kd_nested", True) is False:
+                    count += len(value._kd_entries) - 1  # type: ignore[union-attr]  # it is dense
                 elif not isinstance(value, Tensor):
                     inner = _container_entries(value, None)
                     below = int(is_unbatched(value)) if inner is None else _count(inner, ALL_LEAVES)
@@ -230,13 +230,13 @@ class LeafKeys(_Leaves, NestedKeys):
     __slots__ = ()
 
     def __iter__(self) -> Iterator[NestedKey]:
-        entries = self._entries
+        entries = self._kd_entries
         found: list[NestedKey] = []
         for key, value in entries.items() if type(entries) is dict else kinds_of(entries):
             if value.__class__ is Tensor:
                 found.append(key)
-            elif getattr(value, "_nested", True) is False:
-                for name in value._entries:  # type: ignore[union-attr]  # it is dense
+            elif getattr(value, "_kd_nested", True) is False:
+                for name in value._kd_entries:  # type: ignore[union-attr]  # it is dense
                     found.append((key, name))  # a comprehension costs a frame
             else:
                 found.extend([path for path, _ in _below(key, value, kinds_of)])
@@ -250,11 +250,11 @@ class LeafValues(_Leaves, NestedValues):
 
     def __iter__(self) -> Iterator[Tensor]:
         found: list[Entry] = []
-        for key, value in self._entries.items():
+        for key, value in self._kd_entries.items():
             if value.__class__ is Tensor:
                 found.append(value)
-            elif getattr(value, "_nested", True) is False:
-                found.extend(value._entries.values())  # type: ignore[union-attr]  # it is dense
+            elif getattr(value, "_kd_nested", True) is False:
+                found.extend(value._kd_entries.values())  # type: ignore[union-attr]  # it is dense
             else:
                 found.extend([leaf for _, leaf in _below(key, value)])
         return iter(found)  # type: ignore[arg-type]  # typed as tensors, as `td[key]` is
@@ -267,12 +267,12 @@ class LeafItems(_Leaves, NestedItems):
 
     def __iter__(self) -> Iterator[tuple[NestedKey, Tensor]]:
         found: Items = []
-        for item in self._entries.items():
+        for item in self._kd_entries.items():
             key, value = item
             if value.__class__ is Tensor:
                 found.append(item)
-            elif getattr(value, "_nested", True) is False:
-                for name, leaf in value._entries.items():  # type: ignore[union-attr]  # it is dense
+            elif getattr(value, "_kd_nested", True) is False:
+                for name, leaf in value._kd_entries.items():  # type: ignore[union-attr]  # it is dense
                     found.append(((key, name), leaf))  # as above
             else:
                 found.extend(_below(key, value))

@@ -102,7 +102,7 @@ def collect_writes(target: Node, source: Node) -> tuple[Targets, list[Tensor]]:
     """
     targets = Targets()
     sources: list[Tensor] = []
-    target._collect_pair(source, targets, sources, ())
+    target._kd_collect_pair(source, targets, sources, ())
     for entry, value, path in targets.values:
         if not encodes(entry):
             check_same_data(cast("Data", entry), value, path)
@@ -409,7 +409,7 @@ def writable_source(where: Where, entry: Entry, value: object) -> Tensor:
     if not isinstance(entry, Tensor):
         if is_data(entry) or is_unbatched(entry):
             raise one_value_for_all(
-                _name(where), unwrapped(entry), unwrapped(value), entry._desc.ndim
+                _name(where), unwrapped(entry), unwrapped(value), entry._kd_desc.ndim
             )
         raise InvalidArgument(
             f"entry {_name(where)} must be a tensor to be written in place, got a "
@@ -454,7 +454,9 @@ def check_same_data(entry: Data, value: object, path: tuple[str, ...]) -> None:
             "cannot be written at some of them with values that are not known to be equal. Use "
             "`set_` to write it for all rows, or leave it out with `exclude`."
         )
-    raise one_value_for_all(format_key(path), unwrapped(entry), unwrapped(value), entry._desc.ndim)
+    raise one_value_for_all(
+        format_key(path), unwrapped(entry), unwrapped(value), entry._kd_desc.ndim
+    )
 
 
 def unknown_below(

@@ -37,51 +37,51 @@ class Node:
 
         @property
         @abstractmethod
-        def _desc(self) -> Descriptor: ...
+        def _kd_desc(self) -> Descriptor: ...
 
         @abstractmethod
-        def _item(self) -> object:
+        def _kd_item(self) -> object:
             """Return what `td[key]` gives for this entry."""
 
         @abstractmethod
-        def _map_each(
+        def _kd_map_each(
             self, fn: LeafFn, batch: BatchFn | None = None, memo: Memo = None
         ) -> Self: ...
 
         @abstractmethod
-        def _shallow(self) -> Self: ...
+        def _kd_shallow(self) -> Self: ...
 
         @abstractmethod
-        def _map_to_parts(
+        def _kd_map_to_parts(
             self, fn: PartsFn, batches: Sequence[BatchFn], memo: PartsMemo = None
         ) -> Sequence[Self]: ...
 
         @abstractmethod
-        def _collect(self, leaves: list[Tensor]) -> None: ...
+        def _kd_collect(self, leaves: list[Tensor]) -> None: ...
 
         @abstractmethod
-        def _rebuild(self, leaves: Iterator[Tensor]) -> Self: ...
+        def _kd_rebuild(self, leaves: Iterator[Tensor]) -> Self: ...
 
         @abstractmethod
-        def _collect_pair(
+        def _kd_collect_pair(
             self, other: Entry, mine: list[Tensor], theirs: list[Tensor], path: tuple[str, ...]
         ) -> None: ...
 
         @abstractmethod
-        def _zip_each(
+        def _kd_zip_each(
             self, other: Entry, fn: Callable[[Tensor, Tensor], Tensor], path: tuple[str, ...] = ()
         ) -> Self: ...
 
         @abstractmethod
-        def _with_descriptor(self, desc: Descriptor) -> Self:
+        def _kd_with_descriptor(self, desc: Descriptor) -> Self:
             """Return a shallow copy that has another batch size, device or lock."""
 
         @abstractmethod
-        def _below(self) -> Sequence[Node]:
+        def _kd_below(self) -> Sequence[Node]:
             """Return the nodes that it encloses."""
 
         @abstractmethod
-        def _hold(self, count: int) -> None:
+        def _kd_hold(self, count: int) -> None:
             """Count `count` more enclosing containers that are locked."""
 
 

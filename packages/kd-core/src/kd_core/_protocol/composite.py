@@ -2,7 +2,7 @@
 
 An operation that does not need the whole batch runs on each member (`_by_member`), so members keep
 their own keys, shapes, dtypes and storage. An operation that changes the structure changes all
-members or none (`_change_members`). All others read `_entries`, which stacks the members.
+members or none (`_change_members`). All others read `_kd_entries`, which stacks the members.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Composite(AbstractContainer):
 
     __slots__ = ()
 
-    _owns_leaves: ClassVar[bool] = False
+    _kd_owns_leaves: ClassVar[bool] = False
 
     _dim: int
     """The batch dimension along which members are stacked."""
@@ -94,7 +94,7 @@ class Composite(AbstractContainer):
             change: called once for each member, with the member and its item of each column.
             *columns: further arguments of `change`, one item for each member.
         """
-        self._check_unlocked(action)
+        self._kd_check_unlocked(action)
         rows = {id(row[0]): row for row in zip(self._members, *columns, strict=True)}
         with unchanged_on_error(self):
             for row in rows.values():
@@ -125,7 +125,7 @@ def read_as(
     stack, below = stack_above(container, path)
     if stack is not None:
         return stack._read_as(below, default, how)
-    found = find_entry(container._entries, path)
+    found = find_entry(container._kd_entries, path)
     return default if found is None else found
 
 
@@ -139,17 +139,19 @@ def stack_above(
             return level, path[depth:]
         if not isinstance(level, AbstractContainer):
             break
-        level = level._entries.get(part)
+        level = level._kd_entries.get(part)
     return None, ()
 
 
 def rows_or_stacked(stack: Composite, key: str) -> object:
     """Return an entry of a stack; one that cannot be stacked as the list of its rows."""
     try:
-        return stack._entries[key]
+        return stack._kd_entries[key]
     except ShapeMismatch:
         return MemberList(
-            rows_or_stacked(member, key) if isinstance(member, Composite) else member._entries[key]
+            rows_or_stacked(member, key)
+            if isinstance(member, Composite)
+            else member._kd_entries[key]
             for member in stack._members
         )
 
@@ -179,7 +181,7 @@ def index_of(fn: LeafFn) -> tuple[object, Batch] | None:
 @contextmanager
 def unchanged_on_error(root: AbstractContainer) -> Iterator[None]:
     """Restore the entries of a container, and of all below it, if the block raises."""
-    saved = [(level, dict(level._entries)) for level in _levels(root)]
+    saved = [(level, dict(level._kd_entries)) for level in _levels(root)]
     try:
         yield
     except BaseException:
@@ -192,21 +194,21 @@ def _levels(level: AbstractContainer) -> Iterator[AbstractContainer]:
     """Iterate over all containers that hold entries of their own."""
     if not isinstance(level, Composite):
         yield level
-    for node in level._below():
+    for node in level._kd_below():
         if isinstance(node, AbstractContainer):
             yield from _levels(node)
 
 
 def _restore(level: AbstractContainer, entries: dict[str, Entry]) -> None:
     """Restore the entries of a level, in their order."""
-    old, wanted = list(level._entries), list(entries)
+    old, wanted = list(level._kd_entries), list(entries)
     same = 0
     while same < min(len(old), len(wanted)) and old[same] == wanted[same]:
         same += 1
     for key in old[same:]:
-        if not level._keeps(key):
-            level._del_entry(key)
-    now = level._entries  # read here: a kind may compute it, and entries are gone by now
+        if not level._kd_keeps(key):
+            level._kd_del_entry(key)
+    now = level._kd_entries  # read here: a kind may compute it, and entries are gone by now
     for key, entry in entries.items():
         if now.get(key) is not entry:
-            level._set_entry(key, entry)
+            level._kd_set_entry(key, entry)

@@ -72,16 +72,16 @@ def _call_method(
     if not args and "input" in kwargs:
         args = (kwargs.pop("input"),)
     if is_node(args[0]) and hasattr(args[0], names[0]):
-        if getattr(args[0], "_tensor_class", None) is not None:
-            return getattr(args[0]._engine, names[0])(*args, **kwargs)  # type: ignore[attr-defined]  # a container
+        if getattr(args[0], "_kd_tensor_class", None) is not None:
+            return getattr(args[0]._kd_engine, names[0])(*args, **kwargs)  # type: ignore[attr-defined]  # a container
         return getattr(args[0], names[0])(*args[1:], **kwargs)
     if names[1] is None or len(args) < 2 or not is_node(args[1]):
         raise UnsupportedFunction(
             f"the first argument of `{name_of(func)}` must be a container, got a "
             f"`{type(args[0]).__name__}`. Exchange the operands, or use `apply`."
         )
-    if getattr(args[1], "_tensor_class", None) is not None:
-        return getattr(args[1]._engine, names[1])(args[1], args[0], *args[2:], **kwargs)  # type: ignore[attr-defined]  # as above
+    if getattr(args[1], "_kd_tensor_class", None) is not None:
+        return getattr(args[1]._kd_engine, names[1])(args[1], args[0], *args[2:], **kwargs)  # type: ignore[attr-defined]  # as above
     return getattr(args[1], names[1])(args[0], *args[2:], **kwargs)
 
 

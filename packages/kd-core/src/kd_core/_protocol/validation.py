@@ -136,7 +136,7 @@ def refuse_cycle(key: str, value: Node, holder: Node | None, path: tuple[str, ..
                     f"entry {format_key((*path, key))} would contain itself. Store "
                     "`clone(recurse=False)`, which shares the tensors."
                 )
-        below = [inner for node in nodes for inner in node._below() if id(inner) not in seen]
+        below = [inner for node in nodes for inner in node._kd_below() if id(inner) not in seen]
         seen.update(map(id, below))
         nodes = below
 
@@ -153,13 +153,13 @@ def _tensor_as_entry(key: str, value: Tensor, desc: Descriptor, path: tuple[str,
 
 
 def _node_as_entry(key: str, value: Node, desc: Descriptor, path: tuple[str, ...]) -> Node:
-    own = value._desc
+    own = value._kd_desc
     if is_unbatched(value):
         place = desc.device
         if place is not None and value._tensor.device != place:
-            value = value._map_each(lambda leaf: leaf.to(place))
-        return value if own is desc else value._with_descriptor(desc)
-    if value._below():
+            value = value._kd_map_each(lambda leaf: leaf.to(place))
+        return value if own is desc else value._kd_with_descriptor(desc)
+    if value._kd_below():
         refuse_cycle(key, value, None, path)
     if own is desc:
         return value
@@ -171,11 +171,11 @@ def _node_as_entry(key: str, value: Node, desc: Descriptor, path: tuple[str, ...
             raise batch_does_not_fit(format_key((*path, key)), desc.batch, batch)
         batch = desc.batch  # extend it to the parent's if the leaves fit
     if desc.device is not None and device != desc.device:
-        value = value._map_each(lambda leaf: leaf.to(desc.device))
+        value = value._kd_map_each(lambda leaf: leaf.to(desc.device))
         device = desc.device
     if not smaller and device == own.device:  # dynamo of torch 2.10 compares no named sizes
         return value
-    return value._with_descriptor(_descriptor_like(desc, batch))
+    return value._kd_with_descriptor(_descriptor_like(desc, batch))
 
 
 def _descriptor_like(desc: Descriptor, batch: tuple[int, ...]) -> Descriptor:
@@ -228,7 +228,7 @@ def _as_stack(value: object) -> Node | None:
         return None
     if not all(is_node(item) and entries_of(item) is not None for item in value):
         return None
-    if any(item._desc.batch != value[0]._desc.batch for item in value):
+    if any(item._kd_desc.batch != value[0]._kd_desc.batch for item in value):
         return None
     return registry.maybe_dense_stack(value)
 

@@ -242,7 +242,7 @@ class Decoder:
     def _joined(self, parts: list[AbstractContainer]) -> AbstractContainer:
         if len(parts) == 1:
             return parts[0]
-        rows = sum(part._desc.batch[0] for part in parts)
+        rows = sum(part._kd_desc.batch[0] for part in parts)
         if rows > _LARGEST:
             raise _invalid("number of rows", rows)
         return _as_container(registry.cat_rows(parts))
@@ -253,9 +253,9 @@ class Decoder:
         built = [self._container(member, wanted, path) for member in members]
         stack = _as_container(registry.lazy_stack(built, dim))
         if name is not None:
-            batch = stack._desc.batch
+            batch = stack._kd_desc.batch
             named = with_names(batch[dim : dim + 1], (name,))
-            stack._describe(stack._desc.with_batch((*batch[:dim], *named, *batch[dim + 1 :])))
+            stack._kd_describe(stack._kd_desc.with_batch((*batch[:dim], *named, *batch[dim + 1 :])))
         return stack
 
     def _level(
@@ -294,7 +294,7 @@ class Decoder:
             return leaf
         if kind in LEVELS:
             inner = self._container(node, wanted, path)
-            if inner._desc.batch[: above.ndim] != above.batch:
+            if inner._kd_desc.batch[: above.ndim] != above.batch:
                 raise _does_not_fit(path)
             return inner
         match kind, value:
@@ -373,8 +373,8 @@ def _instance_of(
     cls = class_defined(name, version)
     if cls is not None:
         try:
-            made = object.__new__(cls)._like(entries, desc)
-        except (AttributeError, KdError):  # what its `_like` needs is not in a file
+            made = object.__new__(cls)._kd_like(entries, desc)
+        except (AttributeError, KdError):  # what its `_kd_like` needs is not in a file
             made = None
         if type(made) is cls:
             return made

@@ -90,14 +90,14 @@ class Encoder:
         return {"class": [stored.name, stored.version, level]}
 
     def _level(self, td: AbstractContainer, path: Path) -> Json:
-        desc = td._desc
+        desc = td._kd_desc
         entries = [
-            [key, self._entry(value, (*path, key), desc)] for key, value in td._entries.items()
+            [key, self._entry(value, (*path, key), desc)] for key, value in td._kd_entries.items()
         ]
         return {**self._batch_of(desc), "entries": entries}
 
     def _stack(self, td: Composite, path: Path) -> Json:
-        [name] = names_of(td._desc.batch[td._dim : td._dim + 1])
+        [name] = names_of(td._kd_desc.batch[td._dim : td._dim + 1])
         members = [self.node_of(member, path) for member in td._members]
         return {"dim": td._dim, "name": name, "members": members}
 
@@ -111,14 +111,14 @@ class Encoder:
             if "tensor" in node:  # no row, but neither is it filled later
                 self.rows.append(self._known[id(value._tensor)])
             return {"unbatched": node}
-        more = {} if value._desc.batch == above.batch else self._batch_of(value._desc)
+        more = {} if value._kd_desc.batch == above.batch else self._batch_of(value._kd_desc)
         if is_row_data(value):
             blob = blob_of(written(_row_values(value), path))
             node = self.add(blob, path)
             self.rows.append(self._known[id(blob)])
             return {"rows": {**more, "values": node}}
         constant, of_batch = registry.state_of_data(value)
-        data = written(value._item(), path)
+        data = written(value._kd_item(), path)
         return {"data": {**more, "constant": constant, "of_batch": of_batch, "value": data}}
 
     def _leaf(self, leaf: Tensor, path: Path) -> Json:
@@ -194,7 +194,7 @@ def dense_kind() -> type:
 
 def _is_dense_elsewhere(td: AbstractContainer) -> bool:
     """Return whether results of a kind are plain containers, as of one in a file of HDF5."""
-    return type(td._like(dict(td._entries), td._desc.unlocked())) is dense_kind()
+    return type(td._kd_like(dict(td._kd_entries), td._kd_desc.unlocked())) is dense_kind()
 
 
 def _row_values(node: Node) -> object:

@@ -188,7 +188,7 @@ def part_at(
     if subpath is None:
         return found
     for key in path_of(subpath):
-        inner = found._entries.get(key)
+        inner = found._kd_entries.get(key)
         if not isinstance(inner, AbstractContainer):
             raise InvalidValue(
                 f"`subpath` must be the key of a container in `{path}`, got "

@@ -45,9 +45,9 @@ def add_entry(td: AbstractContainer, keys: Keys, leaf: Tensor, *, filled: bool) 
     """
     path = _path_of(td)
     level, depth = lowest_level(td, keys)
-    if depth == len(keys) - 1 and keys[-1] in level._entries:
+    if depth == len(keys) - 1 and keys[-1] in level._kd_entries:
         raise _exists(keys, path)
-    desc = level._desc
+    desc = level._kd_desc
     if tuple(leaf.shape[: desc.ndim]) != desc.batch:
         raise batch_does_not_fit(format_key(keys), desc.batch, leaf.shape)
     encoder = Encoder()
@@ -79,8 +79,8 @@ def refresh(td: AbstractContainer) -> None:
 
 
 def _take_new(td: AbstractContainer, made: AbstractContainer, above: Keys) -> None:
-    for key, value in made._entries.items():
-        mine = td._entries.get(key)
+    for key, value in made._kd_entries.items():
+        mine = td._kd_entries.get(key)
         if mine is None:
             _set(td, (key,), value)
         elif isinstance(mine, AbstractContainer) and isinstance(value, AbstractContainer):
@@ -139,15 +139,15 @@ def _insert(node: Json, keys: Keys, leaf: Json, path: Path) -> None:
 
 def _set(td: AbstractContainer, keys: Keys, value: object) -> None:
     """Set an entry of a container whose own lock, if any, is kept."""
-    reason = td._desc.lock
+    reason = td._kd_desc.lock
     if reason is not None:
         unlock(td)
     try:
         level = td
         for key in keys[:-1]:
-            if key not in level._entries:
-                level._set_entry(key, registry.make_dense({}, level._desc))
-            level = cast("AbstractContainer", level._entries[key])
-        level._set_entry(keys[-1], cast("Tensor", value))
+            if key not in level._kd_entries:
+                level._kd_set_entry(key, registry.make_dense({}, level._kd_desc))
+            level = cast("AbstractContainer", level._kd_entries[key])
+        level._kd_set_entry(keys[-1], cast("Tensor", value))
     finally:
         relock(td, reason)

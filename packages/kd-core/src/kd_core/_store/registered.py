@@ -150,7 +150,7 @@ def class_defined(name: object, version: object) -> type[AbstractContainer] | No
             if cls not in seen:
                 seen.add(cls)
                 rest.append(cls)
-                if full_name(cls) == name and cls._tensor_class in (None, cls):
+                if full_name(cls) == name and cls._kd_tensor_class in (None, cls):
                     found = cls
     return found
 

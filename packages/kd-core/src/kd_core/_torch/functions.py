@@ -74,13 +74,13 @@ _list_methods(
 
 def _where(condition: Tensor, input: object, other: object) -> object:
     if is_tensor_collection(input):
-        return input._engine.where(
+        return input._kd_engine.where(
             input, condition, cast("AbstractContainer | Tensor | float", other)
         )
     if not is_tensor_collection(other):
         remedy = "Pass a tensor as `condition`."
         raise wrong_type("`input` or `other` of `torch.where`", "a container", other, remedy)
-    return other._engine.where(other, ~condition, cast("Tensor | float", input))
+    return other._kd_engine.where(other, ~condition, cast("Tensor | float", input))
 
 
 overrides.FUNCTIONS.update(
@@ -138,7 +138,7 @@ def activation(fn: Callable[..., Tensor]) -> Callable[..., object]:
                 f"`inplace=True` is not supported for containers. Write `td.apply_({call})`."
             )
         try:
-            return input._map_each(lambda leaf: fn(leaf, *args, **options))
+            return input._kd_map_each(lambda leaf: fn(leaf, *args, **options))
         except RuntimeError as error:
             note_entry(error, input, lambda leaf: fn(leaf, *args, **options))
             raise
@@ -169,7 +169,7 @@ def loss(fn: Callable[..., Tensor]) -> Callable[..., object]:
                 "belongs to trailing dimensions, and those of entries differ."
             )
         nodes = [each for each in operands.values() if isinstance(each, AbstractContainer)]
-        td = next((each for each in nodes if each._desc.batch), nodes[0])
+        td = next((each for each in nodes if each._kd_desc.batch), nodes[0])
         refuse_unbatched(td, "compared by a loss")
         leaves = stacked_leaves(td)
         columns = [column_of(td, leaves, operand) for operand in operands.values()]
@@ -185,7 +185,7 @@ def loss(fn: Callable[..., Tensor]) -> Callable[..., object]:
         if not alone:
             check_batch(td, results)
         found = iter(results)
-        return td._map_each(lambda leaf: next(found), EVERYTHING if alone else SAME_SHAPE)
+        return td._kd_map_each(lambda leaf: next(found), EVERYTHING if alone else SAME_SHAPE)
 
     return of_leaves
 
@@ -198,7 +198,7 @@ def stacked_leaves(td: AbstractContainer) -> list[Tensor]:
         leaves.append(leaf)
         return leaf
 
-    td._map_each(note, SAME_SHAPE)
+    td._kd_map_each(note, SAME_SHAPE)
     return leaves
 
 
@@ -210,13 +210,15 @@ def column_of(td: AbstractContainer, leaves: list[Tensor], operand: object) -> S
         KeySetMismatch: if the keys of a container differ.
         ShapeMismatch: if the batch size of a container, or the shape of a tensor, does not fit.
     """
-    batch = td._desc.batch
+    batch = td._kd_desc.batch
     if operand is td:
         return leaves
     if isinstance(operand, AbstractContainer):
-        check_batches(batch, operand._desc.batch)
-        beside = stacked_leaves(td._zip_each(cast("Entry", operand), lambda mine, theirs: theirs))
-        return beside if operand._desc.batch else broadcast(beside, leaves)
+        check_batches(batch, operand._kd_desc.batch)
+        beside = stacked_leaves(
+            td._kd_zip_each(cast("Entry", operand), lambda mine, theirs: theirs)
+        )
+        return beside if operand._kd_desc.batch else broadcast(beside, leaves)
     value = as_operand(operand)
     if not isinstance(value, Tensor):
         return [torch.full_like(leaf, cast("float", value)) for leaf in leaves]
@@ -234,7 +236,7 @@ def broadcast(beside: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[Tensor
 
 def check_batch(td: AbstractContainer, results: list[Tensor]) -> None:
     """Refuse results that do not start with the batch size."""
-    batch = td._desc.size  # without names: to dynamo no symbol is equal to a named size
+    batch = td._kd_desc.size  # without names: to dynamo no symbol is equal to a named size
     for key, result in zip(paths_of(td, ()), results, strict=True):
         if result.shape[: len(batch)] != batch:
             raise ShapeMismatch(
@@ -245,7 +247,7 @@ def check_batch(td: AbstractContainer, results: list[Tensor]) -> None:
 
 def paths_of(td: AbstractContainer, path: Path) -> Iterator[Path]:
     """Yield the path of each leaf, in the order of `stacked_leaves`."""
-    for key, value in td._entries.items():
+    for key, value in td._kd_entries.items():
         if isinstance(value, AbstractContainer):
             yield from paths_of(value, (*path, key))
         elif isinstance(value, Tensor):
@@ -263,7 +265,7 @@ def softmax(name: str) -> Callable[..., object]:
     ) -> object:
         if dim is None:
             raise InvalidArgument(f"`{name}` of a container requires `dim`, a batch dimension.")
-        return getattr(input._engine, name)(input, dim, dtype)
+        return getattr(input._kd_engine, name)(input, dim, dtype)
 
     return along
 

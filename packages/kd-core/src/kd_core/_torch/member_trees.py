@@ -57,8 +57,8 @@ class Members(NamedTuple):
 
 def structure_of(stack: Composite) -> Members:
     """Return the structure of a stack."""
-    name = names_of(stack._desc.batch)[stack._dim]
-    return Members(stack._dim, name, stack._members[0]._desc.ndim)
+    name = names_of(stack._kd_desc.batch)[stack._dim]
+    return Members(stack._dim, name, stack._members[0]._kd_desc.ndim)
 
 
 def stack_of(cls: type, members: Iterable[object], structure: Members) -> LazyStackedTensorDict:
@@ -76,11 +76,11 @@ def stack_of(cls: type, members: Iterable[object], structure: Members) -> LazySt
         before = structure.level
         if before is None or before.number != level:
             leaves: list[Tensor] = []
-            stack._collect(leaves)
+            stack._kd_collect(leaves)
             values: list[object] = [*leaves]  # or what `tree_map` put in place of them
             mapped = any(is_mapped(leaf, level) for leaf in values if isinstance(leaf, Tensor))
         else:
-            mapped = found[0]._desc.ndim == structure.ndim + 1
+            mapped = found[0]._kd_desc.ndim == structure.ndim + 1
         if mapped:
             raise _is_ragged(stack)
     return stack
@@ -88,9 +88,9 @@ def stack_of(cls: type, members: Iterable[object], structure: Members) -> LazySt
 
 def _is_ragged(stack: LazyStackedTensorDict) -> KdError:
     """Return the error for a stack that `vmap` would map."""
-    for key in stack._entries:
+    for key in stack._kd_entries:
         try:
-            stack._entries[key]
+            stack._kd_entries[key]
         except KdError as error:
             return error
     return ShapeMismatch(

@@ -44,7 +44,7 @@ def _reduced_for_processes(container: object) -> tuple[Any, ...]:
     function, args, *rest = cast("tuple[Any, ...]", container.__reduce_ex__(3))
     if function is restore_dense:
         cls, entries, *more = args
-        originals = cast("Dense", container)._entries
+        originals = cast("Dense", container)._kd_entries
         args = (cls, {key: _in_arena(originals[key], entries[key]) for key in entries}, *more)
     return function, args, *rest
 

@@ -135,7 +135,7 @@ def _same(left: object, right: object) -> bool:
 
 def _flatten(container: AbstractContainer) -> tuple[list[object], AnyStructure]:
     children: list[object] = []
-    if container._owns_leaves:
+    if container._kd_owns_leaves:
         structure: AnyStructure = _take_apart(container, children)
     else:
         with _below_gradients(container):
@@ -172,7 +172,7 @@ def _below_gradients(container: AbstractContainer) -> AbstractContextManager[obj
     if level is None or is_compiling():
         return nullcontext()
     found: list[Tensor] = []
-    container._collect(found)
+    container._kd_collect(found)
     leaves = list(filter(torch.is_tensor, found))  # `in_dims` of `vmap` are integers
     inside = any(torch._C._functorch.maybe_get_level(leaf) == level for leaf in leaves)
     return nullcontext() if inside else temporarily_pop_interpreter_stack()
@@ -186,10 +186,10 @@ def _take_apart(container: AbstractContainer, children: list[object], outer: int
         children: Where to; a nested container may append to those of its parents.
         outer: How many of the batch dimensions are those of a parent.
     """
-    entries, before = container._entries, len(children)
-    desc = container._desc
+    entries, before = container._kd_entries, len(children)
+    desc = container._kd_desc
     keys: list[str] = sorted(entries)
-    if keys and not container._nested:
+    if keys and not container._kd_nested:
         # The fast path for tensors only: "vmap over 3 sets" in the benchmarks.
         children += [entries[key] for key in keys]
         extra = entries[keys[0]].ndim - desc.ndim  # type: ignore[union-attr]  # a tensor
@@ -207,7 +207,7 @@ def _take_apart(container: AbstractContainer, children: list[object], outer: int
             nested = True
             below = _take_apart(value, children, desc.ndim)  # type: ignore[arg-type]  # a container
             if lead < 0 <= below.lead:
-                lead, extra = len(names), value._desc.ndim - desc.ndim  # type: ignore[union-attr]  # a container
+                lead, extra = len(names), value._kd_desc.ndim - desc.ndim  # type: ignore[union-attr]  # a container
         elif (
             kind is int or kind is Tensor or _is_child(value)
         ):  # `in_dims` of `vmap` are trees of integers
@@ -235,7 +235,9 @@ def _kept(batch: Batch, given: int) -> Batch:
 
 def _becomes_plain(kind: type) -> bool:
     """Return whether a container of this kind is rebuilt as a `TensorDict` of its own entries."""
-    return issubclass(kind, AbstractContainer) and kind._owns_leaves and not issubclass(kind, Dense)
+    return (
+        issubclass(kind, AbstractContainer) and kind._kd_owns_leaves and not issubclass(kind, Dense)
+    )
 
 
 def _is_child(value: object) -> bool:
@@ -248,14 +250,14 @@ def _is_child(value: object) -> bool:
 def _shape_of(value: object) -> Batch | None:
     """Return the shape that limits the batch of the parent; `None` for an empty container."""
     if isinstance(value, AbstractContainer):
-        return value._desc.batch if _holds_shape(value) else None
+        return value._kd_desc.batch if _holds_shape(value) else None
     return tuple(value.shape) if isinstance(value, Tensor) else None
 
 
 def _holds_shape(container: AbstractContainer) -> bool:
     if isinstance(container, Composite):
         return any(map(_holds_shape, container._members))
-    for value in container._entries.values():
+    for value in container._kd_entries.values():
         if isinstance(value, Tensor):
             return True
         if isinstance(value, AbstractContainer) and _holds_shape(value):
@@ -287,7 +289,7 @@ def _stacked_again(
     children: list[object],
 ) -> Node:
     """Return a lazy stack of the rows of a dense container, where it has the stacked dimension."""
-    desc, dim = made._desc, structure.stacked
+    desc, dim = made._kd_desc, structure.stacked
     if moved is None:
         dim += desc.ndim - structure.ndim  # further dimensions lead
     elif moved.given:
@@ -302,7 +304,7 @@ def _stacked_again(
         return made
     kind = plain_class(cast("type[LazyStackedTensorDict]", cls))  # the members ask for their own
     dense = cast("TensorDictBase", made)
-    rows = list(dense._engine.unbind(dense, dim))
+    rows = list(dense._kd_engine.unbind(dense, dim))
     return cast("Node", built_stack(kind, rows, dim, names_of(desc.batch)[dim]))
 
 
@@ -339,7 +341,7 @@ def _put_together(
         if is_unbatched(value):
             if moved is not None or is_compiling():
                 refuse_mapped(key, value)
-            entries[key] = value._with_descriptor(desc)
+            entries[key] = value._kd_with_descriptor(desc)
         elif not inner and isinstance(value, AbstractContainer):
             hollow.append(key)
     for key in hollow:
@@ -395,19 +397,19 @@ def _agreed(
 def _fitted(hollow: AbstractContainer, batch: Batch, ndim: int) -> AbstractContainer:
     """Return a container without leaves with the batch of its new parent."""
     # Comparing it with the old batch would specialise a size that is symbolic in an export.
-    own = hollow._desc
+    own = hollow._kd_desc
     desc = own.with_batch(batch + own.batch[ndim:])
     entries: dict[str, Entry] = {}
-    for key, value in hollow._entries.items():
+    for key, value in hollow._kd_entries.items():
         if isinstance(value, AbstractContainer):
             entries[key] = cast("Entry", _fitted(value, batch, ndim))
         elif isinstance(value, NonTensorDataBase):
             entries[key] = _data(value._constant(), desc, own.ndim)
         elif is_unbatched(value):
-            entries[key] = value._with_descriptor(desc)
+            entries[key] = value._kd_with_descriptor(desc)
         else:
             entries[key] = value  # put in place of a tensor
-    return hollow._like(entries, desc)
+    return hollow._kd_like(entries, desc)
 
 
 def _data(constant: object, desc: Descriptor, ndim: int) -> Entry:
@@ -420,7 +422,7 @@ def _data(constant: object, desc: Descriptor, ndim: int) -> Entry:
 def _is_hollow(container: AbstractContainer) -> bool:
     if isinstance(container, Composite):
         return all(map(_is_hollow, container._members))
-    for value in container._entries.values():
+    for value in container._kd_entries.values():
         if isinstance(value, Tensor):
             return False
         if _is_child(value) and not (isinstance(value, AbstractContainer) and _is_hollow(value)):
@@ -445,13 +447,13 @@ def _kind_of(
     cls: type[AbstractContainer], entries: dict[str, Entry], desc: Descriptor, nested: bool
 ) -> Node:
     if not issubclass(cls, Dense):
-        if cls._tensor_class is not None:  # a lazy stack of its instances becomes one of them
-            return cast("Node", object.__new__(cls._tensor_class)._like(entries, desc))
+        if cls._kd_tensor_class is not None:  # a lazy stack of its instances becomes one of them
+            return cast("Node", object.__new__(cls._kd_tensor_class)._kd_like(entries, desc))
         return registry.make_dense(entries, desc)
     new = object.__new__(cls)
-    new._nested = nested
-    new._entries = entries
-    new._desc = desc
+    new._kd_nested = nested
+    new._kd_entries = entries
+    new._kd_desc = desc
     return cast("Node", new)
 
 

@@ -146,8 +146,8 @@ def _tensors(children: Iterable[object]) -> Iterator[Tensor]:
     for child in children:
         if isinstance(child, Tensor):
             yield child
-        elif isinstance(child, AbstractContainer) and child._owns_leaves:
-            yield from _tensors(child._entries.values())
+        elif isinstance(child, AbstractContainer) and child._kd_owns_leaves:
+            yield from _tensors(child._kd_entries.values())
 
 
 def refuse_rows(key: str, moved: Moved) -> None:

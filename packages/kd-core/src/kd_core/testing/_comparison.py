@@ -89,7 +89,7 @@ def _compare(
         and isinstance(actual, AbstractContainer)
         and isinstance(expected, AbstractContainer)
     ):
-        got, wanted = tuple(actual._desc.batch), tuple(expected._desc.batch)
+        got, wanted = tuple(actual._kd_desc.batch), tuple(expected._kd_desc.batch)
         if got != wanted:
             raise AssertionError(f"expected batch_size {wanted} in {where}, got {got}.")
     for key, value in mine.items():
@@ -106,7 +106,7 @@ def _compare(
 
 
 def _level(value: Comparable) -> Mapping[str, object]:
-    return value._entries if isinstance(value, AbstractContainer) else value
+    return value._kd_entries if isinstance(value, AbstractContainer) else value
 
 
 def _is_level(value: object) -> bool:

@@ -65,7 +65,7 @@ class LockContract(Contract):
 
     def test_with_undoes_an_operation(self) -> None:
         td, content = self.make().lock_(), self.content()
-        if not hasattr(td, "_scope"):  # the kind has no place for it
+        if not hasattr(td, "_kd_scope"):  # the kind has no place for it
             return
         with td.unlock_() as same:
             states = [same is td, td.is_locked]

@@ -111,7 +111,7 @@ def is_unchanged(module: nn.Module, base: type[nn.Module]) -> bool:
 
 
 def _level(entry: object) -> Stacked:
-    entries: Stacked = getattr(entry, "_entries", {})
+    entries: Stacked = getattr(entry, "_kd_entries", {})
     return entries
 
 

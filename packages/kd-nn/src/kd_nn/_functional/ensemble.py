@@ -98,9 +98,9 @@ class EnsembleModule(TensorDictModuleBase):
         self.expand_input = expand_input
         _warn_of_equal_parts(keyed)
         self.params = _stacked([_fresh(keyed) for _ in range(num_copies)])
-        self._recurrent = any(isinstance(member, nn.RNNBase) for member in keyed.modules())
+        self._kd_recurrent = any(isinstance(member, nn.RNNBase) for member in keyed.modules())
         # Not registered: its own tensors are not parameters of the ensemble.
-        self.__dict__["_template"] = copy.deepcopy(keyed).to("meta")
+        self.__dict__["_kd_template"] = copy.deepcopy(keyed).to("meta")
 
     @property
     def num_copies(self) -> int:
@@ -119,7 +119,7 @@ class EnsembleModule(TensorDictModuleBase):
 
     def train(self, mode: bool = True) -> Self:
         """Set the mode of all copies."""
-        template = self.__dict__.get("_template")
+        template = self.__dict__.get("_kd_template")
         if template is not None:
             template.train(mode)
         return super().train(mode)
@@ -127,7 +127,7 @@ class EnsembleModule(TensorDictModuleBase):
     def reset_parameters(self) -> None:
         """Draw new values for each copy; `reset_parameters_recursive` calls this."""
         params = cast(TensorDictParams, self._modules["params"]).copy()
-        template = self.__dict__["_template"]
+        template = self.__dict__["_kd_template"]
         for idx in range(self.num_copies):
             with torch.no_grad():
                 own = params[idx]
@@ -149,7 +149,7 @@ class EnsembleModule(TensorDictModuleBase):
             InputMissing: If an entry that the module reads is missing.
             kd_core.ShapeMismatch: Without `expand_input`, if an input has not one part per copy.
         """
-        outputs = self.forward_values(
+        outputs = self._kd_forward_values(
             *read_entries(tensordict, self._kd_own_in_keys(), lambda: describe(self))
         )
         target = tensordict
@@ -160,40 +160,40 @@ class EnsembleModule(TensorDictModuleBase):
         write_entries(target, keys, [made[key] for key in keys])
         return target
 
-    def forward_values(self, *values: object) -> tuple[object, ...]:
+    def _kd_forward_values(self, *values: object) -> tuple[object, ...]:
         """Run all copies on bare values; every output has the copies in its first dimension."""
         params = cast(TensorDictParams, self._modules["params"]).copy()  # a plain container
         mapped = () if self.expand_input else values
         if mapped:
-            self._check_parts(mapped)
-        if self._recurrent or torch.compiler.is_compiling():
-            return self._one_by_one(params, values)
-        output = self._at_once(params, values)
+            self._kd_check_parts(mapped)
+        if self._kd_recurrent or torch.compiler.is_compiling():
+            return self._kd_one_by_one(params, values)
+        output = self._kd_at_once(params, values)
         if output is not None:
-            return self._all_outputs(output)
+            return self._kd_all_outputs(output)
         # Plain tensors only, since vmap would flatten and rebuild containers several times. What is
         # the same for all copies is in the closure.
         leaves: list[Tensor] = []
-        params._collect(leaves)
+        params._kd_collect(leaves)
         count = len(leaves)
 
         def run_one(*tensors: object) -> Tensor | tuple[Tensor, ...]:
-            own = params._rebuild(cast("Iterator[Tensor]", iter(tensors)))
-            return self._run(own, *(values if self.expand_input else tensors[count:]))
+            own = params._kd_rebuild(cast("Iterator[Tensor]", iter(tensors)))
+            return self._kd_run(own, *(values if self.expand_input else tensors[count:]))
 
         run = torch.vmap(run_one, randomness="different")
         if count or mapped:
-            return self._all_outputs(run(*leaves, *mapped))
-        return self._one_by_one(params, values)
+            return self._kd_all_outputs(run(*leaves, *mapped))
+        return self._kd_one_by_one(params, values)
 
-    def _at_once(self, params: TensorDictBase, values: tuple[object, ...]) -> Tensor | None:
+    def _kd_at_once(self, params: TensorDictBase, values: tuple[object, ...]) -> Tensor | None:
         """Run all copies without `vmap`; None if that cannot be done, or torch refuses."""
-        template = self.__dict__["_template"]
+        template = self.__dict__["_kd_template"]
         if len(values) != 1 or not _only_calls(template):
             return None
         (value,), module = values, template._modules["module"]
-        level = params._entries.get("module")
-        entries = level._entries if isinstance(level, TensorDictBase) else {}
+        level = params._kd_entries.get("module")
+        entries = level._kd_entries if isinstance(level, TensorDictBase) else {}
         stacked = not self.expand_input
         if not runs_at_once(module, entries, value, stacked):
             return None
@@ -202,7 +202,7 @@ class EnsembleModule(TensorDictModuleBase):
         except RuntimeError:  # `vmap` names what is wrong
             return None
 
-    def _check_parts(self, values: tuple[object, ...]) -> None:
+    def _kd_check_parts(self, values: tuple[object, ...]) -> None:
         for key, value in zip(self.in_keys, values, strict=True):
             shape = value.shape if isinstance(value, Tensor) else (self.num_copies,)
             if tuple(shape[:1]) != (self.num_copies,):
@@ -212,23 +212,25 @@ class EnsembleModule(TensorDictModuleBase):
                     "`expand_input=True` to give all copies the same input."
                 )
 
-    def _run(self, params: TensorDictBase, *values: object) -> Tensor | tuple[Tensor, ...]:
-        template = self.__dict__["_template"]
+    def _kd_run(self, params: TensorDictBase, *values: object) -> Tensor | tuple[Tensor, ...]:
+        template = self.__dict__["_kd_template"]
         with params.to_module(template):
             output: Tensor | tuple[Tensor, ...] = template(*values)
         return output
 
-    def _one_by_one(self, params: TensorDictBase, values: tuple[object, ...]) -> tuple[object, ...]:
+    def _kd_one_by_one(
+        self, params: TensorDictBase, values: tuple[object, ...]
+    ) -> tuple[object, ...]:
         made: list[tuple[Tensor, ...]] = []
         for idx in range(self.num_copies):
             fed = values
             if not self.expand_input:
                 fed = tuple(value[idx] if isinstance(value, Tensor) else value for value in values)
-            output = self._run(params[idx], *fed)
+            output = self._kd_run(params[idx], *fed)
             made.append(output if isinstance(output, tuple) else (output,))
-        return self._all_outputs(tuple(torch.stack(each) for each in zip(*made, strict=True)))
+        return self._kd_all_outputs(tuple(torch.stack(each) for each in zip(*made, strict=True)))
 
-    def _all_outputs(self, outputs: Tensor | tuple[Tensor, ...]) -> tuple[object, ...]:
+    def _kd_all_outputs(self, outputs: Tensor | tuple[Tensor, ...]) -> tuple[object, ...]:
         """Return the outputs with None for those that are discarded."""
         rest = iter(outputs if isinstance(outputs, tuple) else (outputs,))
         return tuple(None if key == DISCARD else next(rest) for key in self._kd_own_out_keys())
@@ -254,8 +256,8 @@ def _only_calls(keyed: nn.Module) -> bool:
         return False
     if keyed.method is not None or keyed.method_kwargs or keyed._modules.get("module") is None:
         return False
-    spec = keyed._in_spec
-    outputs = keyed.__dict__.get("_out_names") is None and len(keyed.out_keys_source) == 1
+    spec = keyed._kd_in_spec
+    outputs = keyed.__dict__.get("_kd_out_names") is None and len(keyed.out_keys_source) == 1
     return outputs and spec.names is None and len(spec.reads) == 1 and not skip_existing()
 
 

@@ -111,7 +111,7 @@ class TensorDictParams(TensorDictBase, nn.Module):
         self._data: dict[str, Entry] = {}
         self._get_hooks: OrderedDict[int, GetHook] = OrderedDict()
         self.no_convert = no_convert
-        self._fill(source, {})
+        self._kd_fill(source, {})
         if lock:
             self.lock_()
 
@@ -130,14 +130,14 @@ class TensorDictParams(TensorDictBase, nn.Module):
             >>> [name for name, _ in params.named_buffers()]
             ['running_mean', 'running_var', 'num_batches_tracked']
         """
-        return cls._of_entries(TensorDict.from_module(module), module)
+        return cls._kd_of_entries(TensorDict.from_module(module), module)
 
     @classmethod
-    def _of_entries(cls, entries: TensorDictBase, module: nn.Module | None) -> Self:
+    def _kd_of_entries(cls, entries: TensorDictBase, module: nn.Module | None) -> Self:
         """Build it of entries, which keep their kind; a module says which buffers are unsaved."""
         made = cls(entries, no_convert=True)
         if module is not None:
-            made._leave_unsaved(module)
+            made._kd_leave_unsaved(module)
         return made
 
     def register_get_post_hook(self, hook: GetHook) -> RemovableHandle:
@@ -186,10 +186,10 @@ class TensorDictParams(TensorDictBase, nn.Module):
 
         def get(self, key: NestedKey, default: object = None, **how: object) -> object:
             """Read the entry at `key`, or `default` where there is none, through the hooks."""
-            return self._hooked(super().get(key, default, **how))
+            return self._kd_hooked(super().get(key, default, **how))
 
         def __getitem__(self, index: object) -> object:
-            return self._hooked(super().__getitem__(index))
+            return self._kd_hooked(super().__getitem__(index))
 
         # Written as an optimiser writes parameters: the write is no part of a graph.
         copy_ = _without_graph("copy_")
@@ -259,11 +259,11 @@ class TensorDictParams(TensorDictBase, nn.Module):
     def __setattr__(self, name: str, value: object) -> None:
         """Set an attribute; a tensor with the name of one that is there becomes an entry."""
         if name in _ATTRIBUTES and isinstance(value, Tensor):
-            self._set_entry(name, value)
+            self._kd_set_entry(name, value)
         else:
             nn.Module.__setattr__(self, name, value)  # type: ignore[arg-type]  # any value
 
-    def _hooked(self, found: object) -> object:
+    def _kd_hooked(self, found: object) -> object:
         if isinstance(found, Tensor):
             for hook in self._get_hooks.values():
                 result = hook(self, found)
@@ -271,7 +271,7 @@ class TensorDictParams(TensorDictBase, nn.Module):
         return found
 
     @property
-    def _entries(self) -> Mapping[str, Entry]:
+    def _kd_entries(self) -> Mapping[str, Entry]:
         entries: dict[str, Entry | None] = {
             **self._parameters,
             **self._buffers,
@@ -284,14 +284,14 @@ class TensorDictParams(TensorDictBase, nn.Module):
         return entries  # type: ignore[return-value]  # none is None
 
     @property
-    def _desc(self) -> Descriptor:
+    def _kd_desc(self) -> Descriptor:
         return self._descriptor
 
-    def _describe(self, desc: Descriptor) -> None:
+    def _kd_describe(self, desc: Descriptor) -> None:
         self._descriptor = desc
 
-    def _set_entry(self, key: str, value: Entry) -> None:
-        store, entry = self._home_of(key, value)
+    def _kd_set_entry(self, key: str, value: Entry) -> None:
+        store, entry = self._kd_home_of(key, value)
         unsaved = store is self._buffers and (
             not entry.persistent
             if isinstance(entry, nn.Buffer)
@@ -306,7 +306,7 @@ class TensorDictParams(TensorDictBase, nn.Module):
         else:
             self._non_persistent_buffers_set.discard(key)
 
-    def _home_of(self, key: str, value: Entry) -> tuple[object, Entry]:
+    def _kd_home_of(self, key: str, value: Entry) -> tuple[object, Entry]:
         """Return the dict that stores an entry, and the entry converted for it."""
         if isinstance(value, TensorDictParams):
             return self._modules, value
@@ -328,37 +328,37 @@ class TensorDictParams(TensorDictBase, nn.Module):
             return self._buffers, value
         return self._parameters, nn.Parameter(value.detach())
 
-    def _fill(self, source: TensorDictBase, memo: Memo) -> None:
+    def _kd_fill(self, source: TensorDictBase, memo: Memo) -> None:
         """Store the entries of a container; one that has several keys becomes one module."""
-        for key, value in source._entries.items():
+        for key, value in source._kd_entries.items():
             if isinstance(value, TensorDictBase) and not isinstance(value, TensorDictParams):
-                self._set_entry(key, _level_of(value, self.no_convert, memo))
+                self._kd_set_entry(key, _level_of(value, self.no_convert, memo))
             else:
-                self._set_entry(key, value)
+                self._kd_set_entry(key, value)
         if isinstance(source, TensorDictParams):
             self._non_persistent_buffers_set |= source._non_persistent_buffers_set
 
-    def _leave_unsaved(self, module: nn.Module) -> None:
+    def _kd_leave_unsaved(self, module: nn.Module) -> None:
         """Exclude from the state dict what a module of these entries excludes from its own."""
         self._non_persistent_buffers_set |= module._non_persistent_buffers_set & set(self._buffers)
         for name, inner in self._modules.items():
             member = module._modules.get(name)
             if member is not None:
-                cast(TensorDictParams, inner)._leave_unsaved(member)
+                cast(TensorDictParams, inner)._kd_leave_unsaved(member)
 
-    def _del_entry(self, key: str) -> None:
+    def _kd_del_entry(self, key: str) -> None:
         self._non_persistent_buffers_set.discard(key)
         for store in (self._parameters, self._buffers, self._modules, self._data):
             if key in store:
                 del cast("dict[str, object]", store)[key]
 
-    def _like(self, entries: dict[str, Entry], desc: Descriptor) -> Self:
+    def _kd_like(self, entries: dict[str, Entry], desc: Descriptor) -> Self:
         # A plain container: a result computed from parameters is not a parameter.
         return cast("Self", make_dense(entries, desc))
 
-    def _with_descriptor(self, desc: Descriptor) -> Self:
-        plain = make_dense(dict(self._entries), self._desc)
-        return cast("Self", plain._with_descriptor(desc))
+    def _kd_with_descriptor(self, desc: Descriptor) -> Self:
+        plain = make_dense(dict(self._kd_entries), self._kd_desc)
+        return cast("Self", plain._kd_with_descriptor(desc))
 
     def __hash__(self) -> int:  # type: ignore[override]  # a container compares by element
         # torch keeps modules in sets.
@@ -387,8 +387,8 @@ def _cloned(
     """Return a copy of one level; what has several keys is one thing in the copy, too."""
     made = type(source)(no_convert=source.no_convert)
     memo[id(source)] = made
-    made._describe(describe(tuple(source.batch_size), source.device))
-    for key, entry in source._entries.items():
+    made._kd_describe(describe(tuple(source.batch_size), source.device))
+    for key, entry in source._kd_entries.items():
         known: Entry | None = memo.get(id(entry))
         if known is None and isinstance(entry, TensorDictParams):
             known = _cloned(entry, copies, memo)
@@ -417,8 +417,8 @@ def _is_whole(leaf: object) -> bool:
 def _level_of(source: TensorDictBase, no_convert: bool, memo: Memo) -> TensorDictParams:
     if id(source) not in memo:
         made = TensorDictParams(no_convert=no_convert)
-        made._describe(describe(tuple(source.batch_size), source.device))
-        made._fill(source, memo)
+        made._kd_describe(describe(tuple(source.batch_size), source.device))
+        made._kd_fill(source, memo)
         memo[id(source)] = source, made  # with the source, whose id no other may have
     return memo[id(source)][1]
 
@@ -435,7 +435,7 @@ def _apart(leaves: Iterable[tuple[NestedKey, object]]) -> tuple[list[NestedKey],
     return whole, again
 
 
-register("params_of", TensorDictParams._of_entries)
+register("params_of", TensorDictParams._kd_of_entries)
 
 
 _FIELDS: Final = ["no_convert", "parameters", "frozen"]
@@ -473,9 +473,9 @@ def build(entries: dict[str, Entry], desc: Descriptor, state: object) -> TensorD
         elif isinstance(value, Tensor):
             made._buffers[key] = value
         else:
-            made._set_entry(key, value)
+            made._kd_set_entry(key, value)
     made._non_persistent_buffers_set |= set(cast("list[str]", unsaved))
-    made._describe(desc)
+    made._kd_describe(desc)
     return made
 
 

@@ -65,7 +65,7 @@ class TensorDictModuleBase(TensorHooks, ModuleFacts):
     that takes a container, writes into it and returns it. With `dispatch` around `forward` it is
     called with tensors as well.
 
-    A subclass that computes its outputs from bare values alone may define `forward_values` next
+    A subclass that computes its outputs from bare values alone may define `_kd_forward_values` next
     to `forward`: sequences then run it without a container.
 
     Attributes:
@@ -105,24 +105,24 @@ class TensorDictModuleBase(TensorHooks, ModuleFacts):
 
         def in_keys(self) -> list[NestedKey]:
             """Return the keys that are read, as a fresh list."""
-            spec = self.__dict__.get("_in_spec")
+            spec = self.__dict__.get("_kd_in_spec")
             return [*(self._kd_own_in_keys() if spec is None else spec.keys)]
 
-        def _assign_in_keys(self, keys: object) -> None:
+        def _kd_assign_in_keys(self, keys: object) -> None:
             self._kd_set_in_spec(parse_in_keys(keys))
 
         def out_keys(self) -> list[NestedKey]:
             """Return the keys that are written and visible, as a fresh list."""
             state = self.__dict__
-            selected = state.get("_selected")
-            keys = state.get("_out_keys") if selected is None else selected
+            selected = state.get("_kd_selected")
+            keys = state.get("_kd_out_keys") if selected is None else selected
             return [*(self._kd_own_out_keys() if keys is None else keys)]
 
-        def _assign_out_keys(self, keys: object) -> None:
+        def _kd_assign_out_keys(self, keys: object) -> None:
             self._kd_set_out_keys_source(parse_out_keys(keys))
 
-        in_keys = property(in_keys, _assign_in_keys)
-        out_keys = property(out_keys, _assign_out_keys)
+        in_keys = property(in_keys, _kd_assign_in_keys)
+        out_keys = property(out_keys, _kd_assign_out_keys)
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         """Parse the keys that the class declares, and see whether it runs on bare values."""
@@ -230,7 +230,7 @@ class TensorDictModuleBase(TensorHooks, ModuleFacts):
         for key in keys:
             if key not in known or key == DISCARD:
                 raise out_key_unknown(key, describe(self), [k for k in known if k != DISCARD])
-        self.__dict__["_selected"] = unique(keys)
+        self.__dict__["_kd_selected"] = unique(keys)
         self._kd_flag_change()
         self._kd_refresh_keys()
         return self
@@ -241,17 +241,17 @@ class TensorDictModuleBase(TensorHooks, ModuleFacts):
         Returns:
             The module itself.
         """
-        self.__dict__["_selected"] = None
+        self.__dict__["_kd_selected"] = None
         self._kd_flag_change()
         self._kd_refresh_keys()
         return self
 
     @property
     def _kd_has_value_form(self) -> bool:
-        """Whether the module can be run by `forward_values`; some settings may forbid it."""
+        """Whether the module can be run by `_kd_forward_values`; some settings may forbid it."""
         return self._kd_value_form
 
-    def forward_values(self, *values: object) -> tuple[object, ...]:
+    def _kd_forward_values(self, *values: object) -> tuple[object, ...]:
         """Compute the outputs from bare values, without a container.
 
         Optional: sequences use it where a class defines it. It must give what `forward` writes.
@@ -333,7 +333,7 @@ class TensorDictModuleBase(TensorHooks, ModuleFacts):
 
     def _kd_graph(self) -> KeyGraph:
         """Return the key graph without what only people read: labels, counts of parameters."""
-        return KeyGraph((key_node("0", self),), self.__dict__.get("_selected"))
+        return KeyGraph((key_node("0", self),), self.__dict__.get("_kd_selected"))
 
     def extra_repr(self) -> str:
         """Return the keys, for printing."""
@@ -347,24 +347,24 @@ class TensorDictModuleBase(TensorHooks, ModuleFacts):
         add_call_note(error, self, values)
 
     def _kd_own_in_keys(self) -> Keys:
-        spec: InKeySpec | None = self.__dict__.get("_in_spec")
+        spec: InKeySpec | None = self.__dict__.get("_kd_in_spec")
         keys = type(self)._kd_class_in_keys if spec is None else spec.keys
         if keys is None:
             raise AttributeError("in_keys")
         return keys
 
     def _kd_own_out_keys(self) -> Keys:
-        keys: Keys | None = self.__dict__.get("_out_keys", type(self)._kd_class_out_keys)
+        keys: Keys | None = self.__dict__.get("_kd_out_keys", type(self)._kd_class_out_keys)
         if keys is None:
             raise AttributeError("out_keys")
         return keys
 
     def _kd_set_in_spec(self, spec: InKeySpec) -> None:
-        self.__dict__["_in_spec"] = spec
+        self.__dict__["_kd_in_spec"] = spec
 
     def _kd_set_out_keys_source(self, keys: Keys) -> None:
-        self.__dict__["_out_keys"] = keys
-        self.__dict__["_selected"] = None
+        self.__dict__["_kd_out_keys"] = keys
+        self.__dict__["_kd_selected"] = None
 
     def _kd_call_traced(self, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         """Run in the form that is cheap to compile; `BUSY` if there is none."""
@@ -408,9 +408,9 @@ def _is_computed(cls: type, name: str) -> bool:
 
 
 def _values_first(cls: type) -> bool:
-    """Return whether the first class that says how to run gives `forward_values`."""
+    """Return whether the first class that says how to run gives `_kd_forward_values`."""
     for base in cls.__mro__[: cls.__mro__.index(TensorDictModuleBase)]:
-        if "forward_values" in base.__dict__:
+        if "_kd_forward_values" in base.__dict__:
             return True
         if "forward" in base.__dict__ or "__call__" in base.__dict__:
             return False

@@ -45,7 +45,7 @@ def call_as_selected(
         What the call returned; a container that the module made has no entry at a hidden key that
         was not in the input.
     """
-    selected = module.__dict__.get("_selected")
+    selected = module.__dict__.get("_kd_selected")
     if selected is None or module._kd_changes_by_assignment:
         return call(*args, **kwargs)
     given = args[0] if args else kwargs.get("tensordict")
@@ -74,7 +74,7 @@ def without_hidden(
         made: The container; it is not changed.
         given: The input of the module.
     """
-    selected = module.__dict__.get("_selected")
+    selected = module.__dict__.get("_kd_selected")
     if selected is None:
         return made
     hidden, result = _hidden(module, selected), made.copy()

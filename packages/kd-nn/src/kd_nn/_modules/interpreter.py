@@ -175,7 +175,7 @@ def run_steps(
         result = without_hidden(sequence, work, tensordict)
         # What the steps before wrote into the input stays there.
         changed = changed_keys(written, tensordict)
-        if sequence.__dict__.get("_selected") is not None:
+        if sequence.__dict__.get("_kd_selected") is not None:
             changed = [key for key in changed if is_covered(key, outputs)]
         if sequence.__dict__.get("inplace") is not True:
             write_entries(tensordict, changed, [entry(written, key) for key in changed])
@@ -278,7 +278,7 @@ def _commit(
     outputs: Keys,
 ) -> None:
     keys = [key for key in outputs if has_entry(work, key)]
-    if target is source and sequence.__dict__.get("_selected") is None:
+    if target is source and sequence.__dict__.get("_kd_selected") is None:
         keys += [key for key in changed_keys(work, source) if not is_covered(key, keys)]
     elif len(keys) < len(outputs) and not sequence._kd_may_skip:
         missing = next(key for key in outputs if key not in keys)

@@ -98,7 +98,7 @@ class TensorDictModule(TensorDictModuleBase):
     method: str | None
     method_kwargs: Mapping[str, object]
     strict: bool
-    _in_spec: InKeySpec
+    _kd_in_spec: InKeySpec
     _kd_writes_by_inplace: ClassVar[bool] = True
     _kd_checks: ClassVar[Mapping[str, Check]] = {
         "inplace": checked_inplace,
@@ -123,11 +123,11 @@ class TensorDictModule(TensorDictModuleBase):
         strict: bool = True,
     ) -> None:
         super().__init__()
-        self._wrap(module, in_keys, out_keys, inplace, out_to_in_map)
+        self._kd_wrap(module, in_keys, out_keys, inplace, out_to_in_map)
         kwargs = {} if method_kwargs is None else method_kwargs
         self._kd_settle(method=method, method_kwargs=kwargs, strict=strict)
 
-    def _wrap(
+    def _kd_wrap(
         self,
         module: Callable[..., object],
         in_keys: InKeys,
@@ -146,7 +146,7 @@ class TensorDictModule(TensorDictModuleBase):
         @TensorDictModuleBase.in_keys.getter
         def in_keys(self) -> list[NestedKey]:
             """Return the keys that are read, as a fresh list."""
-            return [*self._in_spec.keys]
+            return [*self._kd_in_spec.keys]
 
     @property
     def _kd_replaces_container(self) -> bool | None:
@@ -195,7 +195,7 @@ class TensorDictModule(TensorDictModuleBase):
         """
         if outputs_exist(self, tensordict):
             return tensordict
-        keys = self._in_spec.keys
+        keys = self._kd_in_spec.keys
         if kwargs:
             made = self._kd_run_by_name(tensordict, kwargs)
         elif self.strict:
@@ -206,11 +206,11 @@ class TensorDictModule(TensorDictModuleBase):
                     raise
                 made = self._kd_run_by_name(tensordict, {})
             else:
-                made = self.forward_values(*values)
+                made = self._kd_forward_values(*values)
         else:
-            made = self.forward_values(*read_optional(tensordict, keys))
+            made = self._kd_forward_values(*read_optional(tensordict, keys))
         outputs = dict(zip(self._kd_own_out_keys(), made, strict=True))
-        if DISCARD in outputs or self.__dict__.get("_selected") is not None:
+        if DISCARD in outputs or self.__dict__.get("_kd_selected") is not None:
             outputs = {key: outputs[key] for key in self.out_keys if key != DISCARD}
         target = destination(tensordict, self.inplace, tensordict_out)
         write_entries(target, tuple(outputs), tuple(outputs.values()))
@@ -218,19 +218,19 @@ class TensorDictModule(TensorDictModuleBase):
 
     def _kd_has_defaults(self, missing: Collection[NestedKey]) -> bool:
         """Return whether the callable has a default for each of some inputs."""
-        if "_in_spec" not in self.__dict__:  # a sequence
+        if "_kd_in_spec" not in self.__dict__:  # a sequence
             return False
         names = self._kd_argument_names()
         parameters = signature_of(self._kd_function()).parameters if names else {}
         return bool(names) and all(
             name in parameters and parameters[name].default is not inspect.Parameter.empty
-            for name, key in zip(names, self._in_spec.reads, strict=True)
+            for name, key in zip(names, self._kd_in_spec.reads, strict=True)
             if key in missing
         )
 
     def _kd_takes(self, name: str) -> bool:
         """Return whether the callable has a parameter of a name that is not an input."""
-        if "_in_spec" not in self.__dict__:
+        if "_kd_in_spec" not in self.__dict__:
             return False
         try:
             parameters = signature_of(self._kd_function()).parameters
@@ -247,28 +247,28 @@ class TensorDictModule(TensorDictModuleBase):
 
     def _kd_argument_names(self) -> tuple[str, ...]:
         """Return the name of the argument of each input; none where they are not known."""
-        if self._in_spec.names is not None:
-            return self._in_spec.names
+        if self._kd_in_spec.names is not None:
+            return self._kd_in_spec.names
         try:
             parameters = signature_of(self._kd_function()).parameters.values()
         except (TypeError, ValueError):  # a function of C
             return ()
         names = tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD)
-        count = len(self._in_spec.reads)
+        count = len(self._kd_in_spec.reads)
         return names[:count] if len(names) >= count else ()
 
     def _kd_run_by_name(
         self, tensordict: TensorDictBase, further: Mapping[str, object]
     ) -> tuple[object, ...]:
         """Run the callable without inputs that are missing, and with further arguments."""
-        reads, names = self._in_spec.reads, self._kd_argument_names()
+        reads, names = self._kd_in_spec.reads, self._kd_argument_names()
         missing = [key for key in reads if not has_entry(tensordict, key)]
         if missing and self.strict and not self._kd_has_defaults(missing):
             read_entries(tensordict, reads, lambda: describe(self))
         values = dict(zip(reads, read_optional(tensordict, reads), strict=True))
         options = {**further, **self.method_kwargs}
         function = self.module if self.method is None else self._kd_function()
-        by_name = self._in_spec.names is not None or (bool(missing) and self.strict)
+        by_name = self._kd_in_spec.names is not None or (bool(missing) and self.strict)
         given = zip(names, reads, strict=True) if by_name else ()
         named = {n: values[key] for n, key in given if key not in missing or not self.strict}
         placed = () if by_name else tuple(values[key] for key in reads)
@@ -278,17 +278,17 @@ class TensorDictModule(TensorDictModuleBase):
             self._kd_add_call_note(error, values)
             raise
 
-    def forward_values(self, *values: object) -> tuple[object, ...]:
+    def _kd_forward_values(self, *values: object) -> tuple[object, ...]:
         """Run the callable on one value per key of `in_keys`; return one per out key."""
         try:
             return self._kd_split_outputs(self._kd_call_wrapped(*values))
         except Exception as error:
-            self._kd_add_call_note(error, dict(zip(self._in_spec.keys, values, strict=False)))
+            self._kd_add_call_note(error, dict(zip(self._kd_in_spec.keys, values, strict=False)))
             raise
 
     def _kd_call_wrapped(self, *values: object) -> object:
         """Run the callable on one value per key of `in_keys`; return what it returns."""
-        spec = self._in_spec
+        spec = self._kd_in_spec
         # Not `self.module`, which torch looks up in Python.
         wrapped = self._modules.get("module")
         function = self.module if wrapped is None else wrapped
@@ -317,18 +317,18 @@ class TensorDictModule(TensorDictModuleBase):
                 several tensors.
         """
         keys = self._kd_own_out_keys()
-        names = self.__dict__.get("_out_names")
+        names = self.__dict__.get("_kd_out_names")
         found = None if isinstance(result, Tensor) else _by_name(result)
         if names is not None:
-            values: tuple[object, ...] = self._named(names, result, found)
+            values: tuple[object, ...] = self._kd_named(names, result, found)
         elif isinstance(result, Tensor):
             values = (result,)
-        elif isinstance(result, (tuple, list)) and not self._names_fields(found):
+        elif isinstance(result, (tuple, list)) and not self._kd_names_fields(found):
             values = tuple(result)
         elif found is not None:
-            values = self._from_mapping(result, found)
+            values = self._kd_from_mapping(result, found)
         elif result is None:
-            values = self._from_nothing()
+            values = self._kd_from_nothing()
         else:
             values = (result,)
         if len(values) != len(keys):
@@ -353,10 +353,10 @@ class TensorDictModule(TensorDictModuleBase):
         Returns:
             One value per key of `out_keys` that is not discarded.
         """
-        if self.strict and len(values) < len(self._in_spec.keys):
+        if self.strict and len(values) < len(self._kd_in_spec.keys):
             outputs = self._kd_run_by_name(container_of(values), {})
         else:
-            outputs = self.forward_values(*[values.get(key) for key in self._in_spec.keys])
+            outputs = self._kd_forward_values(*[values.get(key) for key in self._kd_in_spec.keys])
         by_key = dict(zip(self._kd_own_out_keys(), outputs, strict=True))
         return tuple(by_key[key] for key in self.out_keys if key != DISCARD)
 
@@ -376,7 +376,7 @@ class TensorDictModule(TensorDictModuleBase):
                 ) from None
             return found
 
-    def _from_nothing(self) -> tuple[object, ...]:
+    def _kd_from_nothing(self) -> tuple[object, ...]:
         keys = self._kd_own_out_keys()
         if all(key == DISCARD for key in keys):
             return tuple(None for _ in keys)
@@ -384,11 +384,11 @@ class TensorDictModule(TensorDictModuleBase):
 
     _kd_plain_functions: ClassVar[Mapping[str, object]] = {
         "_kd_call_wrapped": _kd_call_wrapped,
-        "forward_values": forward_values,
+        "_kd_forward_values": _kd_forward_values,
         "_kd_split_outputs": _kd_split_outputs,
     }
 
-    def _names_fields(self, found: Mapping[str, object] | None) -> bool:
+    def _kd_names_fields(self, found: Mapping[str, object] | None) -> bool:
         """Return whether the out keys are fields of a named tuple, in whatever order."""
         keys = self._kd_own_out_keys()
         if found is None or all(key == DISCARD or key in found for key in keys):
@@ -405,7 +405,7 @@ class TensorDictModule(TensorDictModuleBase):
             )
         return False
 
-    def _from_mapping(self, result: object, found: Mapping[str, object]) -> tuple[object, ...]:
+    def _kd_from_mapping(self, result: object, found: Mapping[str, object]) -> tuple[object, ...]:
         keys = self._kd_own_out_keys()
         values = [None if key == DISCARD else _look_up(found, key) for key in keys]
         missing = [key for key, value in zip(keys, values, strict=True) if value is _ABSENT]
@@ -419,7 +419,7 @@ class TensorDictModule(TensorDictModuleBase):
             f"a mapping of {list_keys(found)}, without {list_keys(missing)}",
         )
 
-    def _named(
+    def _kd_named(
         self, names: tuple[str, ...], result: object, found: Mapping[str, object] | None
     ) -> tuple[object, ...]:
         """Return the outputs that `out_keys` takes by name."""

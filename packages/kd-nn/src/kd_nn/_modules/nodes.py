@@ -60,14 +60,14 @@ def keys_as_parsed(step: nn.Module) -> tuple[Keys, Keys]:
         InvalidKey: If one is not a nested key.
     """
     state = step.__dict__
-    spec, writes = state.get("_in_spec"), state.get("_out_keys")
+    spec, writes = state.get("_kd_in_spec"), state.get("_kd_out_keys")
     if (
         spec is None
         or writes is None
         or not getattr(type(step), "_kd_changes_by_assignment", False)
     ):
         return keys_of(step, "in_keys"), keys_of(step, "out_keys")
-    selected = state.get("_selected")
+    selected = state.get("_kd_selected")
     return spec.keys, writes if selected is None else selected
 
 

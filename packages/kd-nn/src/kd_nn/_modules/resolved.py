@@ -72,7 +72,7 @@ class Resolved:
             self._compare_steps(sequence)
         tolerant = sequence.partial_tolerant
         nodes = tuple(key_node(name, step, tolerant) for name, step in sequence._kd_named_steps())
-        selected: Keys | None = sequence.__dict__.get("_selected")
+        selected: Keys | None = sequence.__dict__.get("_kd_selected")
         graph = KeyGraph(nodes, selected)
         self.in_keys, self.out_keys = graph.inputs, graph.writes
         self.visible = self.out_keys if selected is None else selected
@@ -122,7 +122,7 @@ class Resolved:
                 self._computed.append((step, _asked(step)))
             if isinstance(step, StepList):
                 self._compare_steps(step)
-            elif "_in_spec" not in step.__dict__:  # it may say the keys of what is inside
+            elif "_kd_in_spec" not in step.__dict__:  # it may say the keys of what is inside
                 self._compare(each for each in step._modules.values() if hasattr(each, "in_keys"))
 
     def prepare(self, root: StepList) -> bool:

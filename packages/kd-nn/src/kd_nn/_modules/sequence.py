@@ -112,7 +112,7 @@ class TensorDictSequential(StepList, TensorDictModule):  # type: ignore[misc]  #
         if selected_out_keys is not None:
             self.select_out_keys(*parse_keys(selected_out_keys, "selected_out_keys"))
         else:
-            self._resolve()
+            self._kd_resolve()
         self._kd_warn_of_waste()
 
     if not TYPE_CHECKING:  # in one step each, as they are read often
@@ -123,9 +123,9 @@ class TensorDictSequential(StepList, TensorDictModule):  # type: ignore[misc]  #
             try:
                 resolved = self._kd_resolved
             except AttributeError:
-                resolved = self._resolve()
+                resolved = self._kd_resolve()
             if resolved.unsure:
-                resolved = self._resolve()
+                resolved = self._kd_resolve()
             return [*resolved.in_keys]
 
         @TensorDictModuleBase.out_keys.getter
@@ -134,31 +134,31 @@ class TensorDictSequential(StepList, TensorDictModule):  # type: ignore[misc]  #
             try:
                 resolved = self._kd_resolved
             except AttributeError:
-                resolved = self._resolve()
+                resolved = self._kd_resolve()
             if resolved.unsure:
-                resolved = self._resolve()
+                resolved = self._kd_resolve()
             return [*resolved.visible]
 
         # What `TensorDictModule` says of the one module that it wraps.
         _kd_node_label = _kd_described_as = _kd_run_on_values = None
         __getattr__ = TensorDictModuleBase.__getattr__
 
-    def _wrap(self, module: object, *others: object) -> None:
+    def _kd_wrap(self, module: object, *others: object) -> None:
         state = self.__dict__
         tolerant, inplace = state.get("partial_tolerant", False), state.get("inplace")
         self._kd_settle(partial_tolerant=tolerant, inplace=inplace)
         self.module = store_steps([cast("nn.Module", module)])
-        self._resolve()
+        self._kd_resolve()
 
     @property
     def _kd_optional_in_keys(self) -> list[NestedKey]:
         """The `in_keys` that a call with tensors may leave out: no step that runs insists."""
-        return list(self._resolve().optional)
+        return list(self._kd_resolve().optional)
 
     @property
     def _kd_partly_read(self) -> list[NestedKey]:
         """The containers of which steps make a part, and may read the rest from outside."""
-        return list(self._resolve().graph.partly_fed)
+        return list(self._kd_resolve().graph.partly_fed)
 
     @dispatch(auto_batch_size=False)
     def forward(
@@ -176,9 +176,9 @@ class TensorDictSequential(StepList, TensorDictModule):  # type: ignore[misc]  #
         Raises:
             InputMissing: If an entry that a step reads is missing.
         """
-        return self._run(tensordict, tensordict_out, take_wanted(self))
+        return self._kd_run(tensordict, tensordict_out, take_wanted(self))
 
-    def _run(
+    def _kd_run(
         self,
         tensordict: TensorDictBase,
         tensordict_out: TensorDictBase | None,
@@ -190,13 +190,13 @@ class TensorDictSequential(StepList, TensorDictModule):  # type: ignore[misc]  #
         if isinstance(tensordict, LazyStackedTensorDict) and self._kd_may_skip:
 
             def run(member: TensorDictBase, out: TensorDictBase | None) -> TensorDictBase:
-                return self._run(member, out, wanted)
+                return self._kd_run(member, out, wanted)
 
             return run_members(self, tensordict, tensordict_out, run)
         target = None
         if tensordict_out is not None or self.inplace != "empty":
             target = destination(tensordict, self.inplace, tensordict_out)
-        resolved = self._resolve()
+        resolved = self._kd_resolve()
         outputs = resolved.graph.outputs if wanted is None else wanted
         if anyone_skips and skip_existing():
             live = resolved.graph.trace_back(outputs, skips=True)[0]
@@ -220,7 +220,7 @@ class TensorDictSequential(StepList, TensorDictModule):  # type: ignore[misc]  #
         Returns:
             What the call returns.
         """
-        resolved = self._resolve()
+        resolved = self._kd_resolve()
         live, outputs = resolved.live, resolved.graph.outputs
         if container is not None:
             target = None
@@ -231,9 +231,9 @@ class TensorDictSequential(StepList, TensorDictModule):  # type: ignore[misc]  #
         found = read_optional(result, [key for key in self.out_keys if key != DISCARD])
         return found[0] if len(found) == 1 else tuple(found)
 
-    def forward_values(self, *values: object) -> tuple[object, ...]:
+    def _kd_forward_values(self, *values: object) -> tuple[object, ...]:
         """Run all steps on one value per key of `in_keys`; return all that they write."""
-        resolved = self._resolve()
+        resolved = self._kd_resolve()
         given = dict(zip(resolved.in_keys, values, strict=True))
         every = resolved.out_keys
         live = resolved.graph.live_writes(every)
@@ -265,7 +265,7 @@ class TensorDictSequential(StepList, TensorDictModule):  # type: ignore[misc]  #
             >>> model.select_subsequence(out_keys=["y"])[0] is first
             True
         """
-        graph = self._resolve().graph
+        graph = self._kd_resolve().graph
         given = graph.reads if in_keys is None else parse_keys(in_keys, "in_keys")
         wanted = graph.writes if out_keys is None else parse_keys(out_keys, "out_keys")
         known, live = list(given), graph.live_writes(wanted)
@@ -295,7 +295,7 @@ class TensorDictSequential(StepList, TensorDictModule):  # type: ignore[misc]  #
                 f"{list_keys(wanted)}. It reads {list_keys(graph.inputs)} and writes "
                 f"{list_keys(graph.writes)}."
             )
-        part = self._part(list(kept.items()))
+        part = self._kd_part(list(kept.items()))
         if graph.out_keys is not None:
             asked = [*graph.out_keys, *(() if out_keys is None else wanted)]
             visible = [key for key in part.out_keys if key in asked]
@@ -303,7 +303,7 @@ class TensorDictSequential(StepList, TensorDictModule):  # type: ignore[misc]  #
         return part
 
     def _kd_graph(self) -> KeyGraph:
-        return self._resolve().graph
+        return self._kd_resolve().graph
 
     def _kd_call_traced(self, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         prepare: Callable[[], bool] | None = getattr(self, "_kd_prepare", None)
@@ -331,10 +331,10 @@ class TensorDictSequential(StepList, TensorDictModule):  # type: ignore[misc]  #
         return super().extra_repr() + tolerant
 
     def _kd_own_in_keys(self) -> Keys:
-        return self._resolve().in_keys
+        return self._kd_resolve().in_keys
 
     def _kd_own_out_keys(self) -> Keys:
-        return self._resolve().out_keys
+        return self._kd_resolve().out_keys
 
     def _kd_set_in_spec(self, spec: InKeySpec) -> None:
         raise InvalidArgument(
@@ -348,7 +348,7 @@ class TensorDictSequential(StepList, TensorDictModule):  # type: ignore[misc]  #
             "Change the steps, or use `select_out_keys`."
         )
 
-    def _resolve(self) -> Resolved:
+    def _kd_resolve(self) -> Resolved:
         resolved: Resolved | None = self.__dict__.get("_kd_resolved")
         if resolved is not None and resolved.is_current():
             return resolved
@@ -361,10 +361,10 @@ class TensorDictSequential(StepList, TensorDictModule):  # type: ignore[misc]  #
 
     def _kd_refresh_keys(self) -> None:
         if not torch.compiler.is_dynamo_compiling():
-            self._resolve()
+            self._kd_resolve()
 
     def _kd_warn_of_waste(self) -> None:
-        graph = self._resolve().graph
+        graph = self._kd_resolve().graph
         for idx, node in enumerate(graph.nodes):
             if not node.needed:
                 warnings.warn(
@@ -395,6 +395,6 @@ def _preparation(sequence: TensorDictSequential) -> Callable[[], bool]:
 
     def prepare() -> bool:
         root = owner()
-        return root is not None and root._resolve().prepare(root)
+        return root is not None and root._kd_resolve().prepare(root)
 
     return assume_constant_result(prepare)

@@ -64,7 +64,7 @@ def checked_out_keys(owner: nn.Module, _: str, keys: object) -> object:
                 f"got the names {list(names)}."
             )
     parsed = parse_out_keys(keys)
-    owner.__dict__["_out_names"] = names
+    owner.__dict__["_kd_out_names"] = names
     return list(parsed)
 
 

@@ -97,7 +97,7 @@ class StepList(TensorDictModuleBase):
         steps = dict(self._kd_named_steps())
         if isinstance(modules, (Mapping, nn.ModuleDict)):
             for name, module in modules.items():
-                steps[self._new_name(name, steps)] = module
+                steps[self._kd_new_name(name, steps)] = module
             return self._kd_replace_steps(list(steps.items()), named=True)
         for module in modules:
             steps[free_name(steps)] = module
@@ -125,8 +125,8 @@ class StepList(TensorDictModuleBase):
                 raise _out_of_range(self, name, len(steps))
             steps.insert(name, (free_name(dict(steps)), module))
             return self._kd_replace_steps(steps)
-        name = self._new_name(name, dict(steps))
-        place = 0 if after is None else list(dict(steps)).index(self._name_of(after)) + 1
+        name = self._kd_new_name(name, dict(steps))
+        place = 0 if after is None else list(dict(steps)).index(self._kd_name_of(after)) + 1
         steps.insert(place, (name, module))
         return self._kd_replace_steps(steps, named=True)
 
@@ -149,7 +149,7 @@ class StepList(TensorDictModuleBase):
             >>> model.pop(0) is first, model.in_keys
             (True, ['y'])
         """
-        name = self._name_of(index)
+        name = self._kd_name_of(index)
         step = self[name]
         del self[name]
         return step
@@ -167,8 +167,8 @@ class StepList(TensorDictModuleBase):
     def __getitem__(self, index: int | str | slice) -> nn.Module:
         """Return one step, or a sequence of some of them, which shares the modules."""
         if isinstance(index, slice):
-            return self._part(self._kd_named_steps()[index])
-        return dict(self._kd_named_steps())[self._name_of(index)]
+            return self._kd_part(self._kd_named_steps()[index])
+        return dict(self._kd_named_steps())[self._kd_name_of(index)]
 
     def __setitem__(self, index: int | str, tensordict_module: nn.Module) -> None:
         """Replace a step, or with a new name add one at the end."""
@@ -178,7 +178,7 @@ class StepList(TensorDictModuleBase):
                 [*steps.items(), (check_name(index), tensordict_module)], named=True
             )
             return
-        steps[self._name_of(index)] = tensordict_module
+        steps[self._kd_name_of(index)] = tensordict_module
         self._kd_replace_steps(list(steps.items()))
 
     def __delitem__(self, index: int | str | slice) -> None:
@@ -187,11 +187,11 @@ class StepList(TensorDictModuleBase):
         if isinstance(index, slice):
             del steps[index]
         else:
-            gone = self._name_of(index)
+            gone = self._kd_name_of(index)
             steps = [(name, step) for name, step in steps if name != gone]
         self._kd_replace_steps(steps)
 
-    def _part(self, steps: Sequence[Step], kind: type | None = None) -> Self:
+    def _kd_part(self, steps: Sequence[Step], kind: type | None = None) -> Self:
         """Return a sequence of some of the steps, of the same kind unless another is given."""
         named = isinstance(self.module, nn.ModuleDict)
         if kind is None and not self._kd_changes_by_assignment:
@@ -208,13 +208,13 @@ class StepList(TensorDictModuleBase):
         new = type(self).__new__(type(self))
         for name, value in self.__getstate__().items():
             new.__dict__[name] = copy.copy(value) if isinstance(value, dict) else value
-        new.__dict__["_selected"] = None
+        new.__dict__["_kd_selected"] = None
         new.module = StepModuleDict(dict(steps)) if named else hold([step for _, step in steps])
         return new
 
     def _kd_replace_steps(self, steps: Sequence[Step], named: bool = False) -> Self:
         steps = [(name, as_step(name, step)) for name, step in steps]
-        selected = self.__dict__.get("_selected")
+        selected = self.__dict__.get("_kd_selected")
         before = self.module
         if named or isinstance(before, nn.ModuleDict):
             self.module = StepModuleDict(dict(steps))
@@ -242,13 +242,13 @@ class StepList(TensorDictModuleBase):
     def _kd_steps(self) -> list[nn.Module]:
         return [step for _, step in self._kd_named_steps()]
 
-    def _new_name(self, name: str, steps: Mapping[str, nn.Module]) -> str:
+    def _kd_new_name(self, name: str, steps: Mapping[str, nn.Module]) -> str:
         name = check_name(name)
         if name in steps:
             raise InvalidArgument(f"{describe(self)} has a step `{name}` already: {list(steps)}.")
         return name
 
-    def _name_of(self, index: int | str) -> str:
+    def _kd_name_of(self, index: int | str) -> str:
         names = [name for name, _ in self._kd_named_steps()]
         if isinstance(index, int) and -len(names) <= index < len(names):
             return names[index]

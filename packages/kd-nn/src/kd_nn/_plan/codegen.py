@@ -246,7 +246,7 @@ class Calls:
         else:
             left = "".join(f"{target}, " for target in targets)
             values = ", ".join(f"_v{slot}" for slot in call.reads)
-            right = f"{self.step(idx)}.forward_values({values})"
+            right = f"{self.step(idx)}._kd_forward_values({values})"
             text.add(depth, f"{left}= {right}" if left else right)
         if self.program.is_sequence:
             self._write_fits(depth, idx)
@@ -278,7 +278,7 @@ class Calls:
         text = self.text
         result = self.result(depth, idx, arguments(self.program.calls[idx]))
         split = f"{self.step(idx)}._kd_split_outputs(_r)"
-        by_name = self.program.calls[idx].step.__dict__.get("_out_names") is not None
+        by_name = self.program.calls[idx].step.__dict__.get("_kd_out_names") is not None
         if len(targets) == 1 and not by_name:
             text.add(depth, f"{targets[0]} = _r = {result}", "if _r.__class__ is not _Tensor:")
             text.add(depth + 1, f"{targets[0]}, = {split}")
@@ -350,7 +350,7 @@ def last_reads(program: Program) -> list[list[int]]:
 
 def arguments(call: Call) -> list[str]:
     """Return the arguments of what a plain module wraps, as text."""
-    spec = cast("InKeySpec", call.step._in_spec)
+    spec = cast("InKeySpec", call.step._kd_in_spec)
     slots: dict[NestedKey, int] = dict(zip(spec.keys, call.reads, strict=True))
     values = [f"_v{slots[key]}" for key in spec.reads]
     if spec.names is None:

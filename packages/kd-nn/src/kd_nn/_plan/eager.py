@@ -272,7 +272,7 @@ class FastCalls(Calls):
             watch.runs_others = True
             return
         self.opened.add(idx)
-        spec = cast("InKeySpec", step._in_spec)
+        spec = cast("InKeySpec", step._kd_in_spec)
         if spec.names is None and step.__dict__["method"] is None and not kwargs:
             lines = watch.lines(module, name, len(spec.reads))
             if lines is not None:

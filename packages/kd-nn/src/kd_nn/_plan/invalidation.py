@@ -94,7 +94,7 @@ HARMLESS: Final = frozenset({"_is_torch_compile"})
 """Marks that torch puts on a module, and that nothing derived from a keyed module depends on."""
 RUNNING: Final = (
     "forward",
-    "forward_values",
+    "_kd_forward_values",
     "_kd_call_wrapped",
     "_kd_split_outputs",
     "__call__",

@@ -121,7 +121,7 @@ class Apply(AbstractContainer):
         else:
             walk = _Walk(fn, nested, default, filter_empty, target, is_leaf)
             result = cast("Self", walk.level(self, others, ()))
-        if not result._entries and _leaves_out(self, filter_empty):
+        if not result._kd_entries and _leaves_out(self, filter_empty):
             return cast("Self", None)
         if inplace or propagate_lock or out is not None or names is not NO_DEFAULT:
             return _finish(self, result, names, inplace, propagate_lock, out)
@@ -183,7 +183,7 @@ class Apply(AbstractContainer):
         else:
             walk = _Walk(fn, nested_keys, default, filter_empty, target, is_leaf)
             result = cast("Self", walk.level(self, others, ()))
-        if not result._entries and _leaves_out(self, filter_empty):
+        if not result._kd_entries and _leaves_out(self, filter_empty):
             return cast("Self", None)
         if inplace or propagate_lock or out is not None or names is not NO_DEFAULT:
             return _finish(self, result, names, inplace, propagate_lock, out)
@@ -216,12 +216,12 @@ class Apply(AbstractContainer):
         if options:
             return engine(self).apply(self, fn, *others, inplace=True, **options)
         leaves: list[Tensor] = []
-        self._collect(leaves)
+        self._kd_collect(leaves)
         if others:
             columns = [leaves]
             for other in others:
                 theirs: list[Tensor] = []
-                self._collect_pair(cast("Entry", other), [], theirs, ())
+                self._kd_collect_pair(cast("Entry", other), [], theirs, ())
                 columns.append(theirs)
             results = [fn(*row) for row in zip(*columns, strict=True)]
         else:
@@ -229,7 +229,7 @@ class Apply(AbstractContainer):
         writes: list[Write] = []
         for leaf, result in zip(leaves, results, strict=True):
             if result is not leaf and result is not None:
-                where = finder(self._entries, leaf)
+                where = finder(self._kd_entries, leaf)
                 writes.append((leaf, writable_source(where, leaf, result), where))
         write_all(writes)
         return self
@@ -247,13 +247,13 @@ def _each(
         target: a function from the descriptor of a level to that of the result; `None`: keep it.
         path: the path of the level.
     """
-    if not td._owns_leaves and target is None and isinstance(td, Composite):
+    if not td._kd_owns_leaves and target is None and isinstance(td, Composite):
         return td._by_member(lambda member: _each(member, fn, nested, None, path))
-    desc = td._desc._unlocked if target is None else target(td._desc)
+    desc = td._kd_desc._unlocked if target is None else target(td._kd_desc)
     rows = desc.rows
     entries: dict[str, Entry] = {}
     doubtful: dict[str, object] = {}
-    for key, value in td._entries.items():
+    for key, value in td._kd_entries.items():
         if value.__class__ is Tensor or not isinstance(value, Node):  # as in `_leaves.loops`
             try:
                 found = fn(value) if nested is None else fn(_name(path, key, nested), value)
@@ -271,7 +271,7 @@ def _each(
                 doubtful[key] = found
         elif value.__class__ is td.__class__ or isinstance(value, AbstractContainer):
             inner = _each(value, fn, nested, target, (*path, key))
-            if inner._entries or not value._entries:
+            if inner._kd_entries or not value._kd_entries:
                 entries[key] = inner
         elif is_unbatched(value):
             leaf = value._tensor
@@ -282,15 +282,17 @@ def _each(
                 raise
             doubtful[key] = entries[key] = _unbatched(found, desc)  # type: ignore[assignment]  # checked below
         else:
-            entries[key] = value if target is None else value._with_descriptor(target(value._desc))
+            entries[key] = (
+                value if target is None else value._kd_with_descriptor(target(value._kd_desc))
+            )
     if doubtful and not all_fit(doubtful, desc):
         _check_results(entries, doubtful, desc, path)
-    return td._like(entries, desc)
+    return td._kd_like(entries, desc)
 
 
 def _leaves_out(source: AbstractContainer, filter_empty: bool | None) -> bool:
     """Return whether an empty result for a container is left out."""
-    return bool(source._entries) if filter_empty is None else filter_empty
+    return bool(source._kd_entries) if filter_empty is None else filter_empty
 
 
 def _unwrapped(value: object) -> object:
@@ -353,8 +355,8 @@ class _Walk:
     ) -> AbstractContainer:
         if isinstance(td, Composite) and self.target is None:
             return td._by_member(lambda member, *rows: self.level(member, rows, path), *others)
-        desc = td._desc.unlocked() if self.target is None else self.target(td._desc)
-        mine = td._entries
+        desc = td._kd_desc.unlocked() if self.target is None else self.target(td._kd_desc)
+        mine = td._kd_entries
         theirs = [self._entries_beside(mine, other, path) for other in others]
         entries: dict[str, Entry] = {}
         for key, value in mine.items():
@@ -364,7 +366,7 @@ class _Walk:
                 found = _unbatched(found, desc)
             if found is not None:
                 entries[key] = as_entry(key, found, desc, path)
-        return td._like(entries, desc)
+        return td._kd_like(entries, desc)
 
     def _entry(self, value: Entry, beside: list[object], path: Path) -> object:
         if is_unbatched(value):
@@ -380,10 +382,12 @@ class _Walk:
                 raise
         if not isinstance(value, AbstractContainer):
             return (
-                value if self.target is None else value._with_descriptor(self.target(value._desc))
+                value
+                if self.target is None
+                else value._kd_with_descriptor(self.target(value._kd_desc))
             )
         inner = self.level(value, tuple(beside), path)
-        return inner if inner._entries or not _leaves_out(value, self.filter_empty) else None
+        return inner if inner._kd_entries or not _leaves_out(value, self.filter_empty) else None
 
     def _entries_beside(self, mine: Entries, other: object, path: Path) -> Entries:
         if other is self.default:
@@ -419,14 +423,16 @@ def _target(
             raise InvalidArgument(
                 "`out` has names of its own and cannot be combined with `names`. Set `out.names`."
             )
-        check_names(names, td._desc.batch if batch_size is None else batch_of(batch_size))
+        check_names(names, td._kd_desc.batch if batch_size is None else batch_of(batch_size))
     if same:
         return None
     if batch_size is None:
         where = None if device is None else device_of(cast("DeviceLike", device))
         return lambda desc: describe(desc.batch, where)
     batch = batch_of(batch_size)
-    after = describe(batch, td._desc.device) if device is NO_DEFAULT else describe_on(batch, device)
+    after = (
+        describe(batch, td._kd_desc.device) if device is NO_DEFAULT else describe_on(batch, device)
+    )
     return lambda desc: after
 
 
@@ -453,7 +459,7 @@ def _finish(
         result = named(result, names)
     if not inplace:
         result = written_to(out, result)
-        return lock(result) if propagate_lock and td._desc.frozen else result
+        return lock(result) if propagate_lock and td._kd_desc.frozen else result
     if out is not None:
         raise InvalidArgument(
             "`inplace=True` writes into the leaves of this container and cannot be combined with "
@@ -475,12 +481,12 @@ def _stage_results(
         ):
             _stage_results(member, cast("AbstractContainer", row), path, writes)
         return
-    unknown = [key for key in result._entries if key not in td._entries]
+    unknown = [key for key in result._kd_entries if key not in td._kd_entries]
     if unknown:
         where_ = f" below {format_key(path)}" if path else ""
-        raise unknown_keys(unknown, td._entries, where_)
-    for key, found in result._entries.items():
-        leaf, where = td._entries[key], (*path, key)
+        raise unknown_keys(unknown, td._kd_entries, where_)
+    for key, found in result._kd_entries.items():
+        leaf, where = td._kd_entries[key], (*path, key)
         if isinstance(leaf, AbstractContainer):
             if not isinstance(found, AbstractContainer):
                 raise wrong_type(f"the result for {format_key(where)}", "a container", found)

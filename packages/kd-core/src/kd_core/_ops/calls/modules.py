@@ -124,24 +124,24 @@ class Modules(AbstractContainer):
         if not isinstance(module, nn.Module):
             raise InvalidArgument(f"`module` must be an `nn.Module`, got {kind.__name__}.")
         if is_compiling() and not (inplace or use_state_dict or swap_dest is not None):
-            return cast("Self", TracedScope(self._entries, module))
+            return cast("Self", TracedScope(self._kd_entries, module))
         if inplace or use_state_dict:
-            scope: Scope = CopyingScope(self._entries, module, use_state_dict, non_blocking)
-        elif not preserve_module_state and _changes_kinds(self._entries, module):
-            scope = MovingScope(self._entries, module, False)
+            scope: Scope = CopyingScope(self._kd_entries, module, use_state_dict, non_blocking)
+        elif not preserve_module_state and _changes_kinds(self._kd_entries, module):
+            scope = MovingScope(self._kd_entries, module, False)
         else:
             try:
-                scope = ModuleScope(self._entries, module)
+                scope = ModuleScope(self._kd_entries, module)
             except KeyNotFound:  # unless it is a plain attribute
-                scope = MovingScope(self._entries, module, preserve_module_state)
+                scope = MovingScope(self._kd_entries, module, preserve_module_state)
         if not return_swap:
             scope.settle()
             return None  # type: ignore[return-value]  # asked for
         swap = cast("Self", registry.swap_of(scope))
         if swap_dest is None:
             return swap
-        for key, entry in swap._entries.items():
-            swap_dest._set_entry(key, entry)
+        for key, entry in swap._kd_entries.items():
+            swap_dest._kd_set_entry(key, entry)
         return cast("Self", swap_dest)
 
 
@@ -179,10 +179,10 @@ class TracedScope:
 class ModuleScope:
     """An exchange of the tensors of a module by those of a container."""
 
-    __slots__ = ("_borrowed", "_entries", "_first", "_loan", "_module", "_pending")
+    __slots__ = ("_borrowed", "_first", "_kd_entries", "_loan", "_module", "_pending")
 
     def __init__(self, entries: Entries, module: nn.Module) -> None:
-        self._entries, self._module = entries, module
+        self._kd_entries, self._module = entries, module
         self._pending: Taken | None = None
         self._borrowed: list[Taken] = []
         loan = _LOANS.get(id(module))
@@ -206,10 +206,10 @@ class ModuleScope:
             raise
 
     def _install(self, loan: _Loan) -> Taken:
-        taken = loan.route.exchange(self._entries, self._module)
+        taken = loan.route.exchange(self._kd_entries, self._module)
         if taken is None:
-            loan.route = _Route(self._entries, self._module)
-            taken = loan.route.exchange(self._entries, self._module)
+            loan.route = _Route(self._kd_entries, self._module)
+            taken = loan.route.exchange(self._kd_entries, self._module)
             assert taken is not None
         return taken
 
@@ -256,7 +256,7 @@ class ModuleScope:
             elif len(levels) > 1:
                 levels[-1] = levels[0]
             levels[-1].update(before)
-        return _like_entries(self._entries, levels[0] if levels else {})
+        return _like_entries(self._kd_entries, levels[0] if levels else {})
 
 
 class MovingScope(ModuleScope):
@@ -273,7 +273,7 @@ class MovingScope(ModuleScope):
 
     def _install(self, loan: _Loan) -> Taken:
         places: list[Place] = []
-        _find_places(self._entries, self._module, (), places)
+        _find_places(self._kd_entries, self._module, (), places)
         self._places = [(path, _held_by(module, path[-1])) for module, path, _ in places]
         moved: dict[nn.Module, Moved] = {}
         first: dict[int, Tensor] = {}
@@ -317,7 +317,7 @@ class MovingScope(ModuleScope):
             for part in above:
                 level = cast("dict[str, object]", level.setdefault(part, {}))
             level[last] = old
-        return _like_entries(self._entries, made)
+        return _like_entries(self._kd_entries, made)
 
 
 def _find_places(entries: Entries, module: nn.Module, path: Path, places: list[Place]) -> None:
@@ -368,19 +368,19 @@ def _like_entries(entries: Entries, found: dict[str, object]) -> dict[str, objec
 class CopyingScope:
     """A copy of values into the tensors of a module, which has a copy of its own to restore."""
 
-    __slots__ = ("_before", "_by_state", "_entries", "_fresh", "_module", "_non_blocking")
+    __slots__ = ("_before", "_by_state", "_fresh", "_kd_entries", "_module", "_non_blocking")
 
     def __init__(
         self, entries: Entries, module: nn.Module, by_state: bool, non_blocking: bool
     ) -> None:
-        self._entries, self._module = entries, module
+        self._kd_entries, self._module = entries, module
         self._by_state, self._non_blocking = by_state, non_blocking
         self._before: list[dict[str, Tensor]] = []
         self._fresh = True
         self._write()
 
     def _write(self) -> None:
-        flat = dict(_flat(self._entries, ()))
+        flat = dict(_flat(self._kd_entries, ()))
         own: dict[str, Tensor] = {**dict(self._module.named_parameters(remove_duplicate=False))}
         own |= dict(self._module.named_buffers(remove_duplicate=False))
         for path in flat:
@@ -578,7 +578,7 @@ class _Route:
                 level, module = entries, root
             else:
                 level, module = reached[above]
-                level = level[key]._entries  # type: ignore[union-attr]  # a leaf is caught
+                level = level[key]._kd_entries  # type: ignore[union-attr]  # a leaf is caught
                 module = module._modules[key]  # type: ignore[assignment]  # so is None
             if len(level) != count or known() is not module:
                 raise KeyError(key)

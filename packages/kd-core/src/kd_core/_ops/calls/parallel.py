@@ -136,7 +136,7 @@ class Parallel(AbstractContainer):
         call = Call(fn, num_workers, pool, max_tasks_per_child, worker_threads, mp_start_method)
         order = None
         if shuffle:
-            rows = self._desc.batch[wrap_dim(dim, self._desc.batch)]
+            rows = self._kd_desc.batch[wrap_dim(dim, self._kd_desc.batch)]
             order = torch.randperm(rows, generator=generator)
         cut = Cut(self, dim, num_workers, chunksize, num_chunks, order)
         parts = iter(cut) if index_with_generator else iter(list(cut))

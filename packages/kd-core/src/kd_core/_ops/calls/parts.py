@@ -48,8 +48,8 @@ class Cut:
         if chunksize is not None and num_chunks is not None:
             raise InvalidArgument("expected `chunksize` or `num_chunks`, got both.")
         self.td, self.order = td, order
-        self.at = wrap_dim(dim, td._desc.batch)
-        rows = td._desc.batch[self.at]
+        self.at = wrap_dim(dim, td._kd_desc.batch)
+        rows = td._kd_desc.batch[self.at]
         self.single = chunksize is not None and as_int(chunksize) == 0
         if chunksize is not None:
             size = as_int(chunksize)
@@ -129,7 +129,7 @@ def _submitted(
     waiting: deque[_Future] = deque()
     for part, seed in tasks:
         # A copy, because sending a tensor moves its storage into shared memory.
-        copy = part._rebuild(iter([_sendable(part, leaf) for leaf in leaves_of(part)]))
+        copy = part._kd_rebuild(iter([_sendable(part, leaf) for leaf in leaves_of(part)]))
         waiting.append(pool.submit(run, *first, copy, seed))
         if len(waiting) >= most:
             yield waiting.popleft().result()

@@ -117,17 +117,17 @@ class Access(AbstractContainer):
             True
         """
         if key.__class__ is str:
-            return self._entries.get(key, default)
+            return self._kd_entries.get(key, default)
         found: Entry | None = None
         if as_list or as_padded_tensor or as_nested_tensor:
             options = padding_value, padding_side, layout
             how = reading(as_list, as_padded_tensor, as_nested_tensor, *options)
             return read_as(self, path_of(key), default, how)
         if key.__class__ is tuple and key:
-            found = find_entry(self._entries, key)  # type: ignore[arg-type]  # mostly of strings
+            found = find_entry(self._kd_entries, key)  # type: ignore[arg-type]  # mostly of strings
         if found is None:  # not there, or a tuple that holds tuples
             path = path_of(key)
-            found = find_entry(self._entries, path)
+            found = find_entry(self._kd_entries, path)
         return default if found is None else found
 
     @overload
@@ -169,15 +169,15 @@ class Access(AbstractContainer):
             value = _one_value("set", value, item)
         if inplace:
             path = path_of(key)
-            if has_entry(self._entries, path):
+            if has_entry(self._kd_entries, path):
                 write_all(writes_at(self, path, value), non_blocking)
                 return self
         if non_blocking and isinstance(value, Tensor):
-            value = value.to(self._desc.device, non_blocking=True)
+            value = value.to(self._kd_desc.device, non_blocking=True)
         if key.__class__ is str:
-            self._put(key, value)
+            self._kd_put(key, value)
         else:
-            self._store(path_of(key), value)
+            self._kd_store(path_of(key), value)
         return self
 
     def assign(self, entries: Mapping[NestedKey, object]) -> Self:
@@ -199,22 +199,22 @@ class Access(AbstractContainer):
             >>> td.assign({"a": {"d": 2.0}, ("e", "f"): 3.0}).to_dict()
             {'a': {'d': tensor(2.)}, 'c': tensor(1.), 'e': {'f': tensor(3.)}}
         """
-        desc = self._desc
+        desc = self._kd_desc
         if not desc.frozen and type(entries) is dict and all_fit(entries, desc):
-            self._set_leaves(entries)
+            self._kd_set_leaves(entries)
             return self
         staged = [_stage(self, path_of(key), value) for key, value in entries.items()]
         for level, path, entry in staged:
             if len(path) == 1 and isinstance(entry, Tensor):  # nothing is left to check
-                level._set_entry(path[0], entry)
+                level._kd_set_entry(path[0], entry)
             else:
-                level._store(path, entry)
+                level._kd_store(path, entry)
         return self
 
-    def _set_leaves(self, leaves: Mapping[str, Tensor]) -> None:
+    def _kd_set_leaves(self, leaves: Mapping[str, Tensor]) -> None:
         """Store checked tensors; locks were checked by the caller."""
         for key, value in leaves.items():
-            self._set_entry(key, value)
+            self._kd_set_entry(key, value)
 
     @overload
     def set_(self, key: NestedKey, value: object, *, non_blocking: bool = False) -> Self: ...
@@ -243,8 +243,8 @@ class Access(AbstractContainer):
         """
         if value is NO_DEFAULT or item is not NO_DEFAULT:
             value = _one_value("set_", value, item)
-        if key.__class__ is str and self._owns_leaves and not non_blocking:
-            entry = self._entries.get(key)
+        if key.__class__ is str and self._kd_owns_leaves and not non_blocking:
+            entry = self._kd_entries.get(key)
             if entry.__class__ is Tensor and value.__class__ is Tensor:
                 try:  # comparing the shapes first would cost half of the copy
                     entry.copy_(value)
@@ -261,9 +261,9 @@ class Access(AbstractContainer):
         `inplace` is that of `set`: an entry that is missing is stored in any case.
         """
         path = path_of(key)
-        if find_entry(self._entries, path) is None:
-            self._store(path, default)
-        return cast(Tensor, self._read(path))
+        if find_entry(self._kd_entries, path) is None:
+            self._kd_store(path, default)
+        return cast(Tensor, self._kd_read(path))
 
     def pop(self, key: NestedKey, default: object = NO_DEFAULT) -> Tensor:
         """Remove the entry at `key` and return it as `get` does: non-tensor data in its wrapper.
@@ -272,24 +272,24 @@ class Access(AbstractContainer):
             KeyNotFound: if it is missing and no default was given.
             Locked: if the container is locked.
         """
-        if key.__class__ is str and not self._desc.frozen:
-            entry = self._entries.get(key)
+        if key.__class__ is str and not self._kd_desc.frozen:
+            entry = self._kd_entries.get(key)
             if entry is not None:
-                self._del_entry(key)
+                self._kd_del_entry(key)
                 return cast(Tensor, entry)
         path = path_of(key)
-        if not isinstance(default, NoDefault) and find_entry(self._entries, path) is None:
+        if not isinstance(default, NoDefault) and find_entry(self._kd_entries, path) is None:
             return cast(Tensor, default)
-        entry = self._read(path)
+        entry = self._kd_read(path)
         _remove(self, path)
         return cast(Tensor, entry)
 
     def popitem(self) -> tuple[str, Tensor]:
         """Remove the entry that was added last; return its key and the entry."""
-        keys = list(self._entries)
+        keys = list(self._kd_entries)
         if not keys:
             raise KeyNotFound("`popitem` found no entry: the container is empty.")
-        entry = self._read((keys[-1],))
+        entry = self._kd_read((keys[-1],))
         _remove(self, (keys[-1],))
         return keys[-1], cast(Tensor, entry)
 
@@ -301,8 +301,8 @@ class Access(AbstractContainer):
             Locked: if the container is locked.
         """
         path = path_of(key)
-        if self._desc.frozen:
-            self._check_unlocked(f"remove {format_key(path)}")
+        if self._kd_desc.frozen:
+            self._kd_check_unlocked(f"remove {format_key(path)}")
         check_has(self, path)
         _remove(self, path)
         return self
@@ -326,7 +326,7 @@ class Access(AbstractContainer):
             >>> td.nested("next", TensorDict).select("obs")["obs"]
             tensor(1.)
         """
-        entry: object = self._read(path_of(key))
+        entry: object = self._kd_read(path_of(key))
         if not isinstance(entry, kind):
             raise wrong_type(
                 f"entry {format_key(path_of(key))}", with_article(kind.__name__), entry
@@ -343,9 +343,9 @@ class Access(AbstractContainer):
             ([1, 2], [1, 2])
         """
         if is_data(value):  # a wrapper
-            self._store(path_of(key), value)
+            self._kd_store(path_of(key), value)
         else:
-            self._store(path_of(key), registry.wrap_data(value, self._desc.unlocked()))
+            self._kd_store(path_of(key), registry.wrap_data(value, self._kd_desc.unlocked()))
         return self
 
     def get_non_tensor(self, key: NestedKey, default: object = NO_DEFAULT) -> object:
@@ -355,10 +355,10 @@ class Access(AbstractContainer):
             KeyNotFound: if it is missing and no default was given.
         """
         path = path_of(key)
-        if not isinstance(default, NoDefault) and find_entry(self._entries, path) is None:
+        if not isinstance(default, NoDefault) and find_entry(self._kd_entries, path) is None:
             return default
-        entry = self._read(path)
-        return entry if isinstance(entry, Tensor) else entry._item()
+        entry = self._kd_read(path)
+        return entry if isinstance(entry, Tensor) else entry._kd_item()
 
     @overload
     def keys(
@@ -404,9 +404,9 @@ class Access(AbstractContainer):
         """
         if include_nested or leaves_only or sort:
             if include_nested and leaves_only and is_leaf is None and not sort:
-                return LeafKeys(self._entries, ALL_LEAVES)
-            return NestedKeys(self._entries, (include_nested, leaves_only, is_leaf, sort))
-        return self._entries.keys()
+                return LeafKeys(self._kd_entries, ALL_LEAVES)
+            return NestedKeys(self._kd_entries, (include_nested, leaves_only, is_leaf, sort))
+        return self._kd_entries.keys()
 
     def values(
         self,
@@ -419,9 +419,9 @@ class Access(AbstractContainer):
         """Return a live view of the entries; arguments as for `keys`."""
         if include_nested or leaves_only or sort:
             if include_nested and leaves_only and is_leaf is None and not sort:
-                return LeafValues(self._entries, ALL_LEAVES)
-            return NestedValues(self._entries, (include_nested, leaves_only, is_leaf, sort))
-        return self._entries.values()  # type: ignore[return-value]  # typed as `td[key]` is
+                return LeafValues(self._kd_entries, ALL_LEAVES)
+            return NestedValues(self._kd_entries, (include_nested, leaves_only, is_leaf, sort))
+        return self._kd_entries.values()  # type: ignore[return-value]  # typed as `td[key]` is
 
     @overload
     def items(
@@ -451,22 +451,22 @@ class Access(AbstractContainer):
         """Return a live view of keys and entries; arguments as for `keys`."""
         if include_nested or leaves_only or sort:
             if include_nested and leaves_only and is_leaf is None and not sort:
-                return LeafItems(self._entries, ALL_LEAVES)
-            return NestedItems(self._entries, (include_nested, leaves_only, is_leaf, sort))
-        return self._entries.items()  # type: ignore[return-value]  # typed as `td[key]` is
+                return LeafItems(self._kd_entries, ALL_LEAVES)
+            return NestedItems(self._kd_entries, (include_nested, leaves_only, is_leaf, sort))
+        return self._kd_entries.items()  # type: ignore[return-value]  # typed as `td[key]` is
 
     def __contains__(self, key: object) -> bool:
         if key.__class__ is str:
-            return key in self._entries
+            return key in self._kd_entries
         if not is_key(key):
             raise InvalidKey(
                 f"`in` asks for keys, expected a string or a tuple of strings, got {key!r} of type "
                 f"`{type(key).__name__}`. To find a tensor, compare it with each of `values()`."
             )
-        return has_entry(self._entries, path_of(cast("NestedKey", key)))
+        return has_entry(self._kd_entries, path_of(cast("NestedKey", key)))
 
     def __len__(self) -> int:
-        desc = self._desc
+        desc = self._kd_desc
         return desc.batch[0] if desc.ndim else 0
 
     def __bool__(self) -> bool:
@@ -494,12 +494,12 @@ def _stage(
     Returns the lowest container that is there, the rest of the path, and the entry.
     """
     level, depth = lowest_level(container, path)
-    if level._desc.frozen:
-        level._check_unlocked(f"set {format_key(path)}")
-    return level, path[depth:], level._as_entry(path[-1], value, path[:-1])
+    if level._kd_desc.frozen:
+        level._kd_check_unlocked(f"set {format_key(path)}")
+    return level, path[depth:], level._kd_as_entry(path[-1], value, path[:-1])
 
 
 def _remove(container: AbstractContainer, path: tuple[str, ...]) -> None:
     level = level_at(container, path[:-1])
-    level._check_unlocked(f"remove {format_key(path)}")
-    level._del_entry(path[-1])
+    level._kd_check_unlocked(f"remove {format_key(path)}")
+    level._kd_del_entry(path[-1])

@@ -59,9 +59,9 @@ class Arrangement(AbstractContainer):
         Raises:
             Locked: if the container is locked.
         """
-        self._check_unlocked("remove all entries")
-        for key in list(self._entries):
-            self._del_entry(key)
+        self._kd_check_unlocked("remove all entries")
+        for key in list(self._kd_entries):
+            self._kd_del_entry(key)
         return self
 
     def create_nested(self, key: NestedKey) -> Self:
@@ -74,7 +74,7 @@ class Arrangement(AbstractContainer):
             >>> list(TensorDict().create_nested(("a", "b")).keys(True))
             ['a', ('a', 'b')]
         """
-        self._store(path_of(key), registry.make_dense({}, self._desc.unlocked()))
+        self._kd_store(path_of(key), registry.make_dense({}, self._kd_desc.unlocked()))
         return self
 
     def filter_empty_(self) -> Self:
@@ -85,11 +85,11 @@ class Arrangement(AbstractContainer):
             >>> list(TensorDict({"a": {"b": {}}, "c": 1.0}).filter_empty_().keys(True))
             ['c']
         """
-        self._check_unlocked("remove empty containers")
+        self._kd_check_unlocked("remove empty containers")
         with unchanged_on_error(self):
             for level, key in _empty_below(self)[0]:
-                level._check_unlocked("remove empty containers")
-                level._del_entry(key)
+                level._kd_check_unlocked("remove empty containers")
+                level._kd_del_entry(key)
         return self
 
     def split_keys(
@@ -127,7 +127,7 @@ class Arrangement(AbstractContainer):
             several(keys, "a set of keys of `split_keys`")
         how = _Taking(default, strict, reproduce_struct, not reproduce_struct)
         if inplace:
-            self._check_unlocked("split keys in place")
+            self._kd_check_unlocked("split keys in place")
             with unchanged_on_error(self):
                 return (*how.parts(self, self, key_sets), self)
         copy = _dense(self)
@@ -158,7 +158,7 @@ class Arrangement(AbstractContainer):
             >>> list(td.separates("a").keys()), list(td.keys())
             (['a'], ['b'])
         """
-        self._check_unlocked("remove keys")
+        self._kd_check_unlocked("remove keys")
         with unchanged_on_error(self):
             (part,) = _Taking(default, strict, False, filter_empty).parts(self, self, [keys])
         return part
@@ -286,18 +286,18 @@ class _Taking:
         keys: Sequence[NestedKey],
         levels: dict[str, Entry],
     ) -> A:
-        part = kind._like(_copied(levels), kind._desc.unlocked())
+        part = kind._kd_like(_copied(levels), kind._kd_desc.unlocked())
         for key in keys:
             path = path_of(key)
-            entry: object = find_entry(rest._entries, path)
+            entry: object = find_entry(rest._kd_entries, path)
             if entry is None and self.default is not NO_DEFAULT:
                 entry = self.default
-                part._store(path, entry)
+                part._kd_store(path, entry)
             elif entry is not None:
-                part._store(path, entry)
+                part._kd_store(path, entry)
                 _drop(rest, path, self.drop_empty)
             elif self.strict:
-                rest._read(path)  # raises
+                rest._kd_read(path)  # raises
         return part
 
 
@@ -305,21 +305,21 @@ def _dense(td: AbstractContainer) -> AbstractContainer:
     """Return a plain copy, because the fields of a tensor class cannot be removed."""
     if isinstance(td, Composite):
         return td._by_member(_dense)
-    made = registry.make_dense(dict(td._shallow()._entries), td._desc.unlocked())
+    made = registry.make_dense(dict(td._kd_shallow()._kd_entries), td._kd_desc.unlocked())
     return cast(AbstractContainer, made)
 
 
 def empty_levels(td: AbstractContainer) -> dict[str, Entry]:
     """Return all nested containers, without their leaves and data."""
     return {
-        key: cast("Entry", value._like(empty_levels(value), value._desc.unlocked()))
-        for key, value in td._entries.items()
+        key: cast("Entry", value._kd_like(empty_levels(value), value._kd_desc.unlocked()))
+        for key, value in td._kd_entries.items()
         if isinstance(value, AbstractContainer)
     }
 
 
 def _copied(levels: dict[str, Entry]) -> dict[str, Entry]:
-    return {key: cast("AbstractContainer", level)._shallow() for key, level in levels.items()}
+    return {key: cast("AbstractContainer", level)._kd_shallow() for key, level in levels.items()}
 
 
 def _pairs(mapping: object) -> list[tuple[Path, Path]]:
@@ -335,10 +335,10 @@ def _under_new_names(td: A, pairs: Sequence[tuple[Path, Path]], strict: bool) ->
     copy = _dense(td)
     moved: list[tuple[Path, Path, Entry]] = []
     for old, new in pairs:
-        entry = find_entry(copy._entries, old)
+        entry = find_entry(copy._kd_entries, old)
         if entry is None:
             if strict:
-                td._read(old)  # raises, unless another key of the mapping encloses it
+                td._kd_read(old)  # raises, unless another key of the mapping encloses it
                 raise InvalidArgument(
                     f"cannot rename {format_key(old)}: the container that holds it is renamed too. "
                     "Rename it in a second step."
@@ -347,25 +347,25 @@ def _under_new_names(td: A, pairs: Sequence[tuple[Path, Path]], strict: bool) ->
         _drop(copy, old, False)
         moved.append((old, new, entry))
     for old, new, entry in moved:
-        if find_entry(copy._entries, new) is not None:
+        if find_entry(copy._kd_entries, new) is not None:
             raise KeyCollision(
                 f"cannot rename {format_key(old)} to {format_key(new)}: there is an entry of that "
                 "name, which keeps it. Rename that one too, or choose another name."
             )
         store_moved(copy, new, entry)
-    return td._like(dict(copy._entries), td._desc.unlocked())
+    return td._kd_like(dict(copy._kd_entries), td._kd_desc.unlocked())
 
 
 def _only_tensors(td: A) -> A:
     if isinstance(td, Composite):
         return td._by_member(_only_tensors)
     entries: dict[str, Entry] = {}
-    for key, value in td._entries.items():
+    for key, value in td._kd_entries.items():
         if isinstance(value, AbstractContainer):
             entries[key] = cast("Entry", _only_tensors(value))
         elif tensor_of(value) is not None:
             entries[key] = value
-    return td._like(entries, td._desc.unlocked())
+    return td._kd_like(entries, td._kd_desc.unlocked())
 
 
 def _empty_below(level: AbstractContainer) -> tuple[list[tuple[AbstractContainer, str]], bool]:
@@ -376,7 +376,7 @@ def _empty_below(level: AbstractContainer) -> tuple[list[tuple[AbstractContainer
     """
     found: list[tuple[AbstractContainer, str]] = []
     is_empty = True
-    for key, value in level._entries.items():
+    for key, value in level._kd_entries.items():
         below, empty = _empty_below(value) if isinstance(value, AbstractContainer) else ([], False)
         found += [(level, key)] if empty else below
         is_empty = is_empty and empty
@@ -388,13 +388,13 @@ def _drop(level: AbstractContainer, path: tuple[str, ...], empty_ones: bool = Tr
     above: list[tuple[AbstractContainer, str]] = []
     for part in path[:-1]:
         above.append((level, part))
-        level = cast(AbstractContainer, level._entries[part])
-    level._check_unlocked(f"remove {format_key(path)}")
-    level._del_entry(path[-1])
+        level = cast(AbstractContainer, level._kd_entries[part])
+    level._kd_check_unlocked(f"remove {format_key(path)}")
+    level._kd_del_entry(path[-1])
     for parent, key in reversed(above if empty_ones else []):
-        if cast(AbstractContainer, parent._entries[key])._entries:
+        if cast(AbstractContainer, parent._kd_entries[key])._kd_entries:
             return
-        parent._del_entry(key)
+        parent._kd_del_entry(key)
 
 
 def _joined(
@@ -412,18 +412,18 @@ def _joined(
         shapes = ", ".join(str(tuple(leaf.shape)) for leaf in column)
         kind = OutOfRange if isinstance(error, IndexError) else InvalidValue
         raise kind(f"cannot join leaves of shapes {shapes}: {error}") from error
-    td._check_unlocked(f"set {format_key(out_key)}")
+    td._kd_check_unlocked(f"set {format_key(out_key)}")
     with unchanged_on_error(td):
         for path in () if keep else dict.fromkeys(paths):
             level = level_at(td, path[:-1])
-            level._check_unlocked(f"remove {format_key(path)}")
-            level._del_entry(path[-1])
-        td._store(path_of(out_key), joined)
+            level._kd_check_unlocked(f"remove {format_key(path)}")
+            level._kd_del_entry(path[-1])
+        td._kd_store(path_of(out_key), joined)
     return td
 
 
 def _leaf_at(td: AbstractContainer, path: tuple[str, ...]) -> Tensor:
-    leaf = td._read(path)
+    leaf = td._kd_read(path)
     if not isinstance(leaf, Tensor):
         raise wrong_type(f"entry {format_key(path)}", "a tensor", leaf)
     return leaf
@@ -441,7 +441,7 @@ def _leaves(td: AbstractContainer, order: bool | Sequence[NestedKey]) -> list[Te
 
 def _paths(level: AbstractContainer, path: tuple[str, ...]) -> list[tuple[str, ...]]:
     found: list[tuple[str, ...]] = []
-    for key, value in level._entries.items():
+    for key, value in level._kd_entries.items():
         if isinstance(value, AbstractContainer):
             found += _paths(value, (*path, key))
         elif isinstance(value, Tensor):

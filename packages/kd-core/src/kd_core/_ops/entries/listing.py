@@ -32,22 +32,22 @@ def dict_of(
         unset: list fields without an entry as `None`.
     """
     plain: dict[str, object] = {}
-    for key, value in td._entries.items():
+    for key, value in td._kd_entries.items():
         if value.__class__ is Tensor:
             plain[key] = value.tolist() if convert_tensors else value
         elif isinstance(value, AbstractContainer):
-            if tolist_first and value._desc.batch:
+            if tolist_first and value._kd_desc.batch:
                 plain[key] = list_of(value, True, convert_tensors, tolist_first)
             else:
                 plain[key] = dict_of(value, retain_none, convert_tensors, tolist_first, unset)
         elif (leaf := tensor_of(value)) is not None:
             plain[key] = leaf.tolist() if convert_tensors else leaf
         else:
-            item = cast("Node", value)._item()
+            item = cast("Node", value)._kd_item()
             if retain_none or item is not None:
                 plain[key] = item
     if retain_none and unset:
-        plain.update(dict.fromkeys(td._unset()))
+        plain.update(dict.fromkeys(td._kd_unset()))
     return plain
 
 
@@ -62,7 +62,7 @@ def list_of(
         convert_tensors: return tensors as numbers or nested lists of numbers.
         tolist_first: return a nested container that has a batch as a list of its rows.
     """
-    if not td._desc.batch:
+    if not td._kd_desc.batch:
         options = True, convert_tensors, tolist_first, False
         return dict_of(td, *options) if convert_nodes else td
     rows = cast("Sequence[AbstractContainer]", torch.unbind(cast("Tensor", td)))

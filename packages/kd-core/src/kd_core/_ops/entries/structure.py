@@ -158,7 +158,7 @@ class Structure(AbstractContainer):
             >>> td.replace(b=3).to_dict(), td["b"]
             ({'a': tensor(1), 'b': tensor(3)}, tensor(2))
         """
-        new = self._shallow()
+        new = self._kd_shallow()
         if source is not None:
             engine(new).update(new, source)
         return engine(new).update(new, entries) if entries else new
@@ -189,15 +189,15 @@ class Structure(AbstractContainer):
             [('b', 'c')]
         """
         if inplace:
-            self._check_unlocked("select in place")
-        kept = self._selected(keys, strict)
+            self._kd_check_unlocked("select in place")
+        kept = self._kd_selected(keys, strict)
         if kept is None:
             for key in keys:
                 check_has(self, path_of(key))
             raise AssertionError("a key is missing")
         if as_tensordict and not inplace:
-            return cast("Self", registry.make_dense(dict(kept._entries), kept._desc))
-        return self._replace_entries(kept, "select in place") if inplace else kept
+            return cast("Self", registry.make_dense(dict(kept._kd_entries), kept._kd_desc))
+        return self._kd_replace_entries(kept, "select in place") if inplace else kept
 
     def exclude(self, *keys: NestedKey, inplace: bool = False) -> Self:
         """Drop some keys; tensors are shared, missing keys ignored.
@@ -208,8 +208,8 @@ class Structure(AbstractContainer):
             *keys: what to drop.
             inplace: change this container instead of making a new one.
         """
-        kept = self._without(keys)
-        return self._replace_entries(kept, "exclude in place") if inplace else kept
+        kept = self._kd_without(keys)
+        return self._kd_replace_entries(kept, "exclude in place") if inplace else kept
 
     def rename_key_(self, old_key: NestedKey, new_key: NestedKey, safe: bool = False) -> Self:
         """Rename a key; the entry moves to the end of its level.
@@ -226,19 +226,19 @@ class Structure(AbstractContainer):
             Locked: if the container is locked.
         """
         old, new = old_key, new_key
-        if old.__class__ is str and new.__class__ is str and not (safe or self._desc.frozen):
-            moved = self._entries.get(old)
+        if old.__class__ is str and new.__class__ is str and not (safe or self._kd_desc.frozen):
+            moved = self._kd_entries.get(old)
             if moved is not None and old != new:  # without making paths, which takes half of it
-                self._check_key(new)
-                self._del_entry(old)
-                self._set_entry(new, moved)
+                self._kd_check_key(new)
+                self._kd_del_entry(old)
+                self._kd_set_entry(new, moved)
                 return self
         source, target = path_of(old), path_of(new)
-        if self._desc.frozen:
-            self._check_unlocked(f"rename {format_key(old)}")
-        entry = find_entry(self._entries, source)
+        if self._kd_desc.frozen:
+            self._kd_check_unlocked(f"rename {format_key(old)}")
+        entry = find_entry(self._kd_entries, source)
         if entry is None:
-            entry = self._read(source)
+            entry = self._kd_read(source)
         if source == target:
             return self
         if is_prefix(source, target):
@@ -246,24 +246,24 @@ class Structure(AbstractContainer):
                 f"cannot rename {format_key(old)} to {format_key(new)}, which is inside "
                 "it. Choose a name outside it."
             )
-        if safe and find_entry(self._entries, target) is not None:
+        if safe and find_entry(self._kd_entries, target) is not None:
             raise KeyCollision(
                 f"cannot rename {format_key(old)} to {format_key(new)}: there is an entry "
                 "of that name. Remove it first, or pass `safe=False`."
             )
         level = level_at(self, source[:-1])
-        level._check_unlocked(f"rename {format_key(old)}")
+        level._kd_check_unlocked(f"rename {format_key(old)}")
         if source[:-1] == target[:-1]:
-            level._check_key(target[-1])
-            level._del_entry(source[-1])
-            level._set_entry(target[-1], entry)
+            level._kd_check_key(target[-1])
+            level._kd_del_entry(source[-1])
+            level._kd_set_entry(target[-1], entry)
             return self
         if is_compiling():
             store_moved(self, target, entry)
-            level._del_entry(source[-1])
+            level._kd_del_entry(source[-1])
             return self
         with unchanged_on_error(level):
-            level._del_entry(source[-1])
+            level._kd_del_entry(source[-1])
             store_moved(self, target, entry)
         return self
 
@@ -288,10 +288,10 @@ class Structure(AbstractContainer):
         flat: dict[str, Entry] = {}
         if separator.__class__ is not str:
             separator = _checked_separator(separator)
-        _flatten_into(self._entries, separator, "", flat, is_leaf)
-        result = self._like(flat, self._desc._unlocked)
+        _flatten_into(self._kd_entries, separator, "", flat, is_leaf)
+        result = self._kd_like(flat, self._kd_desc._unlocked)
         if inplace:
-            return self._replace_entries(result, "flatten keys in place")
+            return self._kd_replace_entries(result, "flatten keys in place")
         return record(result, self, Flattened, (separator, is_leaf))
 
     def unflatten_keys(self, separator: str = ".", inplace: bool = False) -> Self:
@@ -305,10 +305,10 @@ class Structure(AbstractContainer):
             raise InvalidValue("the separator must not be empty. Pass one such as `'.'`.")
         if separator.__class__ is not str:
             separator = _checked_separator(separator)
-        desc = self._desc._unlocked
-        result = self._like(_unflattened(self._entries, separator, "", desc), desc)
+        desc = self._kd_desc._unlocked
+        result = self._kd_like(_unflattened(self._kd_entries, separator, "", desc), desc)
         if inplace:
-            return self._replace_entries(result, "unflatten keys in place")
+            return self._kd_replace_entries(result, "unflatten keys in place")
         return record(result, self, Unflattened, separator)
 
     def empty(
@@ -331,7 +331,7 @@ class Structure(AbstractContainer):
             return named(
                 engine(self).empty(self, recurse, batch_size=batch_size, device=device), names
             )
-        desc = self._desc._unlocked
+        desc = self._kd_desc._unlocked
         if batch_size is not None or device is not NO_DEFAULT:
             if recurse:
                 raise InvalidArgument(
@@ -340,33 +340,33 @@ class Structure(AbstractContainer):
                 )
             batch = desc.batch if batch_size is None else batch_of(batch_size)
             where = desc.device if device is NO_DEFAULT else device
-            return self._like({}, describe_on(batch, where))
+            return self._kd_like({}, describe_on(batch, where))
         if not recurse:
-            return self._like({}, desc)
+            return self._kd_like({}, desc)
         nested: dict[str, Entry] = {
             key: engine(value).empty(value, recurse=True)
-            for key, value in self._entries.items()
+            for key, value in self._kd_entries.items()
             if is_container(value, self)
         }
-        return self._like(nested, desc)
+        return self._kd_like(nested, desc)
 
     def is_empty(self) -> bool:
         """Return whether there is no leaf and no data at any level."""
-        for value in self._entries.values():
+        for value in self._kd_entries.values():
             if value.__class__ is Tensor or not (
                 is_container(value, self) and engine(value).is_empty(value)
             ):
                 return False
         return True
 
-    def _selected(self, keys: Sequence[NestedKey], strict: bool) -> Self | None:
+    def _kd_selected(self, keys: Sequence[NestedKey], strict: bool) -> Self | None:
         """Return the part of this level that some keys name; `None` if `strict` and one is missing.
 
         The caller raises the error, because it knows the whole path.
         """
         kept: dict[str, Entry] = {}
         parts: dict[str, list[NestedKey]] = {}
-        entries = self._entries
+        entries = self._kd_entries
         for key in keys:
             if key.__class__ is str:
                 first = key
@@ -383,7 +383,7 @@ class Structure(AbstractContainer):
                 return None
         for first in parts:
             value = entries.get(first)
-            part = value._selected(parts[first], strict) if is_container(value, self) else None
+            part = value._kd_selected(parts[first], strict) if is_container(value, self) else None
             if strict and part is None:
                 return None
             if kept[first] is not _PLACE:
@@ -392,13 +392,13 @@ class Structure(AbstractContainer):
                 del kept[first]
             else:
                 kept[first] = part
-        desc = self._desc
+        desc = self._kd_desc
         if desc.frozen:
             kept = _released(kept)
-        return self._like(kept, desc._unlocked)
+        return self._kd_like(kept, desc._unlocked)
 
-    def _without(self, keys: Sequence[NestedKey]) -> Self:
-        kept: dict[str, Entry] = {**self._entries}
+    def _kd_without(self, keys: Sequence[NestedKey]) -> Self:
+        kept: dict[str, Entry] = {**self._kd_entries}
         parts: dict[str, list[NestedKey]] = {}
         for key in keys:
             if key.__class__ is str:
@@ -412,21 +412,21 @@ class Structure(AbstractContainer):
         for first, rest in parts.items() if parts else ():
             value = kept.get(first)
             if is_container(value, self):
-                kept[first] = value._without(rest)
-        desc = self._desc
+                kept[first] = value._kd_without(rest)
+        desc = self._kd_desc
         if desc.frozen:
             kept = _released(kept)
-        return self._like(kept, desc._unlocked)
+        return self._kd_like(kept, desc._unlocked)
 
-    def _replace_entries(self, other: AbstractContainer, action: str) -> Self:
-        self._check_unlocked(action)
-        entries = dict(other._entries)
-        for key in entries.keys() - self._entries.keys():
-            self._check_key(key)
-        for key in list(self._entries):
-            self._del_entry(key)
+    def _kd_replace_entries(self, other: AbstractContainer, action: str) -> Self:
+        self._kd_check_unlocked(action)
+        entries = dict(other._kd_entries)
+        for key in entries.keys() - self._kd_entries.keys():
+            self._kd_check_key(key)
+        for key in list(self._kd_entries):
+            self._kd_del_entry(key)
         for key, value in entries.items():
-            self._set_entry(key, value)
+            self._kd_set_entry(key, value)
         return self
 
 
@@ -477,7 +477,7 @@ def _flatten_into(
             and isinstance(value, AbstractContainer)
             and not (is_leaf and is_leaf(type(value)))
         ):
-            _flatten_into(value._entries, separator, name + separator, flat, is_leaf)
+            _flatten_into(value._kd_entries, separator, name + separator, flat, is_leaf)
         elif name in flat:
             raise KeyCollision(
                 f"two entries would have the flat key `{name}`. Choose another separator than "
@@ -490,7 +490,8 @@ def _flatten_into(
 def _released(kept: dict[str, Entry]) -> dict[str, Entry]:
     """Return the entries for a result: unlike what a locked container encloses, not locked."""
     return {
-        key: value if isinstance(value, Tensor) else value._shallow() for key, value in kept.items()
+        key: value if isinstance(value, Tensor) else value._kd_shallow()
+        for key, value in kept.items()
     }
 
 

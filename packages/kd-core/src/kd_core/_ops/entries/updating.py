@@ -65,7 +65,7 @@ class Update:
 
 def source_items(source: object, method: str) -> Mapping[str, object]:
     if isinstance(source, AbstractContainer):
-        return source._entries
+        return source._kd_entries
     if not isinstance(source, Mapping):
         raise wrong_type(f"the source of `{method}`", "a mapping or a container", source)
     for key in source:
@@ -169,7 +169,7 @@ def _stage_update(
     stage: Staged,
 ) -> bool:
     """Check each entry and append what to do to the stage; nothing is changed here."""
-    kinds = kinds_by_key(level._entries)
+    kinds = kinds_by_key(level._kd_entries)
     in_stack = isinstance(level, Composite)
     for key, value in items:
         taken, only = _narrowed(how.only, key, value)
@@ -185,12 +185,12 @@ def _stage_update(
         if how.inplace and _can_be_written(level, current):
             stage.append(_staged_write(level, (*path, key), value, how.non_blocking))
             continue
-        level._check_unlocked(f"update {format_key((*path, key))}")
+        level._kd_check_unlocked(f"update {format_key((*path, key))}")
         if how.non_blocking and isinstance(value, Tensor):
-            value = value.to(level._desc.device, non_blocking=True)
-        entry = level._as_entry(key, value, path)
+            value = value.to(level._kd_desc.device, non_blocking=True)
+        entry = level._kd_as_entry(key, value, path)
         if how.clone:
-            entry = entry.clone() if isinstance(entry, Tensor) else entry._map_each(Tensor.clone)
+            entry = entry.clone() if isinstance(entry, Tensor) else entry._kd_map_each(Tensor.clone)
         stage.append(_staged_set(level, key, entry))
     return in_stack
 
@@ -221,13 +221,13 @@ class _Deciding:
 
 
 def _staged_set(level: AbstractContainer, key: str, entry: Entry) -> _Commit:
-    return lambda: level._set_entry(key, entry)
+    return lambda: level._kd_set_entry(key, entry)
 
 
 def _staged_write(
     level: AbstractContainer, path: Path, value: object, non_blocking: bool = False
 ) -> _Commit | _Deciding:
-    writes = level._writes(path[-1], value, path)
+    writes = level._kd_writes(path[-1], value, path)
     if is_compiling():
         return lambda: write_all(writes, non_blocking)
     plain = True
@@ -260,13 +260,13 @@ def stage_writes(
     level: AbstractContainer, source: object, path: Path, how: Update, stage: Staged
 ) -> None:
     """Stage the writes of a source into entries that exist."""
-    kinds = kinds_by_key(level._entries)
+    kinds = kinds_by_key(level._kd_entries)
     for key, value in _entries_for(level, source, "update_"):
         taken, below = _narrowed(how.only, key, value)
         if not taken:
             continue
         if key not in kinds:
-            entries = level._entries
+            entries = level._kd_entries
             raise missing_key((*path, key), len(path), entries, entries, path)
         current = kinds[key]
         if isinstance(current, AbstractContainer) and isinstance(value, _LEVELS):
@@ -289,7 +289,7 @@ def renamed(td: W, name: KeyFn, path: tuple[str, ...] = ()) -> W:
     if isinstance(td, Composite):
         return td._by_member(lambda member: renamed(member, name, path))
     entries: dict[str, Entry] = {}
-    for key, value in td._entries.items():
+    for key, value in td._kd_entries.items():
         new: object = name(key)
         if not isinstance(new, str):
             raise wrong_type(f"the new name of {format_key((*path, key))}", "a string", new)
@@ -302,7 +302,7 @@ def renamed(td: W, name: KeyFn, path: tuple[str, ...] = ()) -> W:
         if isinstance(value, AbstractContainer):
             value = cast("Entry", renamed(value, name, (*path, key)))
         entries[new] = value
-    return td._like(entries, td._desc.unlocked())
+    return td._kd_like(entries, td._kd_desc.unlocked())
 
 
 def store_moved(td: AbstractContainer, path: tuple[str, ...], entry: Entry) -> None:
@@ -313,8 +313,8 @@ def store_moved(td: AbstractContainer, path: tuple[str, ...], entry: Entry) -> N
             not become one of a batch.
     """
     level, _ = lowest_level(td, path)
-    if level._desc.ndim and not isinstance(entry, (Tensor, AbstractContainer)):
-        batch = entry._desc.batch
+    if level._kd_desc.ndim and not isinstance(entry, (Tensor, AbstractContainer)):
+        batch = entry._kd_desc.batch
         if not batch and not cast("Data", entry)._of_batch:
-            raise batch_does_not_fit(format_key(path), level._desc.batch, batch)
-    td._store(path, entry)
+            raise batch_does_not_fit(format_key(path), level._kd_desc.batch, batch)
+    td._kd_store(path, entry)

@@ -60,9 +60,9 @@ def inferred_batch(cls: type[C], tree: object, most: int | None) -> Batch:
         InvalidArgument: if the class is not built from a mapping.
     """
     # Apart from what is built in the end: with a batch size lists are rows.
-    made = _maker(cls)(tree, None, None)._shallow()  # which is not locked
-    made._engine.auto_batch_size_(made, most)  # type: ignore[attr-defined]  # of a concern
-    batch = made._desc.batch
+    made = _maker(cls)(tree, None, None)._kd_shallow()  # which is not locked
+    made._kd_engine.auto_batch_size_(made, most)  # type: ignore[attr-defined]  # of a concern
+    batch = made._kd_desc.batch
     return batch[: _rows_in_lists(made, batch)]
 
 
@@ -72,10 +72,10 @@ def _rows_in_lists(level: AbstractContainer, batch: Batch) -> int:
     A list that does not have an item for each row of dimension 0 is left for the error to name.
     """
     most = len(batch)
-    for entry in level._entries.values():
+    for entry in level._kd_entries.values():
         if isinstance(entry, AbstractContainer):
             most = min(most, _rows_in_lists(entry, batch))
-        elif is_data(entry) and isinstance(values := entry._item(), (list, tuple)):
+        elif is_data(entry) and isinstance(values := entry._kd_item(), (list, tuple)):
             found = 0
             rows: list[object] = [values]
             while found < most:
@@ -89,8 +89,8 @@ def _rows_in_lists(level: AbstractContainer, batch: Batch) -> int:
 
 
 def _maker(cls: type[C]) -> Callable[..., C]:
-    make = cast("Callable[..., C] | None", getattr(cls._engine, "from_dict", None))
-    if make is not None and cls._engine is not cls:  # its author may have a field of that name
+    make = cast("Callable[..., C] | None", getattr(cls._kd_engine, "from_dict", None))
+    if make is not None and cls._kd_engine is not cls:  # its author may have a field of that name
         own = make
         return lambda *args: getattr(own, "__func__")(cls, *args)  # noqa: B009  # of a class method
     if make is None:
@@ -102,7 +102,9 @@ def _maker(cls: type[C]) -> Callable[..., C]:
 
 def kind_of(td: C) -> type[C]:
     """Return the class of what is built like a container; a stack is read as a dense container."""
-    return type(td if hasattr(td._engine, "from_dict") else td._like({}, td._desc.unlocked()))
+    return type(
+        td if hasattr(td._kd_engine, "from_dict") else td._kd_like({}, td._kd_desc.unlocked())
+    )
 
 
 def stack_rows(rows: list[C], lazy: bool | None) -> C:

@@ -95,7 +95,7 @@ class Conversion(AbstractContainer):
                 flat._metadata = about  # type: ignore[attr-defined]  # as those of modules
             return flat
         state: dict[str, object] = OrderedDict()
-        entries = self._entries if self._owns_leaves else _stacked(self, keep_vars, state)
+        entries = self._kd_entries if self._kd_owns_leaves else _stacked(self, keep_vars, state)
         for key, value in entries.items():
             if value.__class__ is Tensor or isinstance(value, Tensor):
                 state[key] = _kept(value, keep_vars) if value.requires_grad else value
@@ -103,9 +103,9 @@ class Conversion(AbstractContainer):
                 state[key] = engine(value).state_dict(value, keep_vars=keep_vars, flatten=False)
             else:
                 leaf = tensor_of(value)
-                state[key] = value._item() if leaf is None else _kept(leaf, keep_vars)
-        desc = self._desc
-        if self._nested:
+                state[key] = value._kd_item() if leaf is None else _kept(leaf, keep_vars)
+        desc = self._kd_desc
+        if self._kd_nested:
             unbatched = [key for key, value in entries.items() if is_unbatched(value)]
             state |= {UNBATCHED: unbatched} if unbatched else {}
         state[BATCH_SIZE] = desc.size
@@ -148,7 +148,7 @@ class Conversion(AbstractContainer):
             tensor([1., 1.])
         """
         if _is_flat(state_dict) if from_flatten is None else from_flatten:
-            state_dict = _nested_state(self._entries, _with_metadata(state_dict))
+            state_dict = _nested_state(self._kd_entries, _with_metadata(state_dict))
         if assign:
             _assign(self, state_dict)
             return self
@@ -203,14 +203,14 @@ class Conversion(AbstractContainer):
 def _arrays(td: AbstractContainer, path: Path) -> dict[str, object]:
     """Return the leaves of a level and of those below as arrays."""
     plain: dict[str, object] = {}
-    for key, value in td._entries.items():
+    for key, value in td._kd_entries.items():
         where = (*path, key)
         if isinstance(value, AbstractContainer):
             plain[key] = _arrays(value, where)
             continue
         leaf = tensor_of(value)
         if leaf is None:
-            plain[key] = cast("Data", value)._item()
+            plain[key] = cast("Data", value)._kd_item()
             continue
         try:
             plain[key] = leaf.cpu().numpy()
@@ -232,7 +232,7 @@ def _member_states(
         where = f"of {format_key(path)} " if path else ""
         raise ShapeMismatch(
             f"the state dict {where}is of {len(states)} members stacked along dimension {dim}, and "
-            f"the container is {a_type(td)} of batch_size {td._desc.batch}. Load it "
+            f"the container is {a_type(td)} of batch_size {td._kd_desc.batch}. Load it "
             "into a lazy stack of as many members."
         )
     return list(zip(td._members, states, strict=True))
@@ -241,12 +241,12 @@ def _member_states(
 def _stacked(td: AbstractContainer, keep_vars: bool, state: dict[str, object]) -> Entries:
     """Return the entries of a stack; if they cannot be stacked, none, and add those of members."""
     try:
-        return dict(td._entries.items())
+        return dict(td._kd_entries.items())
     except KdError:
         if not isinstance(td, Composite):
             raise
     state[MEMBERS] = [
-        cast("type[Conversion]", member._engine).state_dict(
+        cast("type[Conversion]", member._kd_engine).state_dict(
             cast("Conversion", member), keep_vars=keep_vars, flatten=False
         )
         for member in td._members
@@ -262,7 +262,7 @@ def _kept(leaf: Tensor, keep_vars: bool) -> Tensor:
 def _has_members_apart(td: AbstractContainer) -> bool:
     """Return whether a level is a stack whose entries cannot be stacked."""
     try:
-        entries = td._entries if td._owns_leaves else dict(td._entries.items())
+        entries = td._kd_entries if td._kd_owns_leaves else dict(td._kd_entries.items())
     except KdError:
         return isinstance(td, Composite)
     return any(
@@ -278,9 +278,9 @@ def _flatten_state(
     about: dict[str, object],
 ) -> None:
     """Add the leaves of a level and of those below under joined keys, and what they are beside."""
-    level: dict[str, object] = {"batch_size": td._desc.size, "device": td._desc.device}
+    level: dict[str, object] = {"batch_size": td._kd_desc.size, "device": td._kd_desc.device}
     about[prefix.removesuffix(".")] = level
-    for key, value in td._entries.items():
+    for key, value in td._kd_entries.items():
         name = prefix + key
         if isinstance(value, AbstractContainer):
             _flatten_state(value, f"{name}.", keep_vars, state, about)
@@ -290,7 +290,7 @@ def _flatten_state(
             raise given_twice(f"`{name}`", " once nested keys are joined by dots")
         if leaf is None:
             data = cast("Data", value)
-            about[name] = {"batch_size": data.batch_size, _DATA: {"data": data._item()}}
+            about[name] = {"batch_size": data.batch_size, _DATA: {"data": data._kd_item()}}
             continue
         state[name] = _kept(leaf, keep_vars)
         if is_unbatched(value):
@@ -346,16 +346,16 @@ def _nested_state(entries: Entries, state: Mapping[str, object]) -> dict[str, ob
             pending.setdefault(first, {})[rest] = value
     for key, below in pending.items():
         entry = entries.get(key)
-        inner = entry._entries if isinstance(entry, AbstractContainer) else {}
+        inner = entry._kd_entries if isinstance(entry, AbstractContainer) else {}
         nested[key] = _nested_state(inner, below)
     for key, entry in entries.items():
         if key in nested:
             continue
         if isinstance(entry, AbstractContainer):
-            if not entry._entries:
+            if not entry._kd_entries:
                 nested[key] = {}
         elif tensor_of(entry) is None:
-            nested[key] = cast("Data", entry)._item()
+            nested[key] = cast("Data", entry)._kd_item()
     return nested
 
 
@@ -394,14 +394,17 @@ def _stage(
         for member, each in members:
             _stage(member, each, strict, path, writes)
         return
-    entries = kinds_by_key(td._entries)
+    entries = kinds_by_key(td._kd_entries)
     if strict and content.keys() != entries.keys():
         remedy = "Pass `strict=False` to take the shared keys, or `assign=True` to take all."
         raise _other_keys(entries, content, remedy)
-    if BATCH_SIZE in state and tuple(cast("tuple[int, ...]", state[BATCH_SIZE])) != td._desc.batch:
+    if (
+        BATCH_SIZE in state
+        and tuple(cast("tuple[int, ...]", state[BATCH_SIZE])) != td._kd_desc.batch
+    ):
         raise ShapeMismatch(
             f"the state dict is of batch_size {tuple(cast('tuple[int, ...]', state[BATCH_SIZE]))}, "
-            f"and the container of {td._desc.batch}. Pass `assign=True` to take that of the state."
+            f"and the container of {td._kd_desc.batch}. Pass `assign=True` to take that of the state."
         )
     for key in entries:
         if key not in content:
@@ -410,9 +413,9 @@ def _stage(
         if isinstance(entry, AbstractContainer):
             _stage(entry, value, strict, (*path, key), writes)
         elif tensor_of(entry) is not None:
-            writes += td._writes(key, value, (*path, key))
+            writes += td._kd_writes(key, value, (*path, key))
         elif not cast("Data", entry)._agrees(value):
-            held = cast("Data", entry)._item()
+            held = cast("Data", entry)._kd_item()
             raise InvalidArgument(
                 f"entry {format_key((*path, key))} is non-tensor data, {held!r}, "
                 f"and cannot be overwritten with {value!r}. Pass `assign=True` to replace it."
@@ -430,7 +433,7 @@ def _other_keys(
 
 
 def _assign(td: AbstractContainer, state: Mapping[str, object]) -> None:
-    td._check_unlocked("replace entries by those of a state dict")
+    td._kd_check_unlocked("replace entries by those of a state dict")
     members = _member_states(td, state, ())
     if members is not None:
         with unchanged_on_error(td):
@@ -438,13 +441,13 @@ def _assign(td: AbstractContainer, state: Mapping[str, object]) -> None:
                 _assign(member, cast("Mapping[str, object]", each))
         return
     made = cast("AbstractContainer", _restored(td, _with_data_of_fields(td, state)))
-    for key in made._entries.keys() - td._entries.keys():
-        td._check_key(key)
-    for key in list(td._entries):
-        td._del_entry(key)
-    td._describe(made._desc)
-    for key, entry in made._entries.items():
-        td._set_entry(key, entry)
+    for key in made._kd_entries.keys() - td._kd_entries.keys():
+        td._kd_check_key(key)
+    for key in list(td._kd_entries):
+        td._kd_del_entry(key)
+    td._kd_describe(made._kd_desc)
+    for key, entry in made._kd_entries.items():
+        td._kd_set_entry(key, entry)
 
 
 def _with_data_of_fields(
@@ -455,15 +458,17 @@ def _with_data_of_fields(
     Raises:
         KeySetMismatch: if it lacks a field that is a tensor or a container.
     """
-    if td._tensor_class is None or isinstance(td, Composite):
+    if td._kd_tensor_class is None or isinstance(td, Composite):
         return state
-    lacking = {key: entry for key, entry in td._entries.items() if key not in state}
+    lacking = {key: entry for key, entry in td._kd_entries.items() if key not in state}
     if any(
         isinstance(each, AbstractContainer) or tensor_of(each) is not None
         for each in lacking.values()
     ):
-        raise _other_keys(td._entries, _content(state), "Leave out `assign`, with `strict=False`.")
-    return {**state, **{key: cast("Data", entry)._item() for key, entry in lacking.items()}}
+        raise _other_keys(
+            td._kd_entries, _content(state), "Leave out `assign`, with `strict=False`."
+        )
+    return {**state, **{key: cast("Data", entry)._kd_item() for key, entry in lacking.items()}}
 
 
 def _restored(td: AbstractContainer, state: Mapping[str, object]) -> Entry:
@@ -472,10 +477,10 @@ def _restored(td: AbstractContainer, state: Mapping[str, object]) -> Entry:
         states = cast("list[Mapping[str, object]]", state[MEMBERS])
         rows = [_restored(td, each) for each in states]
         return registry.lazy_stack(rows, cast("int", state[STACK_DIM]))
-    batch = batch_of(cast("tuple[int, ...]", state.get(BATCH_SIZE, td._desc.batch)))
-    if batch == td._desc.batch:
-        batch = td._desc.batch  # its sizes have names
-    kinds = kinds_by_key(td._entries)
+    batch = batch_of(cast("tuple[int, ...]", state.get(BATCH_SIZE, td._kd_desc.batch)))
+    if batch == td._kd_desc.batch:
+        batch = td._kd_desc.batch  # its sizes have names
+    kinds = kinds_by_key(td._kd_entries)
     content = dict[str, object]()
     for key, value in _content(state).items():
         content[key] = value
@@ -484,7 +489,7 @@ def _restored(td: AbstractContainer, state: Mapping[str, object]) -> Entry:
             content[key] = _restored(there if isinstance(there, AbstractContainer) else td, value)
     for key in cast("list[str]", state.get(UNBATCHED, ())):
         content[key] = registry.wrap_tensor(cast("Tensor", content[key]), describe(()))
-    made = registry.nest_mapping(content, td._desc.with_batch(batch), ())
+    made = registry.nest_mapping(content, td._kd_desc.with_batch(batch), ())
     if isinstance(td, Composite) or not isinstance(made, AbstractContainer):
         return made
-    return cast("Entry", td._like(dict(made._entries), made._desc))
+    return cast("Entry", td._kd_like(dict(made._kd_entries), made._kd_desc))

@@ -73,9 +73,9 @@ class Objects(AbstractContainer):
         from kd_core._convert.plain import tree_of
 
         if isinstance(obj, AbstractContainer):
-            tree: object = obj._entries
+            tree: object = obj._kd_entries
             if batch_size is None and not auto_batch_size:
-                batch_size = obj._desc.batch
+                batch_size = obj._kd_desc.batch
         else:
             tree = tree_of(obj)
             if tree is None and isinstance(obj, list) and obj:
@@ -215,7 +215,7 @@ class Objects(AbstractContainer):
             batch_size = inferred_batch(kind, input_dict, batch_dims)
         tree: dict[str, object] = {}
         for key, value in input_dict.items():
-            current = self._entries.get(key)
+            current = self._kd_entries.get(key)
             nested = is_container(current, self) and isinstance(value, Mapping)
             if nested:  # with the batch size, which says what is a list of rows
                 value = current.from_dict_instance(value, batch_size=batch_size)  # type: ignore[union-attr]  # asked above
@@ -498,13 +498,13 @@ class Objects(AbstractContainer):
 
             source = None if use_state_dict else modules[0]
             made = cast("Self", module_of(cast("Node", made), source))
-        return made._engine.lock_(made) if lock else made  # type: ignore[attr-defined]  # of a concern
+        return made._kd_engine.lock_(made) if lock else made  # type: ignore[attr-defined]  # of a concern
 
 
 def _plain_dict(td: AbstractContainer) -> dict[str, object]:
     return {
         key: _plain_dict(value)
         if isinstance(value, AbstractContainer)
-        else (value if isinstance(value, Tensor) else value._item())
-        for key, value in td._entries.items()
+        else (value if isinstance(value, Tensor) else value._kd_item())
+        for key, value in td._kd_entries.items()
     }

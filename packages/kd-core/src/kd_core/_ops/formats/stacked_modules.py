@@ -32,7 +32,7 @@ def stacked_modules(
     rows = [take(module, use_state_dict=use_state_dict) for module in modules]
     if lazy_stack:
         return stack_rows(rows, True)
-    entries = _stacked([row._entries for row in rows], (), expand_identical)
+    entries = _stacked([row._kd_entries for row in rows], (), expand_identical)
     return build(cls, entries, (len(rows),), None)
 
 
@@ -51,7 +51,7 @@ def _stacked(
     for key in first:
         column = [level[key] for level in levels]
         if not isinstance(column[0], Tensor):
-            inner = [cast("AbstractContainer", node)._entries for node in column]
+            inner = [cast("AbstractContainer", node)._kd_entries for node in column]
             made[key] = _stacked(cast("list[Mapping[str, object]]", inner), (*path, key), expand)
             continue
         made[key] = _stacked_leaf(cast("list[Tensor]", column), expand)

@@ -99,7 +99,7 @@ class Autograd(AbstractContainer):
         given: list[Tensor] | None = None
         if gradient is not None:
             mine, given = [], []
-            self._collect_pair(cast("Entry", gradient), mine, given, ())
+            self._kd_collect_pair(cast("Entry", gradient), mine, given, ())
         roots = [leaf for leaf in mine if leaf.requires_grad]
         if not roots:
             raise InvalidValue(
@@ -120,7 +120,7 @@ class Autograd(AbstractContainer):
 
     def detach(self) -> Self:
         """Return the container with all leaves detached from the graph; storage is shared."""
-        return self._map_each(Tensor.detach)
+        return self._kd_map_each(Tensor.detach)
 
     def detach_(self) -> Self:
         """Detach all leaves from the graph, in place; return self.
@@ -142,7 +142,7 @@ class Autograd(AbstractContainer):
     @property
     def data(self) -> Self:
         """The container of the data of all leaves: detached from the graph, storage shared."""
-        return self._map_each(lambda leaf: leaf.data)
+        return self._kd_map_each(lambda leaf: leaf.data)
 
     @property
     def grad(self) -> Self | None:
@@ -175,14 +175,14 @@ def _gradients(td: AbstractContainer) -> AbstractContainer:
     if isinstance(td, Composite):
         return td._by_member(_gradients)
     entries: dict[str, Entry] = {}
-    for key, value in td._entries.items():
+    for key, value in td._kd_entries.items():
         if isinstance(value, AbstractContainer):
             inner = _gradients(value)
-            if inner._entries:
+            if inner._kd_entries:
                 entries[key] = cast("Entry", inner)
             continue
         leaf = tensor_of(value)
         grad = None if leaf is None else leaf.grad
         if grad is not None:
-            entries[key] = grad if leaf is value else registry.wrap_tensor(grad, td._desc)
-    return td._like(entries, td._desc.unlocked())
+            entries[key] = grad if leaf is value else registry.wrap_tensor(grad, td._kd_desc)
+    return td._kd_like(entries, td._kd_desc.unlocked())

@@ -66,11 +66,11 @@ _UNSIGNED: Final = (torch.uint8, torch.uint16, torch.uint32, torch.uint64)
 def unary(td: W, fn: _LeafOp, kernel: Kernel | None = None) -> W:
     """Apply a function of one tensor to every leaf."""
     try:
-        if kernel is None or is_dynamo_compiling() or few_leaves(td._entries):
-            return td._map_each(fn, None, None)  # dynamo adds guards on each default
+        if kernel is None or is_dynamo_compiling() or few_leaves(td._kd_entries):
+            return td._kd_map_each(fn, None, None)  # dynamo adds guards on each default
         leaves: list[Tensor] = []
-        td._collect(leaves)
-        return td._rebuild(iter(run(leaves, fn, kernel)))
+        td._kd_collect(leaves)
+        return td._kd_rebuild(iter(run(leaves, fn, kernel)))
     except RuntimeError as error:
         note_entry(error, td, fn)
         raise
@@ -79,7 +79,7 @@ def unary(td: W, fn: _LeafOp, kernel: Kernel | None = None) -> W:
 def unary_(td: W, fn: _LeafOp, kernel: Kernel | None = None, refuse_overlap: bool = True) -> W:
     """Apply a function that writes into the storage of each leaf; see `check_in_place`."""
     leaves = leaves_of(td)
-    alike = check_in_place(td._entries, leaves, fn, refuse_overlap=refuse_overlap)
+    alike = check_in_place(td._kd_entries, leaves, fn, refuse_overlap=refuse_overlap)
     run_(leaves, fn, kernel, alike)
     return td
 
@@ -100,10 +100,10 @@ def binary(
         kind = other.__class__
         if kind is int or kind is float or kind is bool or kind is complex:
             if is_dynamo_compiling():  # a loop adds the fewest guards
-                return td._map_each(lambda leaf: fn(leaf, other), None, None)
+                return td._kd_map_each(lambda leaf: fn(leaf, other), None, None)
             leaves: list[Tensor] = []
-            td._collect(leaves)
-            return td._rebuild(iter(_run_number(leaves, other, fn, kernel, exact)))
+            td._kd_collect(leaves)
+            return td._kd_rebuild(iter(_run_number(leaves, other, fn, kernel, exact)))
         return _with_operand(td, other, fn, kernel, exact)
     except RuntimeError as error:
         _explain(td, other, fn, error)
@@ -116,9 +116,11 @@ def compared(td: W, other: object, fn: _LeafOp) -> W:
     Data is equal or not, one answer for each row; another comparison leaves it as it is.
     """
     if isinstance(other, Mapping) and not isinstance(other, AbstractContainer):
-        other = registry.nest_mapping(cast("Mapping[str, object]", other), td._desc.unlocked(), ())
+        other = registry.nest_mapping(
+            cast("Mapping[str, object]", other), td._kd_desc.unlocked(), ()
+        )
     result = binary(td, other, fn)
-    if fn in _EQUALITIES and td._nested and isinstance(other, AbstractContainer):
+    if fn in _EQUALITIES and td._kd_nested and isinstance(other, AbstractContainer):
         _compare_data(td, other, result, fn is torch.eq)
     return result
 
@@ -135,13 +137,13 @@ def _compare_data(
         for member, row, found in zip(td._members, rows, result._members, strict=True):
             _compare_data(member, cast("AbstractContainer", row), found, equal)
         return
-    theirs = other._entries
-    for key, entry in list(td._entries.items()):
+    theirs = other._kd_entries
+    for key, entry in list(td._kd_entries.items()):
         if isinstance(entry, AbstractContainer):
             below = cast("AbstractContainer", theirs[key])
-            _compare_data(entry, below, cast("AbstractContainer", result._entries[key]), equal)
+            _compare_data(entry, below, cast("AbstractContainer", result._kd_entries[key]), equal)
         elif is_data(entry):
-            result._set_entry(key, entry._equal_rows(theirs[key], equal))
+            result._kd_set_entry(key, entry._equal_rows(theirs[key], equal))
 
 
 def _with_operand(
@@ -152,9 +154,9 @@ def _with_operand(
     operand = as_operand(other)
     leaves = leaves_of(td)
     if not isinstance(operand, Tensor):
-        return td._rebuild(iter(_run_number(leaves, operand, fn, kernel, exact)))
+        return td._kd_rebuild(iter(_run_number(leaves, operand, fn, kernel, exact)))
     if operand.ndim == 0 and keeps_batch(td):
-        return td._rebuild(iter(run_with(leaves, operand, fn, None)))
+        return td._kd_rebuild(iter(run_with(leaves, operand, fn, None)))
     beside = padded(td, operand, leaves)
     return _combine_pairs(td, operand, leaves, beside, fn, kernel)
 
@@ -191,10 +193,10 @@ def binary_(
     leaves: list[Tensor] = []
     theirs: list[Tensor] = []
     if isinstance(other, AbstractContainer):
-        td._collect_pair(cast("Entry", other), leaves, theirs, ())
-        check_batches(td._desc.batch, other._desc.batch)
+        td._kd_collect_pair(cast("Entry", other), leaves, theirs, ())
+        check_batches(td._kd_desc.batch, other._kd_desc.batch)
     else:
-        td._collect(leaves)
+        td._kd_collect(leaves)
         operand = as_operand(other)
         if isinstance(operand, Tensor):
             operand = as_it_was(operand, leaves)
@@ -203,7 +205,7 @@ def binary_(
         theirs = padded(td, operand, leaves)
     if not keeps_batch(td):
         lift_scalars(td, leaves, [other], [theirs])
-    alike = check_in_place(td._entries, leaves, fn, theirs)
+    alike = check_in_place(td._kd_entries, leaves, fn, theirs)
     run_pairs_(leaves, theirs, fn, kernel, alike)
     return td
 
@@ -219,7 +221,7 @@ def _write_number(
 ) -> W:
     """Apply a function of leaves and one number, or a 0-dim tensor, that writes into the leaves."""
     column = [number] * len(leaves)
-    alike = check_in_place(td._entries, leaves, fn, column, refuse_overlap=refuse_overlap)
+    alike = check_in_place(td._kd_entries, leaves, fn, column, refuse_overlap=refuse_overlap)
     constant = None if exact is None else exact_constant(leaves, number, alike)
     if constant is None:
         run_with_(leaves, number, fn, kernel, alike)
@@ -259,15 +261,15 @@ def reflected(td: W, left: object, fn: Callable[..., Tensor], exact: bool = Fals
 
 
 def _zip(td: W, other: AbstractContainer, fn: _LeafOp, kernel: Kernel | None) -> W:
-    desc, second = td._desc, other._desc
+    desc, second = td._kd_desc, other._kd_desc
     # With one batch dimension, broadcasting cannot change a batch that both containers have.
     stays = desc.ndim < 2 and (desc is second or desc.batch == second.batch)
     loops = kernel is None or is_dynamo_compiling()
-    if stays and (keeps_batch(td) if loops else few_leaves(td._entries)):
-        return td._zip_each(other, fn)
+    if stays and (keeps_batch(td) if loops else few_leaves(td._kd_entries)):
+        return td._kd_zip_each(other, fn)
     mine: list[Tensor] = []
     theirs: list[Tensor] = []
-    td._collect_pair(cast("Entry", other), mine, theirs, ())
+    td._kd_collect_pair(cast("Entry", other), mine, theirs, ())
     if stays and desc.ndim:
         return of_pairs(td, other, run_pairs(mine, theirs, fn, kernel))
     check_batches(desc.batch, second.batch)
@@ -291,7 +293,7 @@ def _combine_pairs(
 ) -> W:
     """Apply a function of two to each leaf and its operand, for members as for their stack."""
     if keeps_batch(td):
-        return td._rebuild(iter(run_pairs(mine, theirs, fn, kernel)))
+        return td._kd_rebuild(iter(run_pairs(mine, theirs, fn, kernel)))
     lifted = lift_scalars(td, mine, [operand], [theirs])
     return of_members(td, lower_scalars(list(run_pairs(mine, theirs, fn, kernel)), lifted))
 
@@ -314,7 +316,7 @@ def _explain_pairs(
     """Raise the error that names the entry whose two leaves cannot be combined."""
     mine: list[Tensor] = []
     theirs: list[Tensor] = []
-    td._collect_pair(cast("Entry", other), mine, theirs, ())
+    td._kd_collect_pair(cast("Entry", other), mine, theirs, ())
     for leaf, value in zip(mine, theirs, strict=True):
         explain_shapeless(error, f"{name_in(td, leaf)} in both containers", leaf, value)
         pairs = zip(reversed(leaf.shape), reversed(value.shape), strict=False)
@@ -358,7 +360,7 @@ def binary_of_tensors(td: W, other: object, fn: _LeafOp, kernel: Kernel | None =
         return binary(td, operand, fn, kernel)
     leaves = leaves_of(td)
     beside = [number_beside(leaf, operand) for leaf in leaves]
-    return td._rebuild(iter(run_pairs(leaves, beside, fn, kernel)))
+    return td._kd_rebuild(iter(run_pairs(leaves, beside, fn, kernel)))
 
 
 def binary_of_tensors_(td: W, other: object, fn: _LeafOp, kernel: Kernel | None = None) -> W:
@@ -368,7 +370,7 @@ def binary_of_tensors_(td: W, other: object, fn: _LeafOp, kernel: Kernel | None 
         return binary_(td, operand, fn, kernel)
     leaves = leaves_of(td)
     beside = [number_beside(leaf, operand) for leaf in leaves]
-    run_pairs_(leaves, beside, fn, kernel, check_in_place(td._entries, leaves, fn, beside))
+    run_pairs_(leaves, beside, fn, kernel, check_in_place(td._kd_entries, leaves, fn, beside))
     return td
 
 
@@ -430,7 +432,7 @@ def cast_leaves(td: W, dtype: torch.dtype, cast_filter: CastFilter | None = None
     leaves = leaves_of(td)
     for leaf in leaves:
         if leaf.dtype is not dtype:
-            return td._rebuild(iter([leaf.to(dtype=dtype) for leaf in leaves]))
+            return td._kd_rebuild(iter([leaf.to(dtype=dtype) for leaf in leaves]))
     return td
 
 
@@ -439,7 +441,7 @@ def _cast_some(td: W, dtype: torch.dtype, cast_filter: CastFilter, path: tuple[s
     if isinstance(td, Composite):
         return td._by_member(lambda member: _cast_some(member, dtype, cast_filter, path))
     entries: dict[str, Entry] = {}
-    for key, value in td._entries.items():
+    for key, value in td._kd_entries.items():
         if isinstance(value, AbstractContainer):
             entries[key] = cast("Entry", _cast_some(value, dtype, cast_filter, (*path, key)))
             continue
@@ -447,5 +449,5 @@ def _cast_some(td: W, dtype: torch.dtype, cast_filter: CastFilter, path: tuple[s
         entries[key] = value
         if leaf is not None and cast_filter((*path, key), leaf):
             made = leaf.to(dtype=dtype)
-            entries[key] = made if leaf is value else registry.wrap_tensor(made, td._desc)
-    return td._like(entries, td._desc.unlocked())
+            entries[key] = made if leaf is value else registry.wrap_tensor(made, td._kd_desc)
+    return td._kd_like(entries, td._kd_desc.unlocked())

@@ -66,7 +66,7 @@ def binary_with_default(
     _check_default(default)
     if not isinstance(other, AbstractContainer):
         return otherwise(td, other, fn)
-    check_batches(td._desc.batch, other._desc.batch)
+    check_batches(td._kd_desc.batch, other._kd_desc.batch)
     return _Join(fn, default).level(td, other, ())
 
 
@@ -94,11 +94,11 @@ class _Join:
         """Whether leaves are those of members, which have a dimension less than their stack."""
 
     def level(self, td: W, other: AbstractContainer, path: tuple[str, ...]) -> W:
-        batch = td._desc.batch
-        if isinstance(td, Composite) and other._desc.batch[: len(batch)] == batch:
+        batch = td._kd_desc.batch
+        if isinstance(td, Composite) and other._kd_desc.batch[: len(batch)] == batch:
             joins = self._of_members(td)
             return td._by_member(lambda member, row: next(joins).level(member, row, path), other)
-        mine, theirs = td._entries, other._entries
+        mine, theirs = td._kd_entries, other._kd_entries
         entries: dict[str, Entry] = {}
         for key, value in mine.items():
             if key in theirs:
@@ -106,8 +106,8 @@ class _Join:
             elif self.default != _SHARED:
                 entries[key] = self._one(value, False)
         if self.default != _SHARED:
-            self._add_theirs(entries, mine, theirs, batch, len(other._desc.batch))
-        return td._like(entries, td._desc.unlocked())
+            self._add_theirs(entries, mine, theirs, batch, len(other._kd_desc.batch))
+        return td._kd_like(entries, td._kd_desc.unlocked())
 
     def _of_members(self, stack: Composite) -> Iterator[_Join]:
         """Iterate over the traversals of the members of a stack."""
@@ -124,14 +124,14 @@ class _Join:
         if isinstance(mine, AbstractContainer) and isinstance(theirs, AbstractContainer):
             return cast("Entry", self.level(mine, theirs, path))
         if is_unbatched(mine) and is_unbatched(theirs):
-            return mine._zip_each(theirs, self.fn, path)
+            return mine._kd_zip_each(theirs, self.fn, path)
         if isinstance(mine, _LEAVES) or isinstance(theirs, _LEAVES) or _are_unlike(mine, theirs):
             raise KeySetMismatch(
                 f"entry {format_key(path)} must be of one kind in both containers, got "
                 f"{a_type(mine)} and {a_type(theirs)}."
             )
         if isinstance(self.fn, Selection):
-            return mine._zip_each(theirs, self.fn, path)
+            return mine._kd_zip_each(theirs, self.fn, path)
         return mine
 
     def _leaf(self, mine: Tensor, theirs: Tensor, path: tuple[str, ...], batch: Batch) -> Tensor:
@@ -171,15 +171,15 @@ class _Join:
                 lambda member: cast("AbstractContainer", next(joins)._one(member, on_the_right))
             )
         if isinstance(entry, AbstractContainer):
-            found = {key: self._one(each, on_the_right) for key, each in entry._entries.items()}
-            return cast("Entry", entry._like(found, entry._desc.unlocked()))
+            found = {key: self._one(each, on_the_right) for key, each in entry._kd_entries.items()}
+            return cast("Entry", entry._kd_like(found, entry._kd_desc.unlocked()))
         if is_unbatched(entry):
             return self._unbatched(entry, on_the_right)
         if not isinstance(self.fn, Selection) or cast("Data", entry)._of_batch:
-            return entry._shallow()
-        none = registry.wrap_data(None, entry._desc)
+            return entry._kd_shallow()
+        none = registry.wrap_data(None, entry._kd_desc)
         pair = (none, entry) if on_the_right else (entry, none)
-        return pair[0]._zip_each(pair[1], self.fn)
+        return pair[0]._kd_zip_each(pair[1], self.fn)
 
     def _unbatched(self, entry: TensorData, on_the_right: bool) -> Entry:
         """Return the result for a tensor without batch dimensions that one container has."""
@@ -188,7 +188,7 @@ class _Join:
                 "an `UnbatchedTensor` that only one container has cannot be padded at some rows. "
                 "`exclude` it first, or give it the batch dimensions with `expand`."
             )
-        return entry._map_each(lambda leaf: self._with_default(leaf, on_the_right))
+        return entry._kd_map_each(lambda leaf: self._with_default(leaf, on_the_right))
 
     def _with_default(self, leaf: Tensor, on_the_right: bool) -> Tensor:
         default = self.default
@@ -214,4 +214,4 @@ def _expanded(entry: Entry, batch: Batch) -> Entry:
 
     if isinstance(entry, Tensor):
         return expand(entry)
-    return entry._map_each(expand, lambda old: batch + old)
+    return entry._kd_map_each(expand, lambda old: batch + old)

@@ -97,9 +97,9 @@ def pairs(
         found.append(fn(leaf))
         return found[-1][0]
 
-    first = td._map_each(values, batch)
+    first = td._kd_map_each(values, batch)
     places = iter(found)
-    return _as_torch(along, first, td._map_each(lambda leaf: next(places)[1], batch))
+    return _as_torch(along, first, td._kd_map_each(lambda leaf: next(places)[1], batch))
 
 
 def _call(along: Along, axis: int, keepdim: bool, leaf: Tensor) -> tuple[Tensor, Tensor]:
@@ -121,5 +121,5 @@ def _joined(td: AbstractContainer, axis: int) -> Tensor:
         leaves.append(leaf)
         return leaf
 
-    td._map_each(noted, SAME_SHAPE)
+    td._kd_map_each(noted, SAME_SHAPE)
     return torch.cat(leaves, axis)

@@ -85,7 +85,7 @@ def is_plain(operand: object) -> bool:
 
 def padded(td: AbstractContainer, operand: Tensor, leaves: list[Tensor]) -> list[Tensor]:
     """Return a tensor operand for each collected leaf; members receive their rows."""
-    batch = td._desc.batch
+    batch = td._kd_desc.batch
     if not operand.ndim:
         return [operand] * len(leaves)
     if is_shapeless(operand):
@@ -154,18 +154,18 @@ def _is_array(value: object) -> bool:
 
 def keeps_batch(td: AbstractContainer) -> bool:
     """Return whether the shapes of collected leaves start with the batch size."""
-    if not td._nested:  # only tensors: "math" in the benchmarks
+    if not td._kd_nested:  # only tensors: "math" in the benchmarks
         return True
-    if not td._owns_leaves:
+    if not td._kd_owns_leaves:
         return False
-    return all_plain(td._entries) or all(
-        keeps_batch(node) for node in td._below() if isinstance(node, AbstractContainer)
+    return all_plain(td._kd_entries) or all(
+        keeps_batch(node) for node in td._kd_below() if isinstance(node, AbstractContainer)
     )
 
 
 def beside_members(td: AbstractContainer, operand: Tensor) -> list[Tensor]:
-    """Return the part of a tensor over the batch that belongs to each leaf of `_collect`."""
-    batch: Batch = td._desc.batch
+    """Return the part of a tensor over the batch that belongs to each leaf of `_kd_collect`."""
+    batch: Batch = td._kd_desc.batch
     beside: list[Tensor] = []
     rows = operand.reshape((*operand.shape, *(1,) * (len(batch) - operand.ndim)))
     _stand_beside(td, rows.expand(batch), len(batch), beside)
@@ -173,14 +173,14 @@ def beside_members(td: AbstractContainer, operand: Tensor) -> list[Tensor]:
 
 
 def _stand_beside(td: AbstractContainer, operand: Tensor, ndim: int, beside: list[Tensor]) -> None:
-    """Append a tensor over the first `ndim` dimensions for each leaf of `_collect`."""
+    """Append a tensor over the first `ndim` dimensions for each leaf of `_kd_collect`."""
     if isinstance(td, Composite):
         over = td._dim < ndim
         rows = operand.unbind(td._dim) if over else [operand] * len(td._members)
         for member, row in zip(td._members, rows, strict=True):
             _stand_beside(member, row, ndim - over, beside)
         return
-    for value in td._entries.values():
+    for value in td._kd_entries.values():
         if isinstance(value, AbstractContainer):
             _stand_beside(value, operand, ndim, beside)
         elif isinstance(value, Tensor):
@@ -202,7 +202,7 @@ def lift_scalars(
 
     Args:
         td: the container.
-        leaves: its leaves, in the order of `_collect`; changed.
+        leaves: its leaves, in the order of `_kd_collect`; changed.
         operands: the operands as given.
         columns: for each operand, its value at each leaf; changed.
 
@@ -242,18 +242,18 @@ def lower_scalars(results: list[Tensor], lifted: list[int]) -> list[Tensor]:
 
 
 def _alone(td: AbstractContainer, operand: object, inside: bool) -> list[bool]:
-    """Return for each leaf of `_collect` whether it is a member's, and its operand is 0-d."""
-    if isinstance(operand, AbstractContainer) and operand._desc.batch:
+    """Return for each leaf of `_kd_collect` whether it is a member's, and its operand is 0-d."""
+    if isinstance(operand, AbstractContainer) and operand._kd_desc.batch:
         operand = None  # all its leaves have rows
     if not isinstance(operand, (AbstractContainer, Tensor)) or not (inside or _has_members(td)):
         leaves: list[Tensor] = []
-        td._collect(leaves)
+        td._kd_collect(leaves)
         return [False] * len(leaves)
     if isinstance(td, Composite):
         return [flag for member in td._members for flag in _alone(member, operand, inside=True)]
     flags: list[bool] = []
-    for key, value in td._entries.items():
-        other = operand if isinstance(operand, Tensor) else operand._entries.get(key)
+    for key, value in td._kd_entries.items():
+        other = operand if isinstance(operand, Tensor) else operand._kd_entries.get(key)
         if isinstance(value, AbstractContainer):
             flags += _alone(value, other, inside)
         elif is_unbatched(value):
@@ -265,7 +265,7 @@ def _alone(td: AbstractContainer, operand: object, inside: bool) -> list[bool]:
 
 def _has_members(td: AbstractContainer) -> bool:
     return isinstance(td, Composite) or any(
-        _has_members(node) for node in td._below() if isinstance(node, AbstractContainer)
+        _has_members(node) for node in td._kd_below() if isinstance(node, AbstractContainer)
     )
 
 
@@ -279,8 +279,8 @@ def check_members_keep_batch(td: AbstractContainer, path: tuple[str, ...] = ()) 
         for member in td._members:
             check_members_keep_batch(member, path)
         return
-    batch = td._desc.size  # of plain integers, as in `binary`
-    for key, value in td._entries.items():
+    batch = td._kd_desc.size  # of plain integers, as in `binary`
+    for key, value in td._kd_entries.items():
         if isinstance(value, AbstractContainer):
             check_members_keep_batch(value, (*path, key))
         elif isinstance(value, Tensor) and value.shape[: len(batch)] != batch:
@@ -293,29 +293,29 @@ def check_members_keep_batch(td: AbstractContainer, path: tuple[str, ...] = ()) 
 
 def of_pairs(td: W, other: object, results: list[Tensor]) -> W:
     """Return the results for pairs of leaves as a container; they are ragged where `other` is."""
-    mixed = isinstance(other, AbstractContainer) and other._nested and keeps_batch(td)
+    mixed = isinstance(other, AbstractContainer) and other._kd_nested and keeps_batch(td)
     if mixed and not PLAIN.issuperset(map(type, results)) and any(map(is_ragged, results)):
         found = iter(results)
-        return td._zip_each(cast("Entry", other), lambda leaf, beside: next(found))
-    return td._rebuild(iter(results))
+        return td._kd_zip_each(cast("Entry", other), lambda leaf, beside: next(found))
+    return td._kd_rebuild(iter(results))
 
 
 def of_members(td: W, results: list[Tensor]) -> W:
-    new = td._rebuild(iter(results))
+    new = td._kd_rebuild(iter(results))
     check_members_keep_batch(new)
     return new
 
 
 def has_rows(td: AbstractContainer, leaf: Tensor) -> bool:
     """Return whether a leaf has the batch dimensions."""
-    path = name_of_leaf(td._entries, leaf) if td._nested else None
-    return path is None or not is_unbatched(td._read(path))
+    path = name_of_leaf(td._kd_entries, leaf) if td._kd_nested else None
+    return path is None or not is_unbatched(td._kd_read(path))
 
 
 def leaves_batch(td: AbstractContainer, leaf: Tensor, result: Tensor) -> ShapeMismatch:
     return ShapeMismatch(
         f"the result for {name_in(td, leaf)} must have a shape that starts with batch_size "
-        f"{td._desc.batch}, got {tuple(result.shape)}. Expand the first container, or exchange the "
+        f"{td._kd_desc.batch}, got {tuple(result.shape)}. Expand the first container, or exchange the "
         "operands."
     )
 
@@ -339,13 +339,13 @@ def written_to(out: W | None, result: W) -> W:
         return result
     if not isinstance(out, AbstractContainer):
         raise wrong_type("`out`", "a container", out)
-    if out._desc.batch != result._desc.batch:
+    if out._kd_desc.batch != result._kd_desc.batch:
         raise ShapeMismatch(
-            f"`out` must have batch_size {result._desc.batch}, got {out._desc.batch}."
+            f"`out` must have batch_size {result._kd_desc.batch}, got {out._kd_desc.batch}."
         )
     writes: list[Write] = []
     for target, source in zip(*collect_writes(out, result), strict=True):
-        where = finder(out._entries, target)
+        where = finder(out._kd_entries, target)
         if not is_compiling():
             _check(where, target, source)
             check_write(target, source, where)

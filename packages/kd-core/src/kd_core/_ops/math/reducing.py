@@ -71,8 +71,8 @@ def reduced(
         return _together(td, fn, dim, keepdim)
     try:
         if type(dim) is int and not keepdim:  # here, not in `_each`: "sum(0)" in the benchmarks
-            axis = dim if 0 <= dim < td._desc.ndim else wrap_dim(dim, td._desc.batch)
-            return td._map_each(along_batch(td, lambda leaf: fn(leaf, axis)), Reduced((axis,)))
+            axis = dim if 0 <= dim < td._kd_desc.ndim else wrap_dim(dim, td._kd_desc.batch)
+            return td._kd_map_each(along_batch(td, lambda leaf: fn(leaf, axis)), Reduced((axis,)))
         return _each(td, fn, dim, keepdim)
     except RuntimeError as error:
         _explain(td, fn, error)
@@ -81,19 +81,19 @@ def reduced(
 
 def _each(td: W, fn: _Reduce, dim: Dim, keepdim: bool) -> W:
     if dim is None and fn is logsumexp and not any(map(is_ragged, leaves_of(td))):
-        dim = tuple(range(td._desc.ndim)) or None  # alone of all, it keeps the features
+        dim = tuple(range(td._kd_desc.ndim)) or None  # alone of all, it keeps the features
     if dim is None:
         if keepdim:
             whole = over_everything(td, fn)
-            return td._map_each(lambda leaf: whole(leaf).view((1,) * leaf.ndim), EVERYTHING_KEPT)
-        return td._map_each(over_everything(td, fn), EVERYTHING)
+            return td._kd_map_each(lambda leaf: whole(leaf).view((1,) * leaf.ndim), EVERYTHING_KEPT)
+        return td._kd_map_each(over_everything(td, fn), EVERYTHING)
     if isinstance(dim, str) and not _is_named(td, dim):
         ndim = feature_start(td, dim)
         over = Reduced(first=ndim)
-        return td._map_each(lambda leaf: _over_features(td, leaf, fn, ndim, keepdim), over)
+        return td._kd_map_each(lambda leaf: _over_features(td, leaf, fn, ndim, keepdim), over)
     dims = batch_dims_of(td, dim)
     along = along_batch(td, lambda leaf: fn(leaf, dims, keepdim=keepdim))
-    return td._map_each(along, without(dims, keepdim))
+    return td._kd_map_each(along, without(dims, keepdim))
 
 
 def _explain(td: AbstractContainer, fn: _Reduce, error: RuntimeError) -> None:
@@ -121,14 +121,14 @@ def _vector_of(leaf: Tensor) -> Tensor:
 
 def over_everything(td: AbstractContainer, fn: Callable[[Tensor], R]) -> Callable[[Tensor], R]:
     """Return a function of a whole leaf that takes the rows of a nested tensor as one vector."""
-    if not td._nested or (td._owns_leaves and all_plain(td._entries)):
+    if not td._kd_nested or (td._kd_owns_leaves and all_plain(td._kd_entries)):
         return fn
     return lambda leaf: fn(_vector_of(leaf) if is_ragged(leaf) else leaf)
 
 
 def along_batch(td: AbstractContainer, fn: Callable[[Tensor], R]) -> Callable[[Tensor], R]:
     """Return a function along batch dimensions that refuses a nested tensor and names it."""
-    if not td._nested or (td._owns_leaves and all_plain(td._entries)):
+    if not td._kd_nested or (td._kd_owns_leaves and all_plain(td._kd_entries)):
         return fn
     refuse_unbatched(td, "combined along one")
 
@@ -159,7 +159,7 @@ def batch_dims_of(td: AbstractContainer, dim: int | str | Sequence[int | str]) -
         OutOfRange: if one is not a batch dimension.
         InvalidValue: if there are none, or one is given twice.
     """
-    batch = td._desc.batch
+    batch = td._kd_desc.batch
     given = sizes_of([cast("int", numbered(dim, batch))])
     dims = tuple([wrap_dim(each, batch) for each in given])
     if not dims or len(set(dims)) < len(dims):
@@ -172,7 +172,7 @@ def batch_dims_of(td: AbstractContainer, dim: int | str | Sequence[int | str]) -
 
 def _is_named(td: AbstractContainer, name: str) -> bool:
     """Return whether a string must be the name of a batch dimension; `"feature"` never is."""
-    return name != "feature" and td._desc.named
+    return name != "feature" and td._kd_desc.named
 
 
 def feature_start(td: AbstractContainer, dim: str) -> int:
@@ -182,7 +182,7 @@ def feature_start(td: AbstractContainer, dim: str) -> int:
             f'`dim` must be integers (batch dimensions) or "feature" (all trailing dimensions), '
             f"got {dim!r}."
         )
-    return td._desc.ndim
+    return td._kd_desc.ndim
 
 
 def without(dims: tuple[int, ...], keepdim: bool) -> Reduced:
@@ -217,7 +217,7 @@ def reduced_features(
     Raises:
         InvalidValue: if torch cannot reduce a row, as one without elements.
     """
-    ndim = td._desc.ndim
+    ndim = td._kd_desc.ndim
     try:
         if ndim:
             from kd_core._leaves.nested import reduced_rows
@@ -245,7 +245,7 @@ def _together(td: AbstractContainer, fn: _Reduce, dim: Dim, keepdim: bool) -> Te
         _collect_once(td, leaves)
     else:
         refuse_unbatched(td, "reduced together with others along dimensions")
-        td._map_each(note, SAME_SHAPE)
+        td._kd_map_each(note, SAME_SHAPE)
     if not leaves:
         raise InvalidValue(
             "`reduce=True` requires at least one tensor, got a container without tensors."
@@ -253,7 +253,7 @@ def _together(td: AbstractContainer, fn: _Reduce, dim: Dim, keepdim: bool) -> Te
     if everything:
         return fn(torch.cat(list(map(_vector_of, leaves))))
     if isinstance(dim, int):
-        axis = wrap_dim(dim, td._desc.batch)
+        axis = wrap_dim(dim, td._kd_desc.batch)
         return fn(torch.cat(leaves, axis), axis, keepdim=keepdim)
     if not isinstance(dim, str) or keepdim:
         raise InvalidArgument(
@@ -271,13 +271,13 @@ def _collect_once(td: AbstractContainer, leaves: list[Tensor]) -> None:
     """Append all leaves; a stack has one tensor without batch dimensions for all members."""
     shared = unbatched_in(td)
     if not shared:
-        td._collect(leaves)
+        td._kd_collect(leaves)
         return
     _collect_rows(td, leaves)
     for path in shared:
-        entry = td._read(path)
+        entry = td._kd_read(path)
         if is_node(entry):
-            entry._collect(leaves)
+            entry._kd_collect(leaves)
 
 
 def _collect_rows(td: AbstractContainer, leaves: list[Tensor]) -> None:
@@ -286,7 +286,7 @@ def _collect_rows(td: AbstractContainer, leaves: list[Tensor]) -> None:
         for member in td._members:
             _collect_rows(member, leaves)
         return
-    for value in td._entries.values():
+    for value in td._kd_entries.values():
         if isinstance(value, AbstractContainer):
             _collect_rows(value, leaves)
         elif isinstance(value, Tensor):

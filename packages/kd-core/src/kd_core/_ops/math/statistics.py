@@ -222,7 +222,7 @@ class Statistics(AbstractContainer):
         if dim is not None:
             return cast("Self", reduced(self, torch.all, dim, keepdim, False))
         leaves: list[Tensor] = []
-        self._collect(leaves)
+        self._kd_collect(leaves)
         for leaf in leaves:
             if not leaf.all():
                 return False
@@ -237,7 +237,7 @@ class Statistics(AbstractContainer):
         if dim is not None:
             return cast("Self", reduced(self, torch.any, dim, keepdim, False))
         leaves: list[Tensor] = []
-        self._collect(leaves)
+        self._kd_collect(leaves)
         for leaf in leaves:
             if leaf.any():
                 return True
@@ -253,12 +253,12 @@ class Statistics(AbstractContainer):
             tensor([1., 2., 3.])
         """
         (axis,) = batch_dims_of(self, dim)
-        return self._map_each(along_batch(self, lambda leaf: leaf.cumsum(axis)), SAME_SHAPE)
+        return self._kd_map_each(along_batch(self, lambda leaf: leaf.cumsum(axis)), SAME_SHAPE)
 
     def cumprod(self, dim: int | str) -> Self:
         """Return the cumulative products along a batch dimension."""
         (axis,) = batch_dims_of(self, dim)
-        return self._map_each(along_batch(self, lambda leaf: leaf.cumprod(axis)), SAME_SHAPE)
+        return self._kd_map_each(along_batch(self, lambda leaf: leaf.cumprod(axis)), SAME_SHAPE)
 
     @overload
     def cummax(self, dim: int | str, *, return_indices: Literal[True] = True) -> Extremes[Self]: ...
@@ -310,9 +310,9 @@ def _along(td: S, fn: partial[Tensor], dim: int | str) -> S:
     """Apply a function that keeps shapes along one dimension."""
     if dim != "feature":
         (axis,) = batch_dims_of(td, dim)
-        return td._map_each(along_batch(td, lambda leaf: fn(leaf, axis)), SAME_SHAPE)
+        return td._kd_map_each(along_batch(td, lambda leaf: fn(leaf, axis)), SAME_SHAPE)
     refuse_unbatched(td, "combined along the features of others")
-    ndim = td._desc.ndim
+    ndim = td._kd_desc.ndim
 
     def over_features(leaf: Tensor) -> Tensor:
         if is_ragged(leaf):
@@ -323,7 +323,7 @@ def _along(td: S, fn: partial[Tensor], dim: int | str) -> S:
             return fn(leaf.unsqueeze(-1), ndim).squeeze(-1)
         return fn(leaf.flatten(ndim), ndim).reshape(leaf.shape)
 
-    return td._map_each(over_features, SAME_SHAPE)
+    return td._kd_map_each(over_features, SAME_SHAPE)
 
 
 def _quantile(
@@ -355,14 +355,16 @@ def _with_lead(td: S, fn: partial[Tensor], dim: Dim, keepdim: bool, lead: Batch)
         whole = over_everything(td, fn)
         if keepdim:
             over = Reduced(EVERYTHING_KEPT.dims, keepdim=True, lead=lead)
-            return td._map_each(lambda leaf: whole(leaf).view((*lead, *(1,) * leaf.ndim)), over)
-        return td._map_each(whole, Reduced(first=0, lead=lead))
+            return td._kd_map_each(lambda leaf: whole(leaf).view((*lead, *(1,) * leaf.ndim)), over)
+        return td._kd_map_each(whole, Reduced(first=0, lead=lead))
     if dim == "feature":
-        ndim = td._desc.ndim
-        return td._map_each(_over_features(td, fn, ndim, keepdim), Reduced(first=ndim, lead=lead))
+        ndim = td._kd_desc.ndim
+        return td._kd_map_each(
+            _over_features(td, fn, ndim, keepdim), Reduced(first=ndim, lead=lead)
+        )
     dims = batch_dims_of(td, dim)
     over = Reduced(dims, keepdim, lead=lead)
-    return td._map_each(along_batch(td, lambda leaf: fn(leaf, dims, keepdim)), over)
+    return td._kd_map_each(along_batch(td, lambda leaf: fn(leaf, dims, keepdim)), over)
 
 
 def _over_features(td: AbstractContainer, fn: partial[Tensor], ndim: int, keepdim: bool) -> LeafFn:

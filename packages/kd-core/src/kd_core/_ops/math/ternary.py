@@ -54,14 +54,14 @@ def blend(td: W, fn: _LeafOp, first: object, second: object, kernel: Kernel | No
         kernel: the foreach function for two lists and a number.
     """
     if is_plain(first) and is_plain(second):
-        return td._map_each(lambda leaf: fn(leaf, first, second))
+        return td._kd_map_each(lambda leaf: fn(leaf, first, second))
     leaves, columns = _columns(td, first, second)
     if not keeps_batch(td):
         lifted = lift_scalars(td, leaves, [first, second], columns)
         results = lower_scalars(_run_columns(leaves, columns, fn, kernel), lifted)
         return of_members(td, results)
     results = _run_columns(leaves, columns, fn, kernel)
-    ndim, batch = td._desc.ndim, td._desc.size  # of plain integers, as in `binary`
+    ndim, batch = td._kd_desc.ndim, td._kd_desc.size  # of plain integers, as in `binary`
     for leaf, result in zip(leaves, results, strict=True):
         if result.shape[:ndim] != batch and has_rows(td, leaf):
             raise leaves_batch(td, leaf, result)
@@ -77,7 +77,7 @@ def blend_(td: W, fn: _LeafOp, first: object, second: object, kernel: Kernel | N
     leaves, columns = _columns(td, *operands)
     if not keeps_batch(td):
         lift_scalars(td, leaves, operands, columns)
-    check_in_place(td._entries, leaves, fn, *columns)
+    check_in_place(td._kd_entries, leaves, fn, *columns)
     left, right = columns
     ends = _ends(leaves, columns) if kernel is not None else None
     start = 0
@@ -95,13 +95,13 @@ def blend_(td: W, fn: _LeafOp, first: object, second: object, kernel: Kernel | N
 def _columns(td: AbstractContainer, *operands: object) -> tuple[list[Tensor], list[list[object]]]:
     """Return the leaves, and for each operand its values, one for each leaf."""
     leaves: list[Tensor] = []
-    td._collect(leaves)
+    td._kd_collect(leaves)
     columns: list[list[object]] = []
     for operand in operands:
         column: list[Tensor] = []
         if isinstance(operand, AbstractContainer):
-            td._collect_pair(cast("Entry", operand), [], column, ())
-            check_batches(td._desc.batch, operand._desc.batch)
+            td._kd_collect_pair(cast("Entry", operand), [], column, ())
+            check_batches(td._kd_desc.batch, operand._kd_desc.batch)
         elif operand is not None:
             value = as_operand(operand)
             if isinstance(value, Tensor) and value.ndim:

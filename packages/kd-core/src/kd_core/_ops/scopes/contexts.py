@@ -71,7 +71,7 @@ class Contexts(AbstractContainer):
     @property
     def is_locked(self) -> bool:
         """Whether the structure may not change; assigning to it locks or unlocks."""
-        return self._desc.frozen
+        return self._kd_desc.frozen
 
     @is_locked.setter
     def is_locked(self, locked: bool) -> None:
@@ -88,7 +88,7 @@ class Contexts(AbstractContainer):
             ...
             kd_core.Locked: cannot set `b`: the container is locked by `lock_()`. ...
         """
-        reason = self._desc.lock
+        reason = self._kd_desc.lock
         note(self, WAS_UNLOCKED if reason is None else was_locked(reason))
         return lock(self)
 
@@ -100,7 +100,7 @@ class Contexts(AbstractContainer):
         Raises:
             Locked: if an enclosing container is locked.
         """
-        reason = self._desc.lock
+        reason = self._kd_desc.lock
         unlock(self)
         note(self, WAS_UNLOCKED if reason is None else was_locked(reason))
         return self
@@ -153,7 +153,7 @@ def enter(view: AbstractContainer) -> None:
     Raises:
         InvalidArgument: if the container is not the result of an operation that can be undone.
     """
-    origin: Origin[object] | None = getattr(view, "_scope", None)
+    origin: Origin[object] | None = getattr(view, "_kd_scope", None)
     if origin is None:
         raise _nothing_to_undo()
     where, make, given = origin
@@ -223,7 +223,7 @@ def _parts(view: AbstractContainer) -> Parts:
             for member in level._members:
                 record(member, path)
             return
-        for key, value in level._entries.items():
+        for key, value in level._kd_entries.items():
             if isinstance(value, AbstractContainer):
                 record(value, (*path, key))
             else:
@@ -235,7 +235,7 @@ def _parts(view: AbstractContainer) -> Parts:
 
 def _leaves(level: AbstractContainer, path: Path) -> Iterator[tuple[Path, Entry]]:
     """Yield the tensors and the data of all levels; a nested stack is read."""
-    for key, value in level._entries.items():
+    for key, value in level._kd_entries.items():
         if isinstance(value, AbstractContainer):
             yield from _leaves(value, (*path, key))
         else:
@@ -265,14 +265,14 @@ def _carry_back(
     now = dict(_leaves(view, ()))
     for path in before.keys() - now.keys():
         target = undo.path(path)
-        if find_entry(source._entries, target) is not None:
+        if find_entry(source._kd_entries, target) is not None:
             level = level_at(source, target[:-1])
-            level._check_unlocked("carry removed entries back")
-            level._del_entry(target[-1])
+            level._kd_check_unlocked("carry removed entries back")
+            level._kd_del_entry(target[-1])
     for path, entry in now.items():
         target = undo.path(path)
         if not _is_unchanged(source, target, entry, before.get(path)):
-            source._store(target, undo.entry(entry))
+            source._kd_store(target, undo.entry(entry))
 
 
 def _carry_rows_back(
@@ -281,10 +281,10 @@ def _carry_rows_back(
     """Store what changed in a result that moved the rows of a batch."""
     now = _parts(view)
     for path in seen.keys() - now.keys():
-        if find_entry(source._entries, path) is not None:
+        if find_entry(source._kd_entries, path) is not None:
             level = level_at(source, path[:-1])
-            level._check_unlocked("carry removed entries back")
-            level._del_entry(path[-1])
+            level._kd_check_unlocked("carry removed entries back")
+            level._kd_del_entry(path[-1])
     for path, parts in now.items():
         known = seen.get(path, [])
         if len(known) == len(parts) > 1:  # members are seen through views
@@ -292,8 +292,8 @@ def _carry_rows_back(
                 continue
         elif len(known) == len(parts) and _is_unchanged(source, path, parts[0].entry, known[0]):
             continue
-        if has_entry(view._entries, path):
-            source._store(path, undo.entry(cast("Entry", find_entry(view._entries, path))))
+        if has_entry(view._kd_entries, path):
+            source._kd_store(path, undo.entry(cast("Entry", find_entry(view._kd_entries, path))))
 
 
 def _is_unchanged(
@@ -304,7 +304,7 @@ def _is_unchanged(
         return False
     if not isinstance(entry, Tensor):
         return True
-    mine = find_entry(source._entries, target)
+    mine = find_entry(source._kd_entries, target)
     if isinstance(mine, Tensor) and (mine is entry or shares_storage(mine, entry)):
         return True
     return seen.version >= 0 and seen.version == entry._version
@@ -335,10 +335,10 @@ class LockScope(Generic[L]):
 
     def __init__(self, container: L, lock: bool) -> None:
         self._container, self._lock = container, lock
-        self._reason = container._desc.lock
+        self._reason = container._kd_desc.lock
 
     def __enter__(self) -> L:
-        self._reason = self._container._desc.lock
+        self._reason = self._container._kd_desc.lock
         td = self._container
         return engine(td).lock_(td) if self._lock else engine(td).unlock_(td)
 

@@ -63,7 +63,7 @@ def record(
     """
     if not is_dynamo_compiling():
         try:  # noqa: SIM105  # a context manager is slower: "keys" in the benchmarks
-            result._scope = ref(source), undo, given
+            result._kd_scope = ref(source), undo, given
         except (AttributeError, TypeError):  # a kind that has no place for it
             pass
     return result
@@ -72,7 +72,7 @@ def record(
 def note(result: AbstractContainer, origin: Origin[G]) -> None:
     """Store an origin on a container, where its kind has a place for it."""
     try:  # noqa: SIM105  # a context manager is slower: "lock" in the benchmarks
-        result._scope = origin  # type: ignore[misc]  # the slot is that of the kind
+        result._kd_scope = origin  # type: ignore[misc]  # the slot is that of the kind
     except AttributeError:
         pass
 
@@ -81,10 +81,10 @@ def note(result: AbstractContainer, origin: Origin[G]) -> None:
 def moved(how: Plan, container: W) -> W:
     """Apply a plan that moves rows and record how it is undone; compiled code records nothing."""
     leaf, batch, inner = how  # as `map_by`, inlined: "shape" in the benchmarks
-    desc = container._desc
-    result = container._map_each(leaf, inner, (desc, desc.with_batch(batch)))
+    desc = container._kd_desc
+    result = container._kd_map_each(leaf, inner, (desc, desc.with_batch(batch)))
     try:  # noqa: SIM105  # as `record`, inlined too
-        result._scope = ref(container), Moved, how
+        result._kd_scope = ref(container), Moved, how
     except (AttributeError, TypeError):  # a kind that has no place for it
         pass
     return result
@@ -96,7 +96,7 @@ class Moved:
     __slots__ = ("batch", "how")
 
     def __init__(self, source: AbstractContainer, how: Plan) -> None:
-        self.batch: Batch = source._desc.batch
+        self.batch: Batch = source._kd_desc.batch
         self.how = how
         if numel(self.batch) != numel(self.how[1]):
             raise InvalidArgument(
@@ -112,7 +112,7 @@ class Moved:
         if isinstance(entry, Tensor):
             return back(entry)
         old, ndim = self.batch, len(self.how[1])
-        return entry._map_each(back, lambda batch: old + batch[ndim:])
+        return entry._kd_map_each(back, lambda batch: old + batch[ndim:])
 
     def _back(self) -> Callable[[Tensor], Tensor]:
         old, new = self.batch, self.how[1]
@@ -148,7 +148,7 @@ class Flattened:
             for member in level._members:
                 self._note(member, path)
             return
-        for key, value in level._entries.items():
+        for key, value in level._kd_entries.items():
             enters = self.is_leaf is None or not self.is_leaf(type(value))
             if isinstance(value, AbstractContainer) and enters:
                 self._note(value, (*path, key))

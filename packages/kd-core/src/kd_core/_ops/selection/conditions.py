@@ -37,12 +37,12 @@ def selected(
     td: W, condition: Tensor, other: AbstractContainer | Tensor | float, pad: float | None
 ) -> W:
     """Return the rows of a container where a condition is true, and those of `other` elsewhere."""
-    batch = td._desc.batch
+    batch = td._kd_desc.batch
     chosen = spread(check_mask(condition), batch, "a condition")
     if isinstance(other, AbstractContainer):
-        if other._desc.batch != batch:
+        if other._kd_desc.batch != batch:
             raise ShapeMismatch(
-                f"batch sizes must be equal, got {batch} and {other._desc.batch} in `other` of "
+                f"batch sizes must be equal, got {batch} and {other._kd_desc.batch} in `other` of "
                 "`where`."
             )
         selection = _selection(td, other, condition, batch, pad)
@@ -50,7 +50,7 @@ def selected(
             from kd_core._ops.math.defaults import binary_with_default
 
             return binary_with_default(td, other, selection, pad)
-        return td._zip_each(cast("Entry", other), selection)
+        return td._kd_zip_each(cast("Entry", other), selection)
     new = spread(other, batch, "a tensor") if isinstance(other, Tensor) and other.ndim else None
     refuse_unbatched(td, "written at some rows")
     if not keeps_batch(td):
@@ -61,7 +61,7 @@ def selected(
             return _ragged_rows(td, leaf, condition, other)
         return torch.where(chosen(leaf), leaf, other if new is None else new(leaf))
 
-    return td._map_each(pick, SAME_SHAPE)
+    return td._kd_map_each(pick, SAME_SHAPE)
 
 
 def _selection(
@@ -138,8 +138,8 @@ def scattered_rows(td: W, index: Tensor, src: AbstractContainer | float) -> W:
         OutOfRange: if a row number is.
     """
     if not index.numel():
-        return td._map_each(Tensor.clone)
-    batch = td._desc.batch
+        return td._kd_map_each(Tensor.clone)
+    batch = td._kd_desc.batch
     low, high = index.min().item(), index.max().item()
     if low < 0 or high >= batch[0]:
         raise OutOfRange(
@@ -159,7 +159,7 @@ def holds_stack(node: object) -> bool:
     """Return whether a container is a lazy stack, or one is below it."""
     if isinstance(node, Composite):
         return True
-    return isinstance(node, AbstractContainer) and any(map(holds_stack, node._below()))
+    return isinstance(node, AbstractContainer) and any(map(holds_stack, node._kd_below()))
 
 
 def spread(tensor: Tensor, batch: Batch, what: str) -> LeafFn:

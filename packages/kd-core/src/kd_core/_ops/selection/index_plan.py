@@ -279,13 +279,13 @@ def behind(tensor: Tensor, leaf: Tensor) -> Tensor:
 
 def rows_at(container: W, index: object) -> W:
     """Return the rows at an index of any kind."""
-    desc = container._desc
+    desc = container._kd_desc
     fn, after = resolve(index, desc.batch)
     ndim = desc.ndim
-    if container._nested and not is_dynamo_compiling():
+    if container._kd_nested and not is_dynamo_compiling():
         takes(fn, index, desc.batch)
     try:
-        return container._map_each(
+        return container._kd_map_each(
             fn, lambda shape: after + shape[ndim:], (desc, desc.with_batch(after))
         )
     except IndexError as error:

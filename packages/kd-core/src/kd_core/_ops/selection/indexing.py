@@ -95,18 +95,18 @@ class Indexing(AbstractContainer):
         value: Entry | None = None
         if kind is str:
             try:
-                value = self._entries[index]  # type: ignore[index]  # a string
+                value = self._kd_entries[index]  # type: ignore[index]  # a string
             except KeyError:
                 value = None
         elif kind is tuple and index and index[0].__class__ is str:  # type: ignore[index]  # a tuple
-            value = find_entry(self._entries, index)  # type: ignore[arg-type]  # usually a path
+            value = find_entry(self._kd_entries, index)  # type: ignore[arg-type]  # usually a path
         elif kind is int or kind is slice or not is_path(index):
-            return self._rows_at(index)
+            return self._kd_rows_at(index)
         if value.__class__ is Tensor:
             return value
         if value is None:  # also for a path of a subclass of `str`
-            value = self._read(path_of(index))  # type: ignore[arg-type]  # raises for other parts
-        return value._item() if is_node(value) else value
+            value = self._kd_read(path_of(index))  # type: ignore[arg-type]  # raises for other parts
+        return value._kd_item() if is_node(value) else value
 
     def __setitem__(self, index: object, value: object) -> None:
         """Store a value at a key, or write values at an index of the batch dimensions.
@@ -122,34 +122,34 @@ class Indexing(AbstractContainer):
             ShapeMismatch: if a value does not fit.
         """
         if index.__class__ is str:
-            self._put(index, value)
+            self._kd_put(index, value)
         elif is_path(index):
-            self._store(path_of(index), value)
+            self._kd_store(path_of(index), value)
         elif not (isinstance(value, AbstractContainer) and _copied(self, index, value)):
             _write_rows(self, index, value, adds=True)
 
-    def _traced_rows_at(self, index: object) -> Self:
+    def _kd_traced_rows_at(self, index: object) -> Self:
         """Return the rows without what is cached for eager code, which would add guards."""
         if index.__class__ is not int:
             return rows_at(self, index)
-        desc = self._desc
+        desc = self._kd_desc
         batch = desc.batch
         known = desc.constants_of(batch)  # methods add no guards
         if known and -known[0] <= index < known[0]:
             row = desc._constant(known[1:], desc.device)
         else:
             row = desc.with_batch(index_int(batch, index))
-        return self._map_each(lambda leaf: leaf[index], lambda shape: shape[1:], (desc, row))
+        return self._kd_map_each(lambda leaf: leaf[index], lambda shape: shape[1:], (desc, row))
 
-    @traced_as(_traced_rows_at)
-    def _rows_at(self, index: object) -> Self:
+    @traced_as(_kd_traced_rows_at)
+    def _kd_rows_at(self, index: object) -> Self:
         """Return the rows at an index; in its own method, as closures slow `__getitem__`."""
-        desc = self._desc
+        desc = self._kd_desc
         batch = desc.batch
         if index.__class__ is int:
             index_int(batch, index)
             row = desc._row or desc.row()
-            return self._map_each(itemgetter(index), _without_first, (desc, row))
+            return self._kd_map_each(itemgetter(index), _without_first, (desc, row))
         if index.__class__ is Tensor and batch and _are_rows(index):
             try:
                 return _rows_taken(self, index)
@@ -159,15 +159,15 @@ class Indexing(AbstractContainer):
 
     def __delitem__(self, key: str | tuple[str, ...]) -> None:
         path = path_of(key)
-        if self._desc.frozen:
-            self._check_unlocked(f"remove {format_key(path)}")
+        if self._kd_desc.frozen:
+            self._kd_check_unlocked(f"remove {format_key(path)}")
         check_has(self, path)
         level = level_at(self, path[:-1])
-        level._check_unlocked(f"remove {format_key(path)}")
-        level._del_entry(path[-1])
+        level._kd_check_unlocked(f"remove {format_key(path)}")
+        level._kd_del_entry(path[-1])
 
     def __iter__(self) -> Iterator[Self]:
-        desc = self._desc
+        desc = self._kd_desc
         if not desc.ndim:
             raise InvalidArgument(
                 "a container must have a batch dimension to be iterated over, got batch_size (). "
@@ -178,7 +178,7 @@ class Indexing(AbstractContainer):
     @explains_parameters
     def __getitems__(self, indices: Sequence[int]) -> Self:
         """Return several rows; called by `DataLoader`."""
-        return self._rows_at(torch.as_tensor(indices, dtype=torch.int64))
+        return self._kd_rows_at(torch.as_tensor(indices, dtype=torch.int64))
 
     @explains_parameters
     def set_at_(self, key: str | tuple[str, ...], value: object, index: Index) -> Self:
@@ -198,14 +198,14 @@ class Indexing(AbstractContainer):
         check_has(self, path)
         level = level_at(self, path[:-1])
         writes: list[Write] = []
-        beyond = goes_beyond(index, self._desc.ndim)
-        entry = level._entries[path[-1]] if beyond or not isinstance(level, Composite) else None
+        beyond = goes_beyond(index, self._kd_desc.ndim)
+        entry = level._kd_entries[path[-1]] if beyond or not isinstance(level, Composite) else None
         if isinstance(entry, Tensor):
             rows = _Rows(index, tuple(entry.shape))
         elif isinstance(entry, AbstractContainer) and not isinstance(level, Composite):
-            rows = _Rows(index, entry._desc.batch)
+            rows = _Rows(index, entry._kd_desc.batch)
         else:
-            rows = _Rows(index, self._desc.batch)
+            rows = _Rows(index, self._kd_desc.batch)
         if isinstance(level, Composite):
             if isinstance(entry, Tensor):  # the members index their own dimensions
                 entry = entry.clone()
@@ -278,7 +278,7 @@ class Indexing(AbstractContainer):
 def _write_rows(
     target: AbstractContainer, index: object, source: object, adds: bool = False
 ) -> None:
-    rows = _Rows(index, target._desc.batch)
+    rows = _Rows(index, target._kd_desc.batch)
     writes: list[Write] = []
     _stage_level(target, source, (), rows, writes, adds)
     rows.commit(writes)
@@ -304,7 +304,7 @@ def _rows_taken(container: W, rows: Tensor) -> W:
         return take_rows(leaf, rows) if leaf.is_cpu else leaf[rows]
 
     count = rows.shape[0]
-    return container._map_each(
+    return container._kd_map_each(
         takes(take, rows), lambda batch: (resized(batch[0], count), *batch[1:])
     )
 
@@ -368,14 +368,14 @@ class _Rows:
         if not is_row_data(entry):
             if cast("Data", entry)._agrees(value):
                 return
-            if not is_data(entry) or registry.state_of_data(entry)[0] or not entry._desc.ndim:
+            if not is_data(entry) or registry.state_of_data(entry)[0] or not entry._kd_desc.ndim:
                 check_same_data(cast("Data", entry), value, path)
                 return
-            if entry._item() is None and isinstance(value, Tensor):
+            if entry._kd_item() is None and isinstance(value, Tensor):
                 value = self._wrapped_rows(value)
-            entry = entry._spread(entry._desc)
+            entry = entry._spread(entry._kd_desc)
             self.added.append((level, path[-1], entry))
-        shape = self.batch_fn(entry._desc.batch)
+        shape = self.batch_fn(entry._kd_desc.batch)
         entry = cast("RowData", entry)
         whole, source = entry._encode(value, path, shape)
         if is_compiling():
@@ -401,12 +401,12 @@ class _Rows:
         writes: list[Write],
     ) -> None:
         """Record a key that a container lacks: zeros, or no value, in the rows not written."""
-        desc = level._desc
+        desc = level._kd_desc
         if desc.frozen:
-            level._check_unlocked(f"set {format_key(path)}")
+            level._kd_check_unlocked(f"set {format_key(path)}")
         given = describe(self.batch_fn(self.batch))
         if isinstance(source, AbstractContainer):
-            given = source._desc.unlocked()
+            given = source._kd_desc.unlocked()
         new = as_entry(path[-1], value, given, path[:-1])
         entry: Entry
         if isinstance(new, Tensor):
@@ -417,7 +417,7 @@ class _Rows:
             entry = registry.make_dense({}, desc.unlocked(), True)
             _stage_level(cast("AbstractContainer", entry), new, path, self, writes, adds=True)
         elif is_unbatched(new) or registry.state_of_data(new)[0]:
-            entry = new._with_descriptor(desc)
+            entry = new._kd_with_descriptor(desc)
         else:
             entry = cast("Values", registry.wrap_data(None, desc))._spread(desc)
             self.stage_data(level, entry, new, path, writes)
@@ -454,7 +454,7 @@ class _Rows:
                 raise beyond(self.batch, error) from None
         write_all(self.direct)
         for level, key, entry in self.added:
-            level._set_entry(key, entry)
+            level._kd_set_entry(key, entry)
 
     def _values(self, writes: list[Write]) -> list[tuple[Tensor, Tensor]]:
         """Return prepared copies in place of the writes of values that are not tensors."""
@@ -494,7 +494,7 @@ def _copied(target: AbstractContainer, index: object, source: object) -> bool:
     values: list[Tensor] = []
     if not _paired(target, source, leaves, values):
         return False
-    rows_of, _ = resolve(index, target._desc.batch)
+    rows_of, _ = resolve(index, target._kd_desc.batch)
     return copy_pairs([rows_of(leaf) for leaf in leaves], values)
 
 
@@ -502,10 +502,10 @@ def _paired(
     target: AbstractContainer, source: AbstractContainer, leaves: list[Tensor], values: list[Tensor]
 ) -> bool:
     """Append the leaves of a source and of the target with the same keys, if all are plain."""
-    if not target._owns_leaves:
+    if not target._kd_owns_leaves:
         return False
-    entries = target._entries
-    for key, value in source._entries.items():
+    entries = target._kd_entries
+    for key, value in source._kd_entries.items():
         entry = entries.get(key)
         if entry.__class__ is Tensor and value.__class__ is Tensor:
             leaves.append(entry)
@@ -545,9 +545,9 @@ def _stage_level(
     if isinstance(target, Composite):
         rows.direct += target._row_writes(rows.index, value, path)
         return
-    entries = target._entries
+    entries = target._kd_entries
     if isinstance(value, AbstractContainer):
-        source: Mapping[str, object] = value._entries
+        source: Mapping[str, object] = value._kd_entries
     elif isinstance(value, Mapping):
         source = value
     else:
@@ -565,6 +565,6 @@ def _stage_level(
         elif entry is None and adds:
             rows.add(target, value, new, (*path, key), writes)
         elif entry is None:
-            raise unknown_below(source, target._entries, path)
+            raise unknown_below(source, target._kd_entries, path)
         else:
             rows.stage_data(target, entry, new, (*path, key), writes)

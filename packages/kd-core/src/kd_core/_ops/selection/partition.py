@@ -76,7 +76,7 @@ class Partition(AbstractContainer):
             >>> [piece["a"] for piece in TensorDict({"a": torch.arange(3)}, [3]).split(2)]
             [tensor([0, 1]), tensor([2])]
         """
-        return _parts(self, _split(self._desc.batch, int_or_ints(split_size), dim))
+        return _parts(self, _split(self._kd_desc.batch, int_or_ints(split_size), dim))
 
     def chunk(self, chunks: int, dim: int | str = 0) -> tuple[Self, ...]:
         """Split the batch into `chunks` pieces, or fewer if there are not enough rows.
@@ -85,7 +85,7 @@ class Partition(AbstractContainer):
             chunks: the number of pieces, at least 1.
             dim: the batch dimension.
         """
-        return _parts(self, _chunk(self._desc.batch, chunks, dim))
+        return _parts(self, _chunk(self._kd_desc.batch, chunks, dim))
 
     def tensor_split(
         self, indices_or_sections: int | Sequence[int], dim: int | str = 0
@@ -98,7 +98,7 @@ class Partition(AbstractContainer):
             dim: the batch dimension.
         """
         where = int_or_ints(indices_or_sections)
-        return _parts(self, _tensor_split(self._desc.batch, where, dim))
+        return _parts(self, _tensor_split(self._kd_desc.batch, where, dim))
 
     def unbind(self, dim: int | str = 0) -> tuple[Self, ...]:
         """Return a container for each row along a batch dimension, which is removed.
@@ -112,7 +112,7 @@ class Partition(AbstractContainer):
             >>> [row["a"].item() for row in TensorDict({"a": torch.arange(3)}, [3]).unbind()]
             [0, 1, 2]
         """
-        return _parts(self, _unbind(self._desc.batch, dim))
+        return _parts(self, _unbind(self._kd_desc.batch, dim))
 
     def narrow(self, dim: int | str, start: int, length: int) -> Self:
         """Return `length` rows beginning at `start`; leaves are views.
@@ -120,7 +120,7 @@ class Partition(AbstractContainer):
         Raises:
             OutOfRange: if there are not enough rows.
         """
-        return map_by(_narrow(self._desc.batch, dim, start, length), self)
+        return map_by(_narrow(self._kd_desc.batch, dim, start, length), self)
 
     def index_select(self, dim: int | str, index: Tensor) -> Self:
         """Copy the rows numbered by a vector.
@@ -129,7 +129,7 @@ class Partition(AbstractContainer):
             dim: the batch dimension.
             index: row numbers, a vector or a 0-d tensor.
         """
-        batch = self._desc.batch
+        batch = self._kd_desc.batch
         at = wrap_dim(dim, batch)
         _check_integers(index)
         if index.ndim > 1:
@@ -161,7 +161,7 @@ class Partition(AbstractContainer):
             tensor([[3, 4],
                     [3, 4]])
         """
-        batch = self._desc.batch
+        batch = self._kd_desc.batch
         at = _check_index(index, batch, dim, "gather")
         if len(batch) == 1:
             how = plan(batch, lambda leaf: take_rows(leaf, index), batch)
@@ -184,19 +184,19 @@ class Partition(AbstractContainer):
         Raises:
             KeySetMismatch: if the keys of `src` differ.
         """
-        batch, ndim = self._desc.batch, self._desc.ndim
+        batch, ndim = self._kd_desc.batch, self._kd_desc.ndim
         at = _check_index(index, batch, dim, "scatter")
         if isinstance(src, AbstractContainer):
-            _check_source(src._desc.batch, index)
+            _check_source(src._kd_desc.batch, index)
 
         def write(leaf: Tensor, new: Tensor | float) -> Tensor:
             return leaf.scatter(at, _rows(index, leaf, ndim), new)
 
         try:
             if isinstance(src, AbstractContainer):
-                return self._zip_each(cast("Entry", src), Selection(write))
+                return self._kd_zip_each(cast("Entry", src), Selection(write))
             refuse_unbatched(self, "written at some rows")
-            return self._map_each(lambda leaf: write(leaf, src), SAME_SHAPE)
+            return self._kd_map_each(lambda leaf: write(leaf, src), SAME_SHAPE)
         except ShapeMismatch:
             from kd_core._ops.selection.conditions import holds_stack, scattered_rows
 
@@ -211,7 +211,7 @@ class Partition(AbstractContainer):
             mask: booleans; its shape is that of the leading batch dimensions.
             inplace: change this container instead of making a new one.
         """
-        batch = self._desc.batch
+        batch = self._kd_desc.batch
         result = map_by(plan(batch, *rows_where(check_mask(mask), batch)), self)
         return become(self, result, "select rows in place") if inplace else result
 
@@ -252,11 +252,11 @@ class Partition(AbstractContainer):
         result = selected(self, condition, other, pad)
         if out is None:
             return result
-        if out._desc.batch != result._desc.batch:
+        if out._kd_desc.batch != result._kd_desc.batch:
             if update_batch_size:
                 return become(out, result, "change the batch size")
             raise ShapeMismatch(
-                f"`out` must have batch_size {result._desc.batch}, got {out._desc.batch}. Pass "
+                f"`out` must have batch_size {result._kd_desc.batch}, got {out._kd_desc.batch}. Pass "
                 "`update_batch_size=True` to replace it."
             )
         merge(out, (result,), Update())
@@ -315,30 +315,30 @@ class Partition(AbstractContainer):
             KeyThroughLeaf: if the key goes on below a tensor.
         """
         path = path_of(key)
-        if not has_entry(self._entries, path):
-            refuse_leaf(self._entries, path)
+        if not has_entry(self._kd_entries, path):
+            refuse_leaf(self._kd_entries, path)
             return cast(Tensor, default)
         how: Reading | None = None
         if as_list or as_padded_tensor or as_nested_tensor:
             options = padding_value, padding_side, layout
             how = reading(as_list, as_padded_tensor, as_nested_tensor, *options)
         if how is None and not isinstance(self, Composite):
-            entry = self._read(path)
+            entry = self._kd_read(path)
             if isinstance(entry, Tensor):
                 return resolve(index, tuple(entry.shape))[0](entry)
             if isinstance(entry, AbstractContainer):
                 return cast(Tensor, rows_at(entry, index))
-            batch = self._desc.batch
+            batch = self._kd_desc.batch
             fn, after = resolve(index, batch)
-            return cast(Tensor, entry._map_each(fn, leading(batch, after)))
-        if how is None and goes_beyond(index, self._desc.ndim):
-            entry = self._read(path)
+            return cast(Tensor, entry._kd_map_each(fn, leading(batch, after)))
+        if how is None and goes_beyond(index, self._kd_desc.ndim):
+            entry = self._kd_read(path)
             if isinstance(entry, Tensor):
                 return resolve(index, tuple(entry.shape))[0](entry)
             if isinstance(entry, AbstractContainer):
                 return cast(Tensor, rows_at(entry, index))
         rows = rows_at(_alone(self, path[0]), index)
-        return cast(Tensor, rows._read(path) if how is None else read_as(rows, path, None, how))
+        return cast(Tensor, rows._kd_read(path) if how is None else read_as(rows, path, None, how))
 
 
 def _parts_plan(batch: Batch, leaf: PartsFn, at: int, sizes: Sequence[Batch]) -> PartsPlan:
@@ -375,9 +375,9 @@ def _leading_sizes(new: Batch, ndim: int) -> BatchFn:
 
 def _parts(container: W, how: PartsPlan) -> tuple[W, ...]:
     leaf, batches, inner = how
-    desc = container._desc
+    desc = container._kd_desc
     after = [desc.with_batch(batch) for batch in batches]
-    return tuple(container._map_to_parts(leaf, inner, (desc, after)))
+    return tuple(container._kd_map_to_parts(leaf, inner, (desc, after)))
 
 
 @cached
@@ -504,5 +504,5 @@ def _alone(container: AbstractContainer, key: str) -> AbstractContainer:
     """Return a container of one entry alone, so that a stack chooses rows of no other one."""
     if isinstance(container, Composite):
         return container._by_member(lambda member: _alone(member, key))
-    entries = {key: container._read((key,))}
-    return cast("AbstractContainer", registry.make_dense(entries, container._desc.unlocked()))
+    entries = {key: container._kd_read((key,))}
+    return cast("AbstractContainer", registry.make_dense(entries, container._kd_desc.unlocked()))

@@ -39,7 +39,7 @@ class Description(AbstractContainer):
         Assigning to it checks every entry and changes nothing if one does not fit. The first
         dimensions keep their names, as far as their sizes stay. A lock does not cover it.
         """
-        return self._desc.size
+        return self._kd_desc.size
 
     @batch_size.setter
     def batch_size(self, batch_size: BatchSize) -> None:
@@ -48,7 +48,7 @@ class Description(AbstractContainer):
     @property
     def shape(self) -> torch.Size:
         """The batch size; assigning to it is assigning to `batch_size`."""
-        return self._desc.size
+        return self._kd_desc.size
 
     @shape.setter
     def shape(self, shape: BatchSize) -> None:
@@ -56,34 +56,38 @@ class Description(AbstractContainer):
 
     def size(self, dim: int | str | None = None) -> torch.Size | int:
         """Return the batch size, or one of its dimensions."""
-        return self._desc.size if dim is None else self._desc.size[wrap_dim(dim, self._desc.batch)]
+        return (
+            self._kd_desc.size
+            if dim is None
+            else self._kd_desc.size[wrap_dim(dim, self._kd_desc.batch)]
+        )
 
     @property
     def batch_dims(self) -> int:
         """The number of batch dimensions."""
-        return self._desc.ndim
+        return self._kd_desc.ndim
 
     @property
     def ndim(self) -> int:
         """The number of batch dimensions."""
-        return self._desc.ndim
+        return self._kd_desc.ndim
 
     def dim(self) -> int:
         """Return the number of batch dimensions."""
-        return self._desc.ndim
+        return self._kd_desc.ndim
 
     def ndimension(self) -> int:
         """Return the number of batch dimensions."""
-        return self._desc.ndim
+        return self._kd_desc.ndim
 
     def numel(self) -> int:
         """Return the number of rows: the product of the batch size (1 if it is empty)."""
-        return numel(self._desc.batch)
+        return numel(self._kd_desc.batch)
 
     @property
     def device(self) -> torch.device | None:
         """The device of all entries, or `None` where they may be on different ones."""
-        return self._desc.device
+        return self._kd_desc.device
 
     @device.setter
     def device(self, device: torch.device | None) -> None:
@@ -137,44 +141,46 @@ class Description(AbstractContainer):
 
 def _refuse_frozen(level: AbstractContainer) -> None:
     """Refuse to change an instance of a frozen class; other locks cover the entries alone."""
-    if level._desc.lock == FROZEN:
-        level._check_unlocked("change the batch size")
+    if level._kd_desc.lock == FROZEN:
+        level._kd_check_unlocked("change the batch size")
 
 
 def _redescribe(level: AbstractContainer, desc: Descriptor) -> None:
     """Set the batch size and the device of a container, which stays locked if it is."""
-    old = level._desc
-    level._describe(desc.with_lock(old.lock, old.held) if old.frozen else desc)
+    old = level._kd_desc
+    level._kd_describe(desc.with_lock(old.lock, old.held) if old.frozen else desc)
 
 
 def _put_on(level: AbstractContainer, device: torch.device | None) -> None:
     """Set the device of a container and of all below; no leaf is moved."""
-    if level._owns_leaves:
-        for key, value in list(level._entries.items()):
+    if level._kd_owns_leaves:
+        for key, value in list(level._kd_entries.items()):
             if not isinstance(value, Tensor | AbstractContainer):
-                level._set_entry(key, value._with_descriptor(describe(value._desc.batch, device)))
-    for node in level._below():
+                level._kd_set_entry(
+                    key, value._kd_with_descriptor(describe(value._kd_desc.batch, device))
+                )
+    for node in level._kd_below():
         if isinstance(node, AbstractContainer):
             _put_on(node, device)
-    _redescribe(level, describe(level._desc.batch, device))
+    _redescribe(level, describe(level._kd_desc.batch, device))
 
 
 def _share_batch(level: AbstractContainer, batch_dims: int | None) -> None:
     """Set the batch size to the dimensions that all entries share, at every level from below."""
     shapes: list[tuple[int, ...]] = []
-    for _, value in kinds_of(level._entries):
+    for _, value in kinds_of(level._kd_entries):
         if isinstance(value, Composite):
-            shapes.append(value._desc.batch)
+            shapes.append(value._kd_desc.batch)
         elif isinstance(value, AbstractContainer):
             _share_batch(value, batch_dims)
-            shapes.append(value._desc.batch)
+            shapes.append(value._kd_desc.batch)
         elif isinstance(value, Tensor):
             shapes.append(() if is_shapeless(value) else value.shape)
         elif is_row_data(value):
-            shapes.append(value._desc.batch)
+            shapes.append(value._kd_desc.batch)
     if shapes:
-        batch = _with_same_names(common_batch(shapes, batch_dims), level._desc.batch)
-        desc = level._desc.with_batch(batch)
+        batch = _with_same_names(common_batch(shapes, batch_dims), level._kd_desc.batch)
+        desc = level._kd_desc.with_batch(batch)
         _grow_children(level, desc)
         _redescribe(level, desc)
 
@@ -184,16 +190,16 @@ def _grow_children(level: AbstractContainer, desc: Descriptor) -> None:
     if isinstance(level, Composite):
         inner = desc.batch[: level._dim] + desc.batch[level._dim + 1 :]
         for member in level._members:
-            _grow_children(member, member._desc.with_batch(inner))
+            _grow_children(member, member._kd_desc.with_batch(inner))
         return
-    for key, value in list(kinds_of(level._entries)):
+    for key, value in list(kinds_of(level._kd_entries)):
         if isinstance(value, Tensor):
             continue
-        own = value._desc
+        own = value._kd_desc
         if own.batch[: desc.ndim] != desc.batch or (is_unbatched(value) and own is not desc):
             own = desc if own.device == desc.device else own.with_batch(desc.batch)
             if not isinstance(value, AbstractContainer):
-                level._set_entry(key, value._with_descriptor(own))
+                level._kd_set_entry(key, value._kd_with_descriptor(own))
                 continue
             _redescribe(value, own.unlocked())
         if isinstance(value, AbstractContainer):
@@ -203,8 +209,8 @@ def _grow_children(level: AbstractContainer, desc: Descriptor) -> None:
 def resize(td: AbstractContainer, batch_size: BatchSize) -> None:
     """Set the batch size of a container, and of those in it that start with the old one."""
     _refuse_frozen(td)
-    desc = td._desc.with_batch(_with_same_names(batch_of(batch_size), td._desc.batch))
-    td._with_descriptor(desc)  # refuses what does not fit, before anything is changed
+    desc = td._kd_desc.with_batch(_with_same_names(batch_of(batch_size), td._kd_desc.batch))
+    td._kd_with_descriptor(desc)  # refuses what does not fit, before anything is changed
     _grow_children(td, desc)
     _redescribe(td, desc)
 
@@ -228,10 +234,10 @@ def shapes_of(level: AbstractContainer) -> Iterator[tuple[int, ...]]:
         for member in level._members:
             yield from ((*shape[:dim], count, *shape[dim:]) for shape in shapes_of(member))
         return
-    for value in level._entries.values():
+    for value in level._kd_entries.values():
         if isinstance(value, Tensor):
             yield () if is_shapeless(value) else value.shape
         elif isinstance(value, AbstractContainer):
             yield from shapes_of(value)
         elif is_row_data(value):
-            yield value._desc.batch
+            yield value._kd_desc.batch

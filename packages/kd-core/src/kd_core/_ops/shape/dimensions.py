@@ -38,18 +38,18 @@ class Dimensions(AbstractContainer):
 
     def atleast_1d(self) -> Self:
         """Return the container with one batch dimension at least: `torch.atleast_1d`."""
-        return moved(_atleast(self._desc.batch, 1), self)
+        return moved(_atleast(self._kd_desc.batch, 1), self)
 
     def atleast_2d(self) -> Self:
         """Return the container with two batch dimensions at least, new ones in front."""
-        return moved(_atleast(self._desc.batch, 2), self)
+        return moved(_atleast(self._kd_desc.batch, 2), self)
 
     def atleast_3d(self) -> Self:
         """Return the container with three batch dimensions at least: `torch.atleast_3d`.
 
         As in torch, one batch dimension becomes the middle one, and two become the first two.
         """
-        return moved(_atleast(self._desc.batch, 3), self)
+        return moved(_atleast(self._kd_desc.batch, 3), self)
 
     def broadcast_to(self, shape: Sequence[int]) -> Self:
         """Repeat batch dimensions of size 1 without copying; `expand` with one argument.
@@ -57,7 +57,7 @@ class Dimensions(AbstractContainer):
         Args:
             shape: the new batch size; -1 keeps a size, new dimensions come in front.
         """
-        return moved(expand_plan(self._desc.batch, (shape,)), self)
+        return moved(expand_plan(self._kd_desc.batch, (shape,)), self)
 
     def fliplr(self) -> Self:
         """Reverse the order along the second batch dimension; a copy, as in torch.
@@ -66,7 +66,7 @@ class Dimensions(AbstractContainer):
             OutOfRange: if there are fewer than two batch dimensions.
         """
         _check_ndim(self, 2, "fliplr")
-        return moved(flip_plan(self._desc.batch, (1,)), self)
+        return moved(flip_plan(self._kd_desc.batch, (1,)), self)
 
     def flipud(self) -> Self:
         """Reverse the order along the first batch dimension; a copy, as in torch.
@@ -75,7 +75,7 @@ class Dimensions(AbstractContainer):
             OutOfRange: if there is no batch dimension.
         """
         _check_ndim(self, 1, "flipud")
-        return moved(flip_plan(self._desc.batch, (0,)), self)
+        return moved(flip_plan(self._kd_desc.batch, (0,)), self)
 
     def rot90(self, k: int = 1, dims: Sequence[int | str] = (0, 1)) -> Self:
         """Return the batch rotated by 90 degrees in a plane of two dimensions; a copy, as in torch.
@@ -88,7 +88,7 @@ class Dimensions(AbstractContainer):
             OutOfRange: if there are fewer than two batch dimensions.
         """
         _check_ndim(self, 2, "rot90")
-        return moved(_rot90(self._desc.batch, k, tuple(dims)), self)
+        return moved(_rot90(self._kd_desc.batch, k, tuple(dims)), self)
 
     @property
     def names(self) -> list[str | None]:
@@ -107,7 +107,7 @@ class Dimensions(AbstractContainer):
             >>> td.transpose(0, 1).names, td[0].names, td.sum("time")["a"]
             (['env', 'time'], ['env'], tensor([2., 2., 2.]))
         """
-        return list(names_of(self._desc.batch))
+        return list(names_of(self._kd_desc.batch))
 
     @names.setter
     def names(self, names: Sequence[str | None] | None) -> None:
@@ -130,7 +130,7 @@ class Dimensions(AbstractContainer):
             >>> td.refine_names(..., "env").names
             ['time', 'env']
         """
-        old = names_of(self._desc.batch)
+        old = names_of(self._kd_desc.batch)
         given = _filled(names, len(old))
         for dim, (mine, new) in enumerate(zip(old, given, strict=False)):
             if mine is not None and new is not None and mine != new:
@@ -158,11 +158,11 @@ class Dimensions(AbstractContainer):
             >>> td.rename(time="step").names
             ['step', 'env']
         """
-        return self._shallow().rename_(*names, **changes)
+        return self._kd_shallow().rename_(*names, **changes)
 
     def rename_(self, *names: str | None, **changes: str | None) -> Self:
         """Change the names of dimensions in place; return self. See `rename`."""
-        old = names_of(self._desc.batch)
+        old = names_of(self._kd_desc.batch)
         if names and changes:
             raise InvalidArgument("names by position cannot be combined with names by keyword.")
         unknown = [name for name in changes if name not in old]
@@ -177,14 +177,14 @@ class Dimensions(AbstractContainer):
 
 def name_dims(td: AbstractContainer, names: Sequence[str | None] | None) -> None:
     """Set the names of all batch dimensions of a container; a lock does not cover them."""
-    set_names(td, check_names(names, td._desc.batch))
+    set_names(td, check_names(names, td._kd_desc.batch))
 
 
 def _check_ndim(td: AbstractContainer, ndim: int, name: str) -> None:
-    if td._desc.ndim < ndim:
+    if td._kd_desc.ndim < ndim:
         raise OutOfRange(
             f"`{name}` requires at least {ndim} batch dimension{'s' if ndim > 1 else ''}, got "
-            f"batch_size {td._desc.batch}. Use `unsqueeze` first."
+            f"batch_size {td._kd_desc.batch}. Use `unsqueeze` first."
         )
 
 

@@ -32,8 +32,8 @@ class Ragged(AbstractContainer):
 
     __slots__ = ()
 
-    def _dense_entry(self, key: str, layout: torch.layout) -> Entry:
-        entry = self._entries[key]
+    def _kd_dense_entry(self, key: str, layout: torch.layout) -> Entry:
+        entry = self._kd_entries[key]
         return densified(entry, layout) if is_container(entry, self) else entry
 
     def to_padded_tensor(
@@ -82,7 +82,7 @@ class Ragged(AbstractContainer):
                 masks.append(row_mask(leaf))
             return padded_leaf(leaf, padding)
 
-        made = cast("Self", dense._map_each(padded))
+        made = cast("Self", dense._kd_map_each(padded))
         if mask_key is None:
             return made
         if not masks:
@@ -91,9 +91,9 @@ class Ragged(AbstractContainer):
                 "that have a mask in any case."
             )
         path = path_of(mask_key)
-        if has_entry(made._entries, path):
+        if has_entry(made._kd_entries, path):
             raise KeyCollision(f"key {format_key(path)} exists already. Pass another `mask_key`.")
-        made._store(path, masks[0])
+        made._kd_store(path, masks[0])
         return made
 
     @explains_parameters
@@ -115,7 +115,7 @@ class Ragged(AbstractContainer):
             >>> TensorDict({"a": torch.ones(2)}, [2]).pad([0, 1], value=5)["a"]
             tensor([1., 1., 5.])
         """
-        batch = self._desc.batch
+        batch = self._kd_desc.batch
         new, backwards = _padded_sizes(batch, as_ints(pad_size))
 
         def pad_leaf(leaf: Tensor) -> Tensor:
@@ -134,12 +134,12 @@ def _row(dim: int, row: int) -> tuple[LeafFn, BatchFn]:
 
 def _mask_at(td: AbstractContainer, path: tuple[str, ...]) -> Tensor:
     """Return which elements of an entry are no padding; one row after the other is looked at."""
-    leaf = td._read(path)
+    leaf = td._kd_read(path)
     if isinstance(leaf, Tensor) and leaf.is_nested:
         from kd_core._leaves.nested import row_mask
 
         return row_mask(leaf)
-    ndim = td._desc.ndim
+    ndim = td._kd_desc.ndim
     if not isinstance(leaf, Tensor) or leaf.ndim <= ndim:
         raise InvalidValue(
             f"entry {format_key(path)} must be a tensor with a dimension behind the batch to have "
@@ -151,20 +151,20 @@ def _mask_at(td: AbstractContainer, path: tuple[str, ...]) -> Tensor:
 def densified(container: AbstractContainer, layout: torch.layout) -> Node:
     """Return a dense container in which entries that cannot be stacked are nested tensors."""
     ragged = cast("Ragged", container)
-    entries = {key: ragged._dense_entry(key, layout) for key in container._entries}
-    return cast("Node", container._like(entries, container._desc.unlocked()))
+    entries = {key: ragged._kd_dense_entry(key, layout) for key in container._kd_entries}
+    return cast("Node", container._kd_like(entries, container._kd_desc.unlocked()))
 
 
 def as_stack(container: AbstractContainer, dim: int | str) -> Node:
     """Return a lazy stack of the rows along a batch dimension."""
-    at = wrap_dim(dim, container._desc.batch)
+    at = wrap_dim(dim, container._kd_desc.batch)
     if isinstance(container, Composite) and container._dim == at:
         return cast("Node", container)
-    rows = [container._map_each(*_row(at, row)) for row in range(container._desc.batch[at])]
+    rows = [container._kd_map_each(*_row(at, row)) for row in range(container._kd_desc.batch[at])]
     stack = registry.lazy_stack(rows, at)
-    if container._desc.named:
-        desc = stack._desc.with_batch(container._desc.batch)
-        cast("AbstractContainer", stack)._describe(desc)
+    if container._kd_desc.named:
+        desc = stack._kd_desc.with_batch(container._kd_desc.batch)
+        cast("AbstractContainer", stack)._kd_describe(desc)
     return stack
 
 

@@ -40,18 +40,18 @@ def take_batch_size(
     if not isinstance(source, AbstractContainer):
         remedy = "Only a container has a batch size."
         raise wrong_type("the source of `update_batch_size=True`", "a container", source, remedy)
-    if source._desc.batch == td._desc.batch:
+    if source._kd_desc.batch == td._kd_desc.batch:
         return False
     if keys_to_update is not None:
         raise InvalidArgument(
             "`update_batch_size=True` replaces all entries and cannot be combined with "
             "`keys_to_update`. Pass one of them."
         )
-    td._check_unlocked("change the batch size")
+    td._kd_check_unlocked("change the batch size")
     _check_keys(td, source, ())
-    copy = source._map_each(Tensor.clone) if clone else source._shallow()
-    after = td._desc.with_batch(source._desc.batch)
-    _take(td, {key: as_entry(key, value, after) for key, value in copy._entries.items()}, after)
+    copy = source._kd_map_each(Tensor.clone) if clone else source._kd_shallow()
+    after = td._kd_desc.with_batch(source._kd_desc.batch)
+    _take(td, {key: as_entry(key, value, after) for key, value in copy._kd_entries.items()}, after)
     return True
 
 
@@ -62,44 +62,44 @@ def become(td: W, result: AbstractContainer, action: str) -> W:
         Locked: if the container is locked.
         InvalidArgument: if it is a lazy stack, whose members stay.
     """
-    td._check_unlocked(action)
+    td._kd_check_unlocked(action)
     if isinstance(td, Composite):
         raise InvalidArgument(
             f"cannot {action}: the members of a lazy stack stay as they are. Leave out "
             "`inplace=True`, or make the stack dense with `contiguous()` first."
         )
     _check_keys(td, result, ())
-    _take(td, dict(result._entries), result._desc)
+    _take(td, dict(result._kd_entries), result._kd_desc)
     return td
 
 
 def _take(td: AbstractContainer, entries: dict[str, Entry], after: Descriptor) -> None:
     """Store checked entries under another descriptor: all of them, or nothing is changed."""
-    before = td._desc
+    before = td._kd_desc
     with unchanged_on_error(td):
         try:
-            td._describe(after)
+            td._kd_describe(after)
             for key, entry in entries.items():
-                td._set_entry(key, entry)
+                td._kd_set_entry(key, entry)
         except BaseException:
-            td._describe(before)
+            td._kd_describe(before)
             raise
 
 
 def _check_keys(td: AbstractContainer, source: AbstractContainer, path: tuple[str, ...]) -> None:
     """Refuse a source that lacks a key of the container."""
-    theirs = source._entries
-    missing = [key for key in td._entries if key not in theirs]
+    theirs = source._kd_entries
+    missing = [key for key in td._kd_entries if key not in theirs]
     if missing:
         where = f" below {format_key(path)}" if path else ""
         raise KeySetMismatch(
             f"the source lacks {listed(missing)}{where}, which would keep batch_size "
-            f"{td._desc.batch} beside {source._desc.batch}. Remove these entries first."
+            f"{td._kd_desc.batch} beside {source._kd_desc.batch}. Remove these entries first."
         )
-    for key, value in td._entries.items():
+    for key, value in td._kd_entries.items():
         other = theirs[key]
         if isinstance(value, AbstractContainer) and isinstance(other, AbstractContainer):
-            value._check_unlocked(f"replace {format_key((*path, key))}")
+            value._kd_check_unlocked(f"replace {format_key((*path, key))}")
             _check_keys(value, other, (*path, key))
 
 
@@ -115,19 +115,19 @@ def check_names(names: Sequence[str | None] | None, batch: Batch) -> Names:
 
 def set_names(level: AbstractContainer, names: Names) -> None:
     """Set checked names in a container, and in all below it; a lock does not cover them."""
-    desc = level._desc
+    desc = level._kd_desc
     new = desc.with_batch(with_names(desc.batch, names))
-    level._describe(new.with_lock(desc.lock, desc.held) if desc.frozen else new)
+    level._kd_describe(new.with_lock(desc.lock, desc.held) if desc.frozen else new)
     if isinstance(level, Composite):
         names = names[: level._dim] + names[level._dim + 1 :]
-    for node in level._below():
+    for node in level._kd_below():
         if isinstance(node, AbstractContainer):
             set_names(node, names)
 
 
 def named(td: W, names: Sequence[str | None] | None) -> W:
     """Return a container under other names, locked if it is; tensors are shared."""
-    checked = check_names(names, td._desc.batch)
-    new = td._shallow()
+    checked = check_names(names, td._kd_desc.batch)
+    new = td._kd_shallow()
     set_names(new, checked)
-    return relock(new, td._desc.lock)
+    return relock(new, td._kd_desc.lock)

@@ -56,9 +56,9 @@ class Shape(AbstractContainer):
 
     __slots__ = ()
 
-    def _traced_resized(self, shape: Sizes, name: str) -> Self:
+    def _kd_traced_resized(self, shape: Sizes, name: str) -> Self:
         """Reshape as dynamo traces it: new sizes are constants, and methods add no guards."""
-        desc = self._desc
+        desc = self._kd_desc
         after = desc.traced_reshaped(shape)
         new, ndim = after.batch, len(desc.batch)
 
@@ -66,7 +66,7 @@ class Shape(AbstractContainer):
             sizes = (*new, *leaf.shape[ndim:])
             return leaf.view(sizes) if name == "view" else leaf.reshape(sizes)
 
-        return self._map_each(resize_leaf, lambda batch: new + batch[ndim:], (desc, after))
+        return self._kd_map_each(resize_leaf, lambda batch: new + batch[ndim:], (desc, after))
 
     @explains_parameters
     def view(
@@ -95,17 +95,17 @@ class Shape(AbstractContainer):
         if size is not None:
             shape = _sizes_or(shape, size, "size")
         sizes: Sizes = shape  # type: ignore[assignment]  # a dtype stands alone
-        how = None if is_dynamo_compiling() else resize_plan(self._desc.batch, sizes, "view")
+        how = None if is_dynamo_compiling() else resize_plan(self._kd_desc.batch, sizes, "view")
         try:
-            return self._traced_resized(sizes, "view") if how is None else moved(how, self)
+            return self._kd_traced_resized(sizes, "view") if how is None else moved(how, self)
         except RuntimeError as error:
             raise InvalidValue(
-                f"the strides of an entry do not allow a view of batch_size {self._desc.batch} as "
-                f"{fitted(self._desc.batch, sizes)} ({error}). Use `reshape`, which copies if "
+                f"the strides of an entry do not allow a view of batch_size {self._kd_desc.batch} as "
+                f"{fitted(self._kd_desc.batch, sizes)} ({error}). Use `reshape`, which copies if "
                 "needed."
             ) from error
 
-    def _traced_reshape(
+    def _kd_traced_reshape(
         self,
         *args: int | Sequence[int],
         shape: Sequence[int] | None = None,
@@ -116,10 +116,10 @@ class Shape(AbstractContainer):
             args = _sizes_or(args, shape, "shape")
         if size is not None:
             args = _sizes_or(args, size, "size")
-        result = self._traced_resized(args, "reshape")
+        result = self._kd_traced_resized(args, "reshape")
         return become(self, result, "reshape in place") if inplace else result
 
-    @traced_as(_traced_reshape)
+    @traced_as(_kd_traced_reshape)
     def reshape(
         self,
         *args: int | Sequence[int],
@@ -142,7 +142,7 @@ class Shape(AbstractContainer):
             args = _sizes_or(args, shape, "shape")
         if size is not None:
             args = _sizes_or(args, size, "size")
-        result = moved(resize_plan(self._desc.batch, args, "reshape"), self)
+        result = moved(resize_plan(self._kd_desc.batch, args, "reshape"), self)
         return become(self, result, "reshape in place") if inplace else result
 
     def view_as(self, other: AbstractContainer | Tensor) -> Self:
@@ -172,7 +172,7 @@ class Shape(AbstractContainer):
             >>> TensorDict({"a": torch.zeros(2, 3, 4)}, [2, 3]).flatten().batch_size
             torch.Size([6])
         """
-        result = moved(flatten_plan(self._desc.batch, start_dim, end_dim), self)
+        result = moved(flatten_plan(self._kd_desc.batch, start_dim, end_dim), self)
         return become(self, result, "flatten in place") if inplace else result
 
     def unflatten(
@@ -191,7 +191,7 @@ class Shape(AbstractContainer):
             >>> TensorDict({"a": torch.zeros(6, 4)}, [6]).unflatten(0, (2, -1)).batch_size
             torch.Size([2, 3])
         """
-        result = moved(unflatten_plan(self._desc.batch, dim, unflattened_size), self)
+        result = moved(unflatten_plan(self._kd_desc.batch, dim, unflattened_size), self)
         return become(self, result, "unflatten in place") if inplace else result
 
     def squeeze(self, dim: Dims | None = None) -> Self:
@@ -200,7 +200,7 @@ class Shape(AbstractContainer):
         Args:
             dim: the dimensions; one of another size is kept. `None`: all of size 1.
         """
-        return moved(squeeze_plan(self._desc.batch, dim), self)
+        return moved(squeeze_plan(self._kd_desc.batch, dim), self)
 
     def unsqueeze(self, dim: int) -> Self:
         """Insert a batch dimension of size 1.
@@ -214,7 +214,7 @@ class Shape(AbstractContainer):
             >>> TensorDict({"a": torch.zeros(2, 4)}, [2]).unsqueeze(-1)["a"].shape
             torch.Size([2, 1, 4])
         """
-        return moved(unsqueeze_plan(self._desc.batch, dim), self)
+        return moved(unsqueeze_plan(self._kd_desc.batch, dim), self)
 
     def permute(self, *args: Dims, dims: Sequence[int | str] | None = None) -> Self:
         """Reorder the batch dimensions.
@@ -232,11 +232,11 @@ class Shape(AbstractContainer):
             >>> TensorDict({"a": torch.zeros(2, 3, 4)}, [2, 3]).permute(1, 0)["a"].shape
             torch.Size([3, 2, 4])
         """
-        return moved(permute_plan(self._desc.batch, _sizes_or(args, dims, "dims")), self)
+        return moved(permute_plan(self._kd_desc.batch, _sizes_or(args, dims, "dims")), self)
 
     def transpose(self, dim0: int | str, dim1: int | str) -> Self:
         """Exchange two batch dimensions."""
-        return moved(transpose_plan(self._desc.batch, dim0, dim1), self)
+        return moved(transpose_plan(self._kd_desc.batch, dim0, dim1), self)
 
     def swapaxes(self, axis0: int | str, axis1: int | str) -> Self:
         """Exchange two batch dimensions; another name of `transpose`."""
@@ -257,7 +257,7 @@ class Shape(AbstractContainer):
         Raises:
             InvalidValue: if the numbers of dimensions and positions differ.
         """
-        return moved(movedim_plan(self._desc.batch, source, destination), self)
+        return moved(movedim_plan(self._kd_desc.batch, source, destination), self)
 
     def moveaxis(self, source: Dims, destination: Dims) -> Self:
         """Move batch dimensions; another name of `movedim`."""
@@ -281,7 +281,7 @@ class Shape(AbstractContainer):
         """
         if size is not None:
             shape = _sizes_or(shape, size, "size")
-        return moved(expand_plan(self._desc.batch, shape), self)
+        return moved(expand_plan(self._kd_desc.batch, shape), self)
 
     def expand_as(self, other: AbstractContainer | Tensor) -> Self:
         """Expand to the batch size of another container, or to the shape of a tensor."""
@@ -301,21 +301,21 @@ class Shape(AbstractContainer):
             >>> TensorDict({"a": torch.tensor([1, 2])}, [2]).repeat(2)["a"]
             tensor([1, 2, 1, 2])
         """
-        ndim = self._desc.ndim
-        counts = one_per_dim(repeats, self._desc.batch, "repeat")
+        ndim = self._kd_desc.ndim
+        counts = one_per_dim(repeats, self._kd_desc.batch, "repeat")
         if len(counts) < ndim:
             raise InvalidValue(
                 f"`repeat` expected a count for each of the {ndim} batch dimensions, got {counts}. "
                 "`tile` takes fewer."
             )
-        result = moved(repeat_plan(self._desc.batch, counts), self)
+        result = moved(repeat_plan(self._kd_desc.batch, counts), self)
         return become(self, result, "repeat in place") if inplace else result
 
     def tile(self, *args: int | Sequence[int], dims: Sequence[int] | None = None) -> Self:
         """Copy the batch several times, like `repeat`; missing counts in front are 1."""
-        counts = one_per_dim(_sizes_or(args, dims, "dims"), self._desc.batch, "tile")
-        missing = self._desc.ndim - len(counts)
-        return moved(repeat_plan(self._desc.batch, (1,) * missing + counts), self)
+        counts = one_per_dim(_sizes_or(args, dims, "dims"), self._kd_desc.batch, "tile")
+        missing = self._kd_desc.ndim - len(counts)
+        return moved(repeat_plan(self._kd_desc.batch, (1,) * missing + counts), self)
 
     def repeat_interleave(
         self,
@@ -341,7 +341,7 @@ class Shape(AbstractContainer):
         """
         flat = engine(self).flatten(self) if dim is None else self
         at = 0 if dim is None else dim
-        how = repeat_interleave_plan(flat._desc.batch, repeats, at, output_size)
+        how = repeat_interleave_plan(flat._kd_desc.batch, repeats, at, output_size)
         result = moved(how, flat)
         return become(self, result, "repeat rows in place") if inplace else result
 
@@ -359,17 +359,17 @@ class Shape(AbstractContainer):
             dims: the batch dimensions, one for each shift; `None`: flatten, shift and restore.
             inplace: change this container instead of making a new one.
         """
-        if dims is None and self._desc.ndim > 1:
+        if dims is None and self._kd_desc.ndim > 1:
             of = engine(self)
-            result = of.unflatten(of.roll(of.flatten(self), shifts, 0), 0, self._desc.batch)
+            result = of.unflatten(of.roll(of.flatten(self), shifts, 0), 0, self._kd_desc.batch)
         else:
             along = 0 if dims is None else dims
-            result = moved(roll_plan(self._desc.batch, shifts, along), self)
+            result = moved(roll_plan(self._kd_desc.batch, shifts, along), self)
         return become(self, result, "roll in place") if inplace else result
 
     def flip(self, *args: Dims, dims: Dims | None = None) -> Self:
         """Reverse the order of rows along batch dimensions; a copy, as in torch."""
-        return moved(flip_plan(self._desc.batch, _sizes_or(args, dims, "dims")), self)
+        return moved(flip_plan(self._kd_desc.batch, _sizes_or(args, dims, "dims")), self)
 
 
 def _sizes_or(given: tuple[T, ...], named: T | None, name: str) -> tuple[T, ...]:
@@ -386,12 +386,12 @@ def _shape_like(other: AbstractContainer | Tensor) -> Batch:
         return tuple(other.shape)
     if not isinstance(other, AbstractContainer):
         raise wrong_type("`other`", "a container or a tensor", other)
-    return other._desc.batch
+    return other._kd_desc.batch
 
 
 def _view_as_dtype(td: W, dtype: torch.dtype) -> W:
     """Read the bytes of every leaf as another dtype."""
-    batch = td._desc.batch
+    batch = td._kd_desc.batch
 
     def view(leaf: Tensor) -> Tensor:
         try:
@@ -403,13 +403,13 @@ def _view_as_dtype(td: W, dtype: torch.dtype) -> W:
             raise _cannot_view(td, leaf, dtype, "the last batch dimension would change")
         return seen
 
-    return td._map_each(view)
+    return td._kd_map_each(view)
 
 
 def _cannot_view(
     td: AbstractContainer, leaf: Tensor, dtype: torch.dtype, reason: str
 ) -> InvalidValue:
-    name = format_key(finder(td._entries, leaf)())
+    name = format_key(finder(td._kd_entries, leaf)())
     return InvalidValue(
         f"entry {name} of {leaf.dtype} cannot be viewed as {dtype}: {reason.rstrip('.')}. Cast it "
         "with `to`, or `unsqueeze` its last dimension."

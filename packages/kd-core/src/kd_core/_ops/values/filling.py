@@ -115,7 +115,7 @@ class Filling(AbstractContainer):
         if non_blocking or not copy_pairs(mine, theirs):
             leaves = len(mine) - mine.rows
             for target, value in () if is_compiling() else zip(mine, theirs, strict=True):
-                check_write(target, value, finder(self._entries, target))
+                check_write(target, value, finder(self._kd_entries, target))
             write = _non_blocking_copy if non_blocking else copy_over
             if is_compiling():
                 binary_(self, source, write)
@@ -254,14 +254,16 @@ class Filling(AbstractContainer):
             return (new.pin_memory() if pin_memory else new).requires_grad_(requires_grad)
 
         if isinstance(data, AbstractContainer):
-            made = self._zip_each(cast("Entry", data), make)
-            batch = data._desc.batch
+            made = self._kd_zip_each(cast("Entry", data), make)
+            batch = data._kd_desc.batch
         else:
             values = torch.as_tensor(data)
             batch = tuple(values.shape)
-            made = self._map_each(lambda leaf: make(leaf, values), Fresh(batch, self._desc.ndim))
+            made = self._kd_map_each(
+                lambda leaf: make(leaf, values), Fresh(batch, self._kd_desc.ndim)
+            )
             where = where or values.device
-        return made._with_descriptor(describe(batch, where or made._desc.device))
+        return made._kd_with_descriptor(describe(batch, where or made._kd_desc.device))
 
 
 def _copy_some(td: W, source: object, non_blocking: bool) -> W:
@@ -280,11 +282,11 @@ def fill_like(fn: Callable[..., Tensor]) -> Callable[..., object]:
         input: AbstractContainer, *args: object, device: DeviceLike | None = None, **options: object
     ) -> object:
         if device is None and not args and not options:
-            return input._map_each(fn)
+            return input._kd_map_each(fn)
         if device is None:
-            return input._map_each(lambda leaf: fn(leaf, *args, **options))
-        made = input._map_each(lambda leaf: fn(leaf, *args, device=device, **options))
-        return made._with_descriptor(describe_on(made._desc.batch, device))
+            return input._kd_map_each(lambda leaf: fn(leaf, *args, **options))
+        made = input._kd_map_each(lambda leaf: fn(leaf, *args, device=device, **options))
+        return made._kd_with_descriptor(describe_on(made._kd_desc.batch, device))
 
     return filled
 
@@ -305,8 +307,8 @@ def _fill_entry(level: AbstractContainer, path: tuple[str, ...], value: object) 
     """Fill what is at the last key of a path in one level."""
     alone: AbstractContainer = _only(level, path[-1])
     if not leaves_of(alone):
-        data = cast("AbstractContainer", level._entries[path[-1]])
-        raise wrong_type(f"entry {format_key(path)}", "a tensor or a container", data._item())
+        data = cast("AbstractContainer", level._kd_entries[path[-1]])
+        raise wrong_type(f"entry {format_key(path)}", "a tensor or a container", data._kd_item())
     binary_(alone, value, Tensor.fill_, refuse_overlap=isinstance(value, Tensor))
 
 
@@ -314,7 +316,7 @@ def _only(level: F, key: str) -> F:
     """Return a container of one entry, members kept."""
     if isinstance(level, Composite):
         return level._by_member(lambda member: _only(member, key))
-    return level._like({key: level._entries[key]}, level._desc.unlocked())
+    return level._kd_like({key: level._kd_entries[key]}, level._kd_desc.unlocked())
 
 
 def _fresh(
@@ -328,13 +330,13 @@ def _fresh(
     pin_memory: bool,
 ) -> F:
     """Return a container of new leaves, which `make` creates from each leaf and a shape."""
-    batch, ndim = sizes_of(size), td._desc.ndim
+    batch, ndim = sizes_of(size), td._kd_desc.ndim
     options: dict[str, object] = {"requires_grad": True} if requires_grad else {}
     if layout is not torch.strided:
         options["layout"] = layout
     if pin_memory:
         options["pin_memory"] = True
-    made = td._map_each(
+    made = td._kd_map_each(
         lambda leaf: make(
             leaf, (*batch, *leaf.shape[ndim:]), dtype=dtype, device=device, **options
         ),
@@ -346,7 +348,7 @@ def _fresh(
     )
     if device is None:
         return made
-    return made._with_descriptor(describe_on(batch, device))
+    return made._kd_with_descriptor(describe_on(batch, device))
 
 
 def _non_blocking_copy(leaf: Tensor, source: object) -> Tensor:

@@ -48,7 +48,7 @@ class Inventory(AbstractContainer):
     @property
     def sorted_keys(self) -> list[str]:
         """The keys of this level in alphabetical order."""
-        return sorted(self._entries)
+        return sorted(self._kd_entries)
 
     def param_count(self, count_duplicates: bool = True) -> int:
         """Count the numbers in all leaves.
@@ -81,7 +81,7 @@ class Inventory(AbstractContainer):
             <class 'kd_core.NonTensorData'>
         """
         path = path_of(key)
-        return type(_kind_at(self, path) if has_entry(self._entries, path) else None)
+        return type(_kind_at(self, path) if has_entry(self._kd_entries, path) else None)
 
     def get_item_shape(self, key: NestedKey) -> torch.Size:
         """Return the shape of the entry at a key: of a tensor, or the batch size of another entry.
@@ -129,7 +129,7 @@ class Inventory(AbstractContainer):
             data = leaf.untyped_storage() if storage else leaf
             return torch.tensor(data.data_ptr(), dtype=torch.int64)
 
-        return self._map_each(address, EVERYTHING)
+        return self._kd_map_each(address, EVERYTHING)
 
     def is_floating_point(self) -> bool:
         """Return whether all leaves, at least one, have a floating point dtype."""
@@ -147,7 +147,7 @@ class Inventory(AbstractContainer):
             ((('b', 'c'), 'text'),)
         """
         return tuple(
-            (path if path[1:] else path[0], cast("Data", kind)._item())
+            (path if path[1:] else path[0], cast("Data", kind)._kd_item())
             for path, _, kind in _kinds(self, (), include_nested)
             if tensor_of(kind) is None
         )
@@ -169,7 +169,7 @@ class Inventory(AbstractContainer):
             name = str(path if path[1:] else path[0])
             leaf = tensor_of(kind)
             if leaf is None:
-                rows.append((name, "", type(cast("Data", kind)._item()).__name__, "", ""))
+                rows.append((name, "", type(cast("Data", kind)._kd_item()).__name__, "", ""))
                 continue
             shape = str(_shape_at(level, path[-1:]))
             dtype = str(leaf.dtype).removeprefix("torch.")
@@ -186,14 +186,14 @@ class Inventory(AbstractContainer):
 def _kind_at(td: AbstractContainer, path: tuple[str, ...]) -> object:
     """Return the entry at a path, or one of the same kind where reading it would stack."""
     check_has(td, path)
-    return kinds_by_key(level_at(td, path[:-1])._entries)[path[-1]]
+    return kinds_by_key(level_at(td, path[:-1])._kd_entries)[path[-1]]
 
 
 def _kinds(
     level: AbstractContainer, path: tuple[str, ...], nested: bool
 ) -> Iterator[tuple[tuple[str, ...], AbstractContainer, Tensor | Data]]:
     """Yield the path of each leaf, its level and the leaf, or one like it in a stack."""
-    for key, kind in kinds_of(level._entries):
+    for key, kind in kinds_of(level._kd_entries):
         if not isinstance(kind, AbstractContainer):
             yield (*path, key), level, cast("Tensor | Data", kind)
         elif nested:
@@ -214,11 +214,11 @@ def _shape_at(level: AbstractContainer, path: tuple[str, ...]) -> tuple[int, ...
             return next(iter(shapes))
         sizes = [each[0] if len(set(each)) == 1 else -1 for each in zip(*shapes, strict=True)]
         return (*sizes[: level._dim], len(level._members), *sizes[level._dim :])
-    entry = level._entries[path[0]]
+    entry = level._kd_entries[path[0]]
     if path[1:] and isinstance(entry, AbstractContainer):
         return _shape_at(entry, path[1:])
     leaf = tensor_of(entry)
-    return tuple(cast("Data", entry)._desc.batch if leaf is None else leaf.shape)
+    return tuple(cast("Data", entry)._kd_desc.batch if leaf is None else leaf.shape)
 
 
 def _leaves_at(level: AbstractContainer, key: str) -> Iterator[Tensor]:
@@ -227,7 +227,7 @@ def _leaves_at(level: AbstractContainer, key: str) -> Iterator[Tensor]:
         for member in level._members:
             yield from _leaves_at(member, key)
     else:
-        yield cast("Tensor", tensor_of(level._entries[key]))
+        yield cast("Tensor", tensor_of(level._kd_entries[key]))
 
 
 def _leaves(td: AbstractContainer, count_duplicates: bool) -> Sequence[Tensor]:
@@ -250,5 +250,5 @@ def _aligned(rows: Sequence[Sequence[str]]) -> str:
 
 
 def _depth_of(td: AbstractContainer) -> int:
-    nested = [v for _, v in kinds_of(td._entries) if isinstance(v, AbstractContainer)]
+    nested = [v for _, v in kinds_of(td._kd_entries) if isinstance(v, AbstractContainer)]
     return 1 + max(map(_depth_of, nested)) if nested else 0

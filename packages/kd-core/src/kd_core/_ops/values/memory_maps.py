@@ -166,7 +166,7 @@ class MemoryMaps(AbstractContainer):
         from kd_core._store.forms import create_arena
         from kd_core._store.places import record_root, root_of
 
-        self._check_unlocked("replace leaves by those in an arena")
+        self._kd_check_unlocked("replace leaves by those in an arena")
         made = create_arena(self, path, existsok=existsok)
         take_leaves(self, made)
         self.auto_device_()  # type: ignore[attr-defined]  # of a concern
@@ -313,7 +313,7 @@ class MemoryMaps(AbstractContainer):
 
         refuse_pickles(allow_pickle)
         is_private(mode)
-        return cast("Self", self._engine.update(self, load(path), inplace=True))  # type: ignore[attr-defined]  # of a concern
+        return cast("Self", self._kd_engine.update(self, load(path), inplace=True))  # type: ignore[attr-defined]  # of a concern
 
     def is_memmap(self) -> bool:
         """Return whether all leaves are in one arena; `False` if none has elements.

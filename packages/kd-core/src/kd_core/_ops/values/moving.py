@@ -47,11 +47,11 @@ if TYPE_CHECKING:
 
 def moved(td: W, device: torch.device, non_blocking: bool) -> W:
     """Return a new container of the leaves on a device; those that are there already are shared."""
-    desc = describe(td._desc.batch, device)
+    desc = describe(td._kd_desc.batch, device)
     if isinstance(td, Composite):
         return td._by_member(lambda member: moved(member, device, non_blocking))
     entries: dict[str, Entry] = {}
-    for key, value in td._entries.items():
+    for key, value in td._kd_entries.items():
         if isinstance(value, Tensor):
             # Asked first: `to` takes long to find out that there is nothing to do.
             there = value.device == device
@@ -59,12 +59,12 @@ def moved(td: W, device: torch.device, non_blocking: bool) -> W:
         elif isinstance(value, AbstractContainer):
             entries[key] = moved(value, device, non_blocking)
         elif is_unbatched(value):
-            entries[key] = value._map_each(
+            entries[key] = value._kd_map_each(
                 lambda leaf: leaf.to(device, non_blocking=non_blocking)
-            )._with_descriptor(desc)
+            )._kd_with_descriptor(desc)
         else:
-            entries[key] = value._with_descriptor(describe(value._desc.batch, device))
-    return td._like(entries, desc)
+            entries[key] = value._kd_with_descriptor(describe(value._kd_desc.batch, device))
+    return td._kd_like(entries, desc)
 
 
 _OPTIONS: Final = frozenset({"device", "dtype", "other", "tensor", "batch_size", "inplace"}) | {
@@ -148,9 +148,9 @@ def read_argument(where: object) -> tuple[torch.device | None, torch.dtype | Non
     if isinstance(where, Tensor):
         return where.device, where.dtype
     if isinstance(where, AbstractContainer):
-        if where._desc.device is None:
+        if where._kd_desc.device is None:
             raise InvalidArgument("`to` got a container without a device: give the device itself.")
-        return where._desc.device, None
+        return where._kd_desc.device, None
     if isinstance(where, (torch.device, str, int)):
         return device_of(where), None
     raise wrong_type("an argument of `to`", "a device, a dtype, a tensor or a container", where)

@@ -88,8 +88,8 @@ class PackLayout(Generic[C_co]):
         batch = tuple(last.shape[:-1])
         parts = iter(torch.split(last, [prod(shape) for shape in self.shapes], -1))
         row = self._row
-        if row._desc.device not in (None, flat.device):
+        if row._kd_desc.device not in (None, flat.device):
             row = moved(row, flat.device, False)
-        return row._map_each(
+        return row._kd_map_each(
             lambda leaf: next(parts).reshape((*batch, *leaf.shape)), lambda inner: batch + inner
         )

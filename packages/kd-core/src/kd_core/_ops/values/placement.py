@@ -85,10 +85,10 @@ class Placement(AbstractContainer):
         if not options:
             return td
         if target.memory_format is not None:
-            td = td._map_each(with_format(target.memory_format))
+            td = td._kd_map_each(with_format(target.memory_format))
         batch_size = options.get("batch_size")
         if batch_size is not None:
-            td = td._with_descriptor(td._desc.unlocked().with_batch(batch_of(batch_size)))
+            td = td._kd_with_descriptor(td._kd_desc.unlocked().with_batch(batch_of(batch_size)))
         return become(self, td, "move in place") if options.get("inplace") else td
 
     def cpu(self, **options: Unpack[Options]) -> Self:
@@ -106,7 +106,7 @@ class Placement(AbstractContainer):
 
     def as_tensor(self) -> Self:
         """Return the container with plain tensors in place of those mapped from files."""
-        return self._map_each(lambda leaf: _plain(leaf))
+        return self._kd_map_each(lambda leaf: _plain(leaf))
 
     def clear_refs_for_compile_(self) -> Self:
         """Return self: a container holds no reference to the one that encloses it."""
@@ -131,17 +131,17 @@ class Placement(AbstractContainer):
     @property
     def is_cpu(self) -> bool:
         """Whether the device is the CPU."""
-        return self._desc.device is not None and self._desc.device.type == "cpu"
+        return self._kd_desc.device is not None and self._kd_desc.device.type == "cpu"
 
     @property
     def is_cuda(self) -> bool:
         """Whether the device is a GPU."""
-        return self._desc.device is not None and self._desc.device.type == "cuda"
+        return self._kd_desc.device is not None and self._kd_desc.device.type == "cuda"
 
     @property
     def is_meta(self) -> bool:
         """Whether the device is `meta`, whose tensors have no data."""
-        return self._desc.device is not None and self._desc.device.type == "meta"
+        return self._kd_desc.device is not None and self._kd_desc.device.type == "meta"
 
     def contiguous(self, *, canonical: bool = False, inplace: bool = False) -> Self:
         """Return the container with contiguous leaves; those that are so already are shared.
@@ -151,7 +151,7 @@ class Placement(AbstractContainer):
                 dimensions of size 1 may have.
             inplace: change this container instead of making a new one.
         """
-        result = self._map_each(_canonical if canonical else Tensor.contiguous)
+        result = self._kd_map_each(_canonical if canonical else Tensor.contiguous)
         return become(self, result, "make contiguous in place") if inplace else result
 
     def is_contiguous(self) -> bool:
@@ -172,7 +172,7 @@ class Placement(AbstractContainer):
             raise InvalidValue(
                 "memory can be pinned for a GPU only, and none is available. Skip the call."
             )
-        result = self._map_each(Tensor.pin_memory)
+        result = self._kd_map_each(Tensor.pin_memory)
         return become(self, result, "pin memory in place") if inplace else result
 
     @explains_parameters
@@ -248,15 +248,15 @@ class Placement(AbstractContainer):
             (False, True)
         """
         if not recurse:
-            return self._shallow()
+            return self._kd_shallow()
         return unary(self, torch.clone, clone_all)
 
     def copy(self) -> Self:
         """Copy the container and its nested ones; tensors are shared."""
-        return self._shallow()
+        return self._kd_shallow()
 
     def __copy__(self) -> Self:
-        return self._shallow()
+        return self._kd_shallow()
 
     def to_dict(
         self,
@@ -300,25 +300,25 @@ def _canonical(leaf: Tensor) -> Tensor:
 
 def _move(td: W, device: DeviceLike, non_blocking: bool, pin: bool = False) -> W:
     target = device_of(device)
-    desc = td._desc
+    desc = td._kd_desc
     if desc.device == target:
         return td
     if pin and target.type == "cuda":
-        td, non_blocking = td._map_each(Tensor.pin_memory), True
+        td, non_blocking = td._kd_map_each(Tensor.pin_memory), True
     return moved(td, target, non_blocking)
 
 
 def dense_copy(td: AbstractContainer, retain_none: bool) -> Node:
     """Return a copy in which every container is a `TensorDict`."""
     entries: dict[str, Entry] = {}
-    for key, value in td._entries.items():
+    for key, value in td._kd_entries.items():
         if isinstance(value, Tensor):
             entries[key] = value.clone()
         elif isinstance(value, AbstractContainer):
             entries[key] = dense_copy(value, retain_none)
-        elif retain_none or value._item() is not None:
-            entries[key] = value._shallow()
-    return registry.make_dense(entries, td._desc.unlocked())
+        elif retain_none or value._kd_item() is not None:
+            entries[key] = value._kd_shallow()
+    return registry.make_dense(entries, td._kd_desc.unlocked())
 
 
 def _plain(leaf: Tensor) -> Tensor:

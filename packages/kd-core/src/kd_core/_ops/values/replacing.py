@@ -18,9 +18,9 @@ def _take_leaves(td: AbstractContainer, made: AbstractContainer) -> None:
         for member, other in zip(td._members, made._members, strict=True):
             _take_leaves(member, other)
         return
-    for key, value in made._entries.items():
-        mine = td._entries[key]
+    for key, value in made._kd_entries.items():
+        mine = td._kd_entries[key]
         if tensor_of(value) is not None:
-            td._set_entry(key, value)
+            td._kd_set_entry(key, value)
         elif isinstance(mine, AbstractContainer) and isinstance(value, AbstractContainer):
             _take_leaves(mine, value)

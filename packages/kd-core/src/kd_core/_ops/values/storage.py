@@ -96,24 +96,24 @@ class Storage(AbstractContainer):
             None if device is None else device_of(device), non_blocking, share_memory, pin_memory
         )
         if inplace:
-            self._check_unlocked("replace leaves by views of one storage")
-            if place.device not in (None, self._desc.device):
+            self._kd_check_unlocked("replace leaves by views of one storage")
+            if place.device not in (None, self._kd_desc.device):
                 raise InvalidArgument(
                     "`inplace=True` cannot be combined with another `device`, which every leaf "
                     "would have to move to. Leave out `inplace`, and use the result."
                 )
         leaves = leaves_of(self)
         if not leaves:
-            made = self._shallow()
+            made = self._kd_shallow()
         else:
             with torch.no_grad():
-                made = self._rebuild(iter(_consolidated(self, leaves, place)))
+                made = self._kd_rebuild(iter(_consolidated(self, leaves, place)))
         if inplace:
             from kd_core._ops.values.replacing import take_leaves
 
             take_leaves(self, made)
             return self
-        if place.device is None or place.device == self._desc.device:
+        if place.device is None or place.device == self._kd_desc.device:
             return made
         return moved(made, place.device, non_blocking)
 
@@ -163,7 +163,7 @@ class Storage(AbstractContainer):
         from kd_core._ops.values.pack_layout import PackLayout  # a dataclass, which few need
 
         leaves = _leaves(self)
-        ndim, batch = self._desc.ndim, without_names(self._desc.batch)
+        ndim, batch = self._kd_desc.ndim, without_names(self._kd_desc.batch)
         at = wrap_dim(dim if layout is None else layout.dim, ndim + 1) - ndim - 1
         if layout is None:
             shapes = tuple(leaf.shape[ndim:] for leaf in leaves.values())
@@ -175,7 +175,7 @@ class Storage(AbstractContainer):
             for key, shape in zip(layout.keys, layout.shapes, strict=True)
         ]
         if not parts:
-            parts = [torch.zeros(*batch, 0, device=self._desc.device).movedim(-1, at)]
+            parts = [torch.zeros(*batch, 0, device=self._kd_desc.device).movedim(-1, at)]
         return torch.cat(parts, at), cast("PackLayout[Self]", layout)
 
 
@@ -279,7 +279,7 @@ def _leaves(td: AbstractContainer) -> dict[NestedKey, Tensor]:
     refuse_unbatched(td, "packed")
     leaves: dict[NestedKey, Tensor] = {}
     dtype = None
-    for key, leaf in walk_items(td._entries, (True, True, _is_data, False)):
+    for key, leaf in walk_items(td._kd_entries, (True, True, _is_data, False)):
         if not isinstance(leaf, Tensor):
             raise InvalidValue(
                 f"entry {format_key(key)} is not a tensor and cannot be packed. Pack "
@@ -306,12 +306,12 @@ def _is_data(kind: type) -> bool:
 
 def _row_of(td: C) -> C:
     """Return a container of the same structure for one row, whose values take no memory."""
-    ndim = td._desc.ndim
+    ndim = td._kd_desc.ndim
 
     def row(leaf: Tensor) -> Tensor:
         return torch.zeros((), dtype=leaf.dtype, device=leaf.device).expand(leaf.shape[ndim:])
 
-    return td._map_each(row, lambda batch: batch[ndim:])
+    return td._kd_map_each(row, lambda batch: batch[ndim:])
 
 
 def _check_layout(
