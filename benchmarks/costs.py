@@ -146,7 +146,7 @@ CHECKS = (
         "the source alive",
     ),
     Check(
-        "x.__class__ is not Tensor and getattr(x, '_nested', True)",
+        "x.__class__ is not Tensor and getattr(x, '_kd_nested', True)",
         "entry",
         "math: `sum`, `mean`, `norm`, `td + td` of nested containers",
         "a sum over rows of a ragged leaf, and arithmetic on the members of a lazy stack as if "

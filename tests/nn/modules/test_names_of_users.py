@@ -1,5 +1,7 @@
 """What a keyed module needs for itself begins with `_kd_`: other names are those of the user."""
 
+import copy
+import pickle
 from collections.abc import Callable
 
 import pytest
@@ -51,6 +53,19 @@ NAMES = [
     "_resolved",
     "_prepare",
     "_settle",
+    "_selected",
+    "_in_spec",
+    "_out_keys",
+    "_out_names",
+    "_settings",
+    "_run",
+    "_wrap",
+    "_resolve",
+    "_named",
+    "_values",
+    "forward_values",
+    "dist_of_values",
+    "log_prob_of_values",
     "_own_in_keys",
     "_plans_made",
 ]
@@ -85,3 +100,36 @@ def test_a_property_of_a_subclass_is_that_of_the_user(name: str) -> None:
     for _ in range(4):
         assert torch.equal(made(TensorDict(x=torch.ones(2)))["y"], -torch.ones(2))
     assert getattr(made, name) == "mine"
+
+
+PUBLIC = sorted({n for n in dir(TensorDictSequential) if n[0] != "_"} - set(dir(nn.Module)))
+PEERS = {
+    *("in_keys", "out_keys", "out_keys_source", "module", "select_out_keys", "reset_out_keys"),
+    "inplace",
+}
+"""Names that mean to every user what they mean here; setting them sets what they say."""
+
+
+@pytest.mark.parametrize("name", [name for name in PUBLIC if name not in PEERS])
+def test_a_module_runs_whatever_its_class_calls_its_attributes(name: str) -> None:
+    bases = (TensorDictModule, TensorDictSequential)
+    kinds = [type("Mine", (kind,), {name: "mine"}) for kind in bases]
+    step = kinds[0](torch.neg, ["x"], ["y"])
+    made = kinds[1](step, kinds[0](nn.Tanh(), ["y"], ["z"]))
+    for _ in range(4):
+        found = made(TensorDict(x=torch.ones(2)))
+        assert list(found.keys()) == ["x", "y", "z"]
+        assert torch.equal(made(x=torch.ones(2))[1], -torch.ones(2).tanh())
+    assert "tanh" in repr(made).lower()
+    copied = copy.deepcopy(made)
+    assert torch.equal(copied(x=torch.ones(2))[0], -torch.ones(2))
+
+
+def test_a_copy_keeps_attributes_that_are_called_like_names_of_before() -> None:
+    made = module()
+    for name in ("_selected", "_out_keys", "_settings"):
+        setattr(made, name, "mine")
+    copies: list[TensorDictModule] = [copy.deepcopy(made), pickle.loads(pickle.dumps(made))]
+    for other in copies:
+        assert other._selected == other._out_keys == other._settings == "mine"
+        assert torch.equal(other(TensorDict(x=torch.ones(2)))["y"], -torch.ones(2))

@@ -40,66 +40,8 @@ if TYPE_CHECKING:
     from kd_core._batch.descriptor import Descriptor
     from kd_core._nodes.entry import Node
 
-RESERVED: Final = frozenset(
-    {
-        # what a container is made of, and how an operation of it is undone
-        *(
-            "_kd_desc",
-            "_kd_entries",
-            "_kd_nested",
-            "_kd_scope",
-            "_kd_declared",
-            "_kd_engine",
-            "_kd_tensor_class",
-        ),
-        # the primitives, which authors of container kinds implement
-        *(
-            "_kd_as_entry",
-            "_kd_check_key",
-            "_kd_del_entry",
-            "_kd_describe",
-            "_kd_item",
-            "_kd_keeps",
-            "_kd_like",
-        ),
-        *("_kd_set_entry", "_kd_with_descriptor", "_kd_writes"),
-        # what is written on them
-        *(
-            "_kd_below",
-            "_kd_check_unlocked",
-            "_kd_collect",
-            "_kd_collect_pair",
-            "_kd_dense_entry",
-            "_kd_hold",
-        ),
-        *(
-            "_kd_hold_below",
-            "_kd_map_each",
-            "_kd_map_to_parts",
-            "_kd_owns_leaves",
-            "_kd_put",
-            "_kd_read",
-            "_kd_rebuild",
-        ),
-        *(
-            "_kd_replace_entries",
-            "_kd_rows_at",
-            "_kd_selected",
-            "_kd_set_leaves",
-            "_kd_shallow",
-            "_kd_store",
-        ),
-        *(
-            "_kd_traced_map_each",
-            "_kd_traced_reshape",
-            "_kd_traced_resized",
-            "_kd_traced_rows_at",
-            "_kd_unset",
-        ),
-        *("_kd_without", "_kd_zip_each"),
-    }
-)
-"""Names that a class with fields may not define: the private names of containers.
+OWN: Final = "_kd_"
+"""How the names begin that containers keep for themselves: no class with fields may define one.
 
 All other names are free. Code of kd never reads a public method through an attribute of such a
 class, because a field or a method of the author may have its name: it asks `_kd_engine` for it.
@@ -307,12 +249,11 @@ def check_names(cls: type, namespace: Mapping[str, object], fields: Iterable[str
             f"a field of `{cls.__name__}` is called `batch_size`, which must not be: it is an "
             "argument of the constructor. Choose another name."
         )
-    taken = sorted(RESERVED & defined)
+    taken = sorted(name for name in defined if name.startswith(OWN))
     if taken:
         raise InvalidValue(
             f"{listed(taken)} of `{cls.__name__}` must not be the name of a field or a method: "
-            "containers use it. Choose another name; the page on typed containers lists the names "
-            "that are kept."
+            f"containers keep the names that begin with `{OWN}`. Choose another name."
         )
 
 

@@ -8,8 +8,8 @@ instance, too.
 
 The classes need a metaclass for two reasons: instances do not have a `__dict__`, so assigning a
 misspelt field is an error, and type checkers derive the signature of the constructor from the
-fields. Code of kd asks `_kd_engine`, the class of this module, for the methods of an instance, because
-an author's class may have fields and methods of the same names.
+fields. Code of kd asks `_kd_engine`, the class of this module, for the methods of an instance,
+because an author's class may have fields and methods of the same names.
 
 The path of a call: `TensorClass.__init__` matches arguments with fields (`_bind`), and `_complete`
 stores them by `kd_core._containers.tensordict.fill`.

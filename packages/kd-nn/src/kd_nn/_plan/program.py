@@ -227,8 +227,9 @@ def resolve(root: nn.Module, flow: KeyFlow, in_keys: Keys, out_keys: Keys) -> Pr
 def runs_on_values(step: object) -> bool:
     """Return whether a step can be called on bare values instead of a container.
 
-    True for modules whose class gives `_kd_forward_values` no further from itself than `forward`, and
-    whose instance was not patched, compiled on its own, or told to read missing entries as None.
+    True for modules whose class gives `_kd_forward_values` no further from itself than `forward`,
+    and whose instance was not patched, compiled on its own, or told to read missing entries as
+    None.
     """
     return (
         isinstance(step, nn.Module)

@@ -404,7 +404,8 @@ def _stage(
     ):
         raise ShapeMismatch(
             f"the state dict is of batch_size {tuple(cast('tuple[int, ...]', state[BATCH_SIZE]))}, "
-            f"and the container of {td._kd_desc.batch}. Pass `assign=True` to take that of the state."
+            f"and the container of {td._kd_desc.batch}. Pass `assign=True` to take that of the "
+            "state."
         )
     for key in entries:
         if key not in content:

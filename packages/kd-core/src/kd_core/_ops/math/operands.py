@@ -315,8 +315,8 @@ def has_rows(td: AbstractContainer, leaf: Tensor) -> bool:
 def leaves_batch(td: AbstractContainer, leaf: Tensor, result: Tensor) -> ShapeMismatch:
     return ShapeMismatch(
         f"the result for {name_in(td, leaf)} must have a shape that starts with batch_size "
-        f"{td._kd_desc.batch}, got {tuple(result.shape)}. Expand the first container, or exchange the "
-        "operands."
+        f"{td._kd_desc.batch}, got {tuple(result.shape)}. Expand the first container, or exchange "
+        "the operands."
     )
 
 

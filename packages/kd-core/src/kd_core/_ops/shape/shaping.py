@@ -100,9 +100,9 @@ class Shape(AbstractContainer):
             return self._kd_traced_resized(sizes, "view") if how is None else moved(how, self)
         except RuntimeError as error:
             raise InvalidValue(
-                f"the strides of an entry do not allow a view of batch_size {self._kd_desc.batch} as "
-                f"{fitted(self._kd_desc.batch, sizes)} ({error}). Use `reshape`, which copies if "
-                "needed."
+                "the strides of an entry do not allow a view of batch_size "
+                f"{self._kd_desc.batch} as {fitted(self._kd_desc.batch, sizes)} ({error}). Use "
+                "`reshape`, which copies if needed."
             ) from error
 
     def _kd_traced_reshape(
