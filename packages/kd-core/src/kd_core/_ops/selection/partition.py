@@ -256,8 +256,8 @@ class Partition(AbstractContainer):
             if update_batch_size:
                 return become(out, result, "change the batch size")
             raise ShapeMismatch(
-                f"`out` must have batch_size {result._kd_desc.batch}, got {out._kd_desc.batch}. Pass "
-                "`update_batch_size=True` to replace it."
+                f"`out` must have batch_size {result._kd_desc.batch}, got {out._kd_desc.batch}. "
+                "Pass `update_batch_size=True` to replace it."
             )
         merge(out, (result,), Update())
         return out
