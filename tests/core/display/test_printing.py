@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -9,13 +10,68 @@ import torch
 from kd_core import (
     InvalidArgument,
     TensorDict,
+    UnbatchedTensor,
     get_printoptions,
     lazy_stack,
     set_printoptions,
 )
 
 
-def test_a_container_prints_nested_and_sorted() -> None:
+def test_a_container_prints_a_short_line_for_each_leaf() -> None:
+    td = TensorDict({"b": torch.zeros(3, 4), "a": {"c": torch.ones(3).bool()}}, [3], device="cpu")
+    assert repr(td) == "TensorDict(batch_size=[3], device=cpu, fields={a: {c: bool[]}, b: f32[4]})"
+    td = TensorDict({f"a_longer_key_{n}": torch.zeros(3, n) for n in range(4)}, [3], names=["t"])
+    td["n"] = TensorDict({"x": torch.zeros(3, 2, 5, dtype=torch.complex64)}, [3, 2])
+    assert repr(td) == (
+        "TensorDict(batch_size=[3], names=['t'], fields={\n"
+        "    a_longer_key_0: f32[0],\n"
+        "    a_longer_key_1: f32[1],\n"
+        "    a_longer_key_2: f32[2],\n"
+        "    a_longer_key_3: f32[3],\n"
+        "    n: batch_size=[3, 2] {x: c64[5]}})"
+    )
+    assert repr(TensorDict()) == "TensorDict(batch_size=[], fields={})"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "name"),
+    [
+        (torch.float32, "f32"),
+        (torch.bfloat16, "bf16"),
+        (torch.uint8, "u8"),
+        (torch.int64, "i64"),
+        (torch.bool, "bool"),
+        (torch.complex128, "c128"),
+        (torch.float8_e4m3fn, "f8_e4m3fn"),
+    ],
+)
+def test_dtypes_have_short_names(dtype: torch.dtype, name: str) -> None:
+    td = TensorDict({"x": torch.zeros(2, dtype=dtype)})
+    assert repr(td) == f"TensorDict(batch_size=[], fields={{x: {name}[2]}})"
+
+
+def test_data_and_what_is_not_like_the_others_is_told() -> None:
+    td = TensorDict({"s": "text", "m": None, "long": "x" * 99}, [2])
+    assert "long: 'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx...,\n    m: None,\n    s: 'text'" in repr(
+        td
+    )
+    td = TensorDict({"u": UnbatchedTensor(torch.ones(4)), "on": torch.ones(2, device="meta")}, [2])
+    assert repr(td) == "TensorDict(batch_size=[2], fields={on: f32[] meta, u: unbatched f32[4]})"
+    stack = lazy_stack([TensorDict({"a": torch.zeros(n), "n": {"k": 1}}) for n in (1, 2)])
+    assert repr(stack) == (
+        "LazyStackedTensorDict(batch_size=[2], stack_dim=0, fields={\n"
+        "    a: ragged, of shapes (1,), (2,),\n"
+        "    n: {k: i64[]}})"
+    )
+
+
+@pytest.fixture
+def all_attributes() -> Iterator[None]:
+    with set_printoptions(compact=False):
+        yield
+
+
+def test_all_attributes_are_shown_if_asked_for(all_attributes: None) -> None:
     td = TensorDict({"b": torch.zeros(3, 4), "a": {"c": torch.ones(3).bool()}}, [3], device="cpu")
     assert repr(td) == (
         "TensorDict(\n"
@@ -35,21 +91,21 @@ def test_a_container_prints_nested_and_sorted() -> None:
     )
 
 
-def test_an_empty_container_prints() -> None:
+def test_an_empty_container_prints(all_attributes: None) -> None:
     assert repr(TensorDict()) == (
         "TensorDict(\n    fields={\n    },\n    batch_size=torch.Size([]),\n    device=None,\n"
         "    is_shared=False)"
     )
 
 
-def test_parameters_and_data_print_their_kind() -> None:
+def test_parameters_and_data_print_their_kind(all_attributes: None) -> None:
     text = repr(TensorDict({"w": torch.nn.Parameter(torch.zeros(2)), "s": "text", "m": None}))
     assert "w: Parameter(shape=torch.Size([2])" in text
     assert "s: NonTensorData(data='text', batch_size=torch.Size([]))" in text
     assert "m: NonTensorData(data=None" in text
 
 
-def test_shared_memory_is_told() -> None:
+def test_shared_memory_is_told(all_attributes: None) -> None:
     shared = torch.zeros(2).share_memory_()  # type: ignore[no-untyped-call]  # torch has no types here
     assert repr(TensorDict({"a": shared})).endswith("is_shared=True)")
     assert repr(TensorDict({"a": shared, "b": torch.zeros(2)})).endswith("is_shared=False)")
@@ -62,7 +118,7 @@ def test_many_keys_are_cut() -> None:
     assert "... (800 more)" in text
 
 
-def test_tensors_without_storage_print() -> None:
+def test_tensors_without_storage_print(all_attributes: None) -> None:
     text = repr(TensorDict({"a": torch.zeros(2, device="meta")}))
     assert "device=meta" in text
     torch.vmap(lambda td: [repr(td), td][1])(TensorDict({"a": torch.zeros(2)}, [2]))
@@ -73,7 +129,11 @@ def test_options_choose_what_is_shown() -> None:
     usual = repr(td)
     options = get_printoptions()
     with set_printoptions(
-        show_shape=False, show_dtype=False, show_field_is_shared=False, show_grad=True
+        compact=False,
+        show_shape=False,
+        show_dtype=False,
+        show_field_is_shared=False,
+        show_grad=True,
     ):
         assert "b: Tensor(device=cpu, requires_grad=False)" in repr(td)
         with set_printoptions(show_device=False, show_is_shared=False, show_batch_size=False):

@@ -95,7 +95,7 @@ def test_the_error_names_the_path_of_a_nested_entry() -> None:
 
 def test_containers_without_batch_dimensions_hold_and_show_them() -> None:
     td = alone()
-    assert "a: Tensor(shape=ragged, device=cpu, dtype=torch.float32" in repr(td)
+    assert "a: f32[ragged]" in repr(td)
     assert "a: <code>Tensor ragged float32 cpu</code>" in td._repr_html_()
     assert "shape=ragged" in repr(UnbatchedTensor(td["a"]))
     assert "a: differs among the members" in repr(lazy_stack([td, td]))

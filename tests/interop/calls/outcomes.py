@@ -108,9 +108,7 @@ def describe(value: Any, lib: Library, aliases: Aliases, depth: int = 0) -> Any:
             [(str(k), describe(v, lib, aliases, depth + 1)) for k, v in value.items()],
         )
     if isinstance(value, (list, tuple)):
-        kind = (
-            type(value).__name__ if hasattr(value, "_fields") else type(value).__mro__[-2].__name__
-        )
+        kind = "namedtuple" if hasattr(value, "_fields") else type(value).__mro__[-2].__name__
         return (kind, [describe(v, lib, aliases, depth + 1) for v in value])
     if isinstance(value, (types.GeneratorType, Iterator)) or type(value).__name__.endswith(
         ("View", "keys", "values", "items", "Keys", "Values", "Items")
@@ -187,22 +185,45 @@ def outcome(call: Callable[[], Any], subject: Any, lib: Library) -> dict[str, An
     return found
 
 
+# What Python itself says when a library did not check its arguments: no program relies on it.
+ACCIDENTS = (
+    "object has no attribute", "index out of range", "is not iterable", "is not subscriptable",
+    "object is not callable", "not supported between", "unexpected keyword argument",
+    "positional argument", "invalid combination of arguments", "unsupported operand type",
+    "object cannot be interpreted", "Is a directory",
+)  # fmt: skip
+
+
+def is_accident(found: dict[str, Any]) -> bool:
+    """Return whether an error is one of Python from inside of a library."""
+    return any(words in found["text"] for words in ACCIDENTS)
+
+
 def difference(ours: dict[str, Any], theirs: dict[str, Any]) -> str | None:
     """Return what differs, in a word; `None` if a program sees no difference."""
     if "error" in ours and "error" in theirs:
-        if not set(theirs["error"]) <= set(ours["error"]):
+        if not set(theirs["error"]) <= set(ours["error"]) and not is_accident(theirs):
             return "kind of error"
         return None
     if "error" in ours:
         return "raises here"
     if "error" in theirs:
         return None  # a program that relies on an error of the peer says so by `except`
-    if ours["result"] != theirs["result"]:
+    if ours["result"] != theirs["result"] and not is_view_of_list(ours, theirs):
         return "result: " + where(ours["result"], theirs["result"])
     for aspect in ("after", "moved"):
         if ours.get(aspect) != theirs.get(aspect):
             return f"{aspect}: " + where(ours.get(aspect), theirs.get(aspect))
     return None
+
+
+def is_view_of_list(ours: dict[str, Any], theirs: dict[str, Any]) -> bool:
+    """Return whether the results are an iterable and a list or tuple of the same items."""
+    kinds = ("iterable", "list", "tuple")
+    return all(
+        isinstance(result, tuple) and len(result) == 2 and result[0] in kinds
+        for result in (ours["result"], theirs["result"])
+    ) and bool(ours["result"][1] == theirs["result"][1])
 
 
 def where(ours: Any, theirs: Any) -> str:

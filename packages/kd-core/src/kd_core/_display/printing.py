@@ -1,4 +1,4 @@
-"""Printing a container: the nested `repr` that readers of the field know."""
+"""Printing a container: a short line for each leaf, or all attributes."""
 
 from __future__ import annotations
 
@@ -16,9 +16,15 @@ from kd_core._naming import public_in
 from kd_core._nodes.entry import tensor_of
 
 if TYPE_CHECKING:
-    from kd_core._nodes.entry import Entries, Entry, Node
+    from collections.abc import Callable
+
+    from kd_core._nodes.entry import Data, Entries, Entry, Node
 
 INDENT = "    "
+_WIDTH: Final = 88
+"""What is not longer stands in one line."""
+_MOST_OF_DATA: Final = 40
+_BITS: Final = {"float": "f", "bfloat": "bf", "int": "i", "uint": "u", "complex": "c"}
 
 
 class PrintOptions(TypedDict, total=False):
@@ -34,6 +40,7 @@ class PrintOptions(TypedDict, total=False):
     show_grad: bool
     sort_keys: bool
     max_keys: int
+    compact: bool
 
 
 _DEFAULTS: Final = PrintOptions(
@@ -47,6 +54,7 @@ _DEFAULTS: Final = PrintOptions(
     show_grad=False,
     sort_keys=True,
     max_keys=200,
+    compact=True,
 )
 _options = _DEFAULTS.copy()
 
@@ -72,7 +80,8 @@ class set_printoptions:  # noqa: N801  # called like the function of torch
         **options: `show_batch_size`, `show_device` and `show_is_shared` of a container;
             `show_shape`, `show_field_device`, `show_dtype`, `show_field_is_shared` and `show_grad`
             of a tensor; `sort_keys`: in alphabetical order, else as inserted; `max_keys`: how many
-            keys of a level are shown.
+            keys of a level are shown; `compact`: a leaf is shown as its dtype and its shape behind
+            the batch dimensions, such as `f32[4]`, else with the attributes that are chosen.
 
     Raises:
         InvalidArgument: if an option does not exist, or is of another type.
@@ -80,13 +89,15 @@ class set_printoptions:  # noqa: N801  # called like the function of torch
     Example:
         >>> import torch
         >>> from kd_core import TensorDict, set_printoptions
-        >>> with set_printoptions(show_field_device=False, show_field_is_shared=False):
-        ...     print(TensorDict({"a": torch.zeros(2)}, [2]))
+        >>> td = TensorDict({"a": torch.zeros(2, 4)}, [2])
+        >>> print(td)
+        TensorDict(batch_size=[2], fields={a: f32[4]})
+        >>> with set_printoptions(compact=False, show_field_device=False, show_device=False):
+        ...     print(td)
         TensorDict(
             fields={
-                a: Tensor(shape=torch.Size([2]), dtype=torch.float32)},
+                a: Tensor(shape=torch.Size([2, 4]), dtype=torch.float32, is_shared=False)},
             batch_size=torch.Size([2]),
-            device=None,
             is_shared=False)
     """
 
@@ -146,21 +157,17 @@ def describe_node(node: Node) -> str:
     entries = entries_of(node)
     if entries is None:
         return repr(node)
-    partial: dict[str, str] = getattr(entries, "_partial", dict)()
-    keys = [*entries, *partial]
-    if _options["sort_keys"]:
-        keys.sort()
-    most = _options["max_keys"]
-    shown = {key: _entry(entries, key) for key in keys[:most] if key not in partial}
-    ragged = {
-        key: cast("str", getattr(entries, "_ragged")(key))  # noqa: B009  # a stack has it
-        for key, value in shown.items()
-        if value is ShapeMismatch
-    }
-    texts = {key: _describe(value) for key, value in shown.items()} | partial | ragged
-    lines = [f"{key}: {texts[key]}" for key in keys[:most]]
-    if len(keys) > most:
-        lines.append(f"... ({len(keys) - most} more)")
+    if _options["compact"]:
+        parts = [f"batch_size={list(node._kd_desc.batch)}"]
+        if node._kd_desc.device is not None:
+            parts.append(f"device={node._kd_desc.device}")
+        names = names_of(node._kd_desc.batch)
+        parts += [f"names={list(names)}"] if any(names) else []
+        dim = getattr(node, "stack_dim", None)
+        parts += [] if dim is None else [f"stack_dim={dim}"]
+        head = f"{type(node).__name__}({', '.join(parts)}, fields="
+        return f"{head}{_compact_level(node, entries, len(head))})"
+    lines, shown = _lines(entries, _describe)
     inner = _indent(",\n".join(lines), 2)
     fields = f"{INDENT}fields={{\n{inner}}}" if lines else f"{INDENT}fields={{\n{INDENT}}}"
     parts = [fields]
@@ -174,6 +181,71 @@ def describe_node(node: Node) -> str:
         parts.append(f"{INDENT}is_shared={shared}")
     body = ",\n".join(parts)
     return f"{type(node).__name__}(\n{body}{_names(node)}{_stack_dim(node)})"
+
+
+def _lines(
+    entries: Entries, describe: Callable[[Entry | type[KdError]], str]
+) -> tuple[list[str], dict[str, Entry | type[KdError]]]:
+    """Return a line for each key of a level, and the entries that are shown."""
+    partial: dict[str, str] = getattr(entries, "_partial", dict)()
+    keys = [*entries, *partial]
+    if _options["sort_keys"]:
+        keys.sort()
+    most = _options["max_keys"]
+    shown = {key: _entry(entries, key) for key in keys[:most] if key not in partial}
+    ragged = {
+        key: cast("str", getattr(entries, "_ragged")(key))  # noqa: B009  # a stack has it
+        for key, value in shown.items()
+        if value is ShapeMismatch
+    }
+    texts = {key: describe(value) for key, value in shown.items()} | partial | ragged
+    lines = [f"{key}: {texts[key]}" for key in keys[:most]]
+    if len(keys) > most:
+        lines.append(f"... ({len(keys) - most} more)")
+    return lines, shown
+
+
+def _compact_level(node: Node, entries: Entries, used: int) -> str:
+    """Return the entries of a level in one line, if it has room, else a line for each."""
+    ndim = len(node._kd_desc.batch)
+    lines, _ = _lines(entries, lambda value: _compact(value, ndim, node))
+    together = f"{{{', '.join(lines)}}}"
+    if used + len(together) <= _WIDTH and "\n" not in together:
+        return together
+    return f"{{\n{_indent(f',{chr(10)}'.join(lines), 1)}}}"
+
+
+def _compact(value: Entry | type[KdError], ndim: int, above: Node) -> str:
+    """Return an entry of a level with this number of batch dimensions as text."""
+    if isinstance(value, type):
+        return "differs among the members"
+    if isinstance(value, Tensor):
+        return _short(value, ndim, above)
+    leaf = tensor_of(value)
+    if leaf is not None:
+        return f"unbatched {_short(leaf, 0, above)}"
+    entries = entries_of(value)
+    if entries is None:
+        data = repr(cast("Data", value)._kd_item())
+        return data if len(data) <= _MOST_OF_DATA else f"{data[: _MOST_OF_DATA - 3]}..."
+    batch = value._kd_desc.batch
+    kind = "" if type(value) is type(above) else type(value).__name__
+    other = f"batch_size={list(batch)} " if batch != above._kd_desc.batch else ""
+    return f"{kind}{' ' if kind else ''}{other}{_compact_level(value, entries, _WIDTH // 3)}"
+
+
+def _short(value: Tensor, ndim: int, above: Node) -> str:
+    """Return the dtype and the shape behind the batch dimensions, and an unusual device."""
+    if is_lazy(value):  # it has no shape yet
+        return f"{type(value).__name__}()"
+    name = str(value.dtype).removeprefix("torch.")
+    word, _, rest = name.partition("_")
+    head = word.rstrip("0123456789")
+    if head in _BITS and head != name:
+        name = _BITS[head] + word[len(head) :] + (f"_{rest}" if rest else "")
+    shape = "ragged" if is_shapeless(value) else ",".join(map(str, value.shape[ndim:]))
+    is_told = value.device.type == "cpu" or above._kd_desc.device is not None
+    return f"{name}[{shape}]" if is_told else f"{name}[{shape}] {value.device}"
 
 
 def _names(node: Node) -> str:

@@ -86,8 +86,6 @@ class CopyContract(Contract):
 
     def test_it_prints_its_keys_shapes_and_batch_size(self) -> None:
         text = repr(self.make())
-        assert text.startswith(f"{type(self.make()).__name__}(\n    fields={{\n        a: Tensor(")
-        for part in ("shape=torch.Size([3, 4, 5])", "dtype=torch.int32", "'reach'"):
+        assert text.startswith(f"{type(self.make()).__name__}(batch_size=[3, 4], ")
+        for part in ("i32[", "'reach'"):
             assert part in text
-        end = "batch_size=torch.Size([3, 4]),\n    device=None,\n    is_shared=False"
-        assert end in text.rpartition("}")[2]  # a kind may add attributes

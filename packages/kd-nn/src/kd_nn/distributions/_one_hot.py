@@ -74,7 +74,8 @@ class OneHotCategorical(OneHotCategoricalStraightThrough):
 
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         """Draw classes, as integers 0 and 1 of shape (*sample_shape, *batch_shape, classes)."""
-        return super().sample(Size(sample_shape)).long()  # type: ignore[no-any-return]  # of torch
+        drawn: Tensor = super().sample(Size(sample_shape))  # type: ignore[no-untyped-call]  # by torch
+        return drawn.long()
 
     def expand(self, batch_shape: Sequence[int], _instance: Self | None = None) -> Self:
         """Return the distribution with its batch shape expanded, without copying."""

@@ -290,7 +290,7 @@ def _flatten_state(
             raise given_twice(f"`{name}`", " once nested keys are joined by dots")
         if leaf is None:
             data = cast("Data", value)
-            about[name] = {"batch_size": data.batch_size, _DATA: {"data": data._kd_item()}}
+            about[name] = {"batch_size": data._kd_desc.size, _DATA: {"data": data._kd_item()}}
             continue
         state[name] = _kept(leaf, keep_vars)
         if is_unbatched(value):
@@ -299,11 +299,8 @@ def _flatten_state(
 
 def _is_flat(state: Mapping[str, object]) -> bool:
     """Return whether nested keys are joined: no level is a dict, none says its batch size."""
-    return isinstance(state, Mapping) and not (
-        BATCH_SIZE in state
-        or MEMBERS in state
-        or any(isinstance(value, Mapping) for value in state.values())
-    )
+    nested = BATCH_SIZE in state or MEMBERS in state
+    return not (nested or any(isinstance(value, Mapping) for value in state.values()))
 
 
 def _with_metadata(state: Mapping[str, object]) -> Mapping[str, object]:
