@@ -2,16 +2,17 @@ import copy
 import warnings
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
-from kd_core import InvalidArgument, NestedKey, TensorDict, TensorDictBase
+from kd_core import InvalidArgument, NestedKey, TensorClass, TensorDict, TensorDictBase
 from kd_nn import (
     NotKeyed,
+    TensorClassModuleBase,
     TensorDictModule,
     TensorDictModuleBase,
     TensorDictModuleWrapper,
@@ -206,3 +207,86 @@ def test_sequence_follows_the_keys_of_what_a_step_wraps(
     assert (model.in_keys, model.out_keys) == (["u", "a"], ["v", "b"])
     for _ in range(3):
         assert torch.equal(model(TensorDict(u=X, a=X))["v"], -X)
+
+
+class Part(TensorClass):
+    p: torch.Tensor
+
+
+class Given(TensorClass):
+    x: torch.Tensor
+    n: Part
+    word: str = "none"
+
+
+class Made(TensorClass):
+    z: torch.Tensor
+    n: Part | None = None
+
+
+class Sums(TensorClassModuleBase[Given, Made]):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 2)
+
+    def forward(self, x: Given, /) -> Made:
+        assert isinstance(x.n, Part)
+        return Made(z=x.x * 2 + x.n.p, n=x.n, batch_size=x.batch_size)
+
+
+def fields() -> TensorDict:
+    return TensorDict({"x": torch.ones(3), "n": {"p": torch.ones(3)}, "more": torch.ones(3)}, [3])
+
+
+def test_a_module_of_tensor_classes_has_a_form_on_containers() -> None:
+    module = Sums()
+    direct = module(Given(x=torch.ones(3), n=Part(p=torch.ones(3)), batch_size=[3]))
+    keyed, td = module.as_td_module(), fields()
+    assert (keyed.in_keys, keyed.out_keys) == (["x", ("n", "p"), "word"], ["z", "n"])
+    assert list(keyed.state_dict()) == ["tc_module.linear.weight", "tc_module.linear.bias"]
+    for _ in range(4):
+        made = keyed(td)
+        assert {type(made), made.entry_class("n")} == {TensorDict}
+        assert list(made.keys()) == ["z", "n"]
+        assert torch.equal(made["z"], direct.z)
+    assert list(td.keys()) == ["x", "n", "more"]
+    alone = keyed.select_out_keys("z")(x=torch.ones(3), n_p=torch.ones(3))
+    assert isinstance(alone, Tensor)
+    assert alone.tolist() == [3, 3, 3]
+
+
+def test_steps_after_a_module_of_tensor_classes_read_its_outputs() -> None:
+    keyed = Sums().as_td_module()
+    model = TensorDictSequential(keyed, TensorDictModule(torch.neg, ["z"], ["y"]))
+    for _ in range(4):
+        assert list(model(fields()).keys()) == ["z", "n", "y"]
+    late = TensorDictSequential(keyed, TensorDictModule(torch.neg, ["more"], ["y"]))
+    with pytest.raises(KeyError, match="more"):
+        late(fields())
+
+
+In = TypeVar("In")
+
+
+class Open(TensorClassModuleBase[In, Made], Generic[In]):
+    def forward(self, x: In, /) -> Made:
+        return Made(z=getattr(x, "x"))  # noqa: B009  # of what is filled in
+
+
+class Filled(Open[Given]):
+    pass
+
+
+class Bare(TensorClassModuleBase[torch.Tensor, Made]):
+    def forward(self, x: torch.Tensor, /) -> Made:
+        return Made(z=x)
+
+
+def test_types_of_a_module_of_tensor_classes_come_from_the_brackets() -> None:
+    assert [getattr(Filled, name) for name in ("input_type", "output_type")] == [Given, Made]
+    assert Filled().as_td_module().in_keys == ["x", ("n", "p"), "word"]
+    assert Bare()(torch.ones(2)).z.tolist() == [1, 1]
+    with pytest.raises(ValueError, match="must be tensor classes, got Tensor and Made"):
+        Bare().as_td_module()
+    with pytest.raises(TypeError, match="abstract"):
+        TensorClassModuleBase()  # type: ignore[abstract]  # the point of the test

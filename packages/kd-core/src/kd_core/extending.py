@@ -6,7 +6,8 @@ names below; `assume_constant_result` is for what compiled code need not trace, 
 package calls `publish` last in its `__init__`, with `public_in` on classes that it imports later,
 `explains_parameters` on functions that lack a parameter which users may know, its plans store
 outputs with `assign_levels`, and it asks `is_eager` before it reads values of tensors, and
-`signature_of` for what a callable takes. `restore_dense`, `restore_leaf`, `restore_stack` and
+`signature_of` for what a callable takes and `field_keys` for what a tensor class holds.
+`restore_dense`, `restore_leaf`, `restore_stack` and
 `restore_descriptor` are what pickles call, so their names and places stay. Everything else in this
 package stays private.
 """
@@ -20,6 +21,7 @@ from kd_core._compat import assume_constant_result as assume_constant_result
 from kd_core._compat import signature_of as signature_of
 from kd_core._containers.dense import restore_dense as restore_dense
 from kd_core._containers.lazy_stack import restore_stack as restore_stack
+from kd_core._containers.tensorclass import field_keys as field_keys
 from kd_core._containers.tensordict import make_dense as make_dense
 from kd_core._keys import is_prefix as is_prefix
 from kd_core._keys import plain_str as plain_str

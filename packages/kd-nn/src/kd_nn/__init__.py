@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from kd_nn._functional.make_functional import is_functional as is_functional
     from kd_nn._functional.make_functional import make_functional as make_functional
     from kd_nn._functional.make_functional import repopulate_module as repopulate_module
+    from kd_nn._modules.wrappers import TensorClassModuleBase as TensorClassModuleBase
+    from kd_nn._modules.wrappers import TensorClassModuleWrapper as TensorClassModuleWrapper
     from kd_nn._modules.wrappers import TensorDictModuleWrapper as TensorDictModuleWrapper
     from kd_nn._modules.wrappers import WrapModule as WrapModule
     from kd_nn._modules.wrappers import as_tensordict_module as as_tensordict_module
@@ -58,7 +60,10 @@ _publish(
         "kd_nn._functional.make_functional": (
             "ParametersMissing get_functional is_functional make_functional repopulate_module"
         ),
-        "kd_nn._modules.wrappers": "TensorDictModuleWrapper WrapModule as_tensordict_module",
+        "kd_nn._modules.wrappers": (
+            "TensorClassModuleBase TensorClassModuleWrapper TensorDictModuleWrapper WrapModule "
+            "as_tensordict_module"
+        ),
         "kd_nn.distributions": (
             "AddStateIndependentNormalScale Delta NormalParamExtractor NormalParamWrapper "
             "OneHotCategorical TanhNormal TruncatedNormal add_custom_mapping mappings rand_one_hot"

@@ -367,11 +367,11 @@ def _is_stored(value: object) -> bool:
 
 def hint_of(cls: type, key: str) -> object:
     """Return the declared type of a field without `None`; `object` if it cannot be resolved."""
-    rest = [arg for arg in _hints_of(cls, key) if arg is not type(None)]
+    rest = [arg for arg in hints_of(cls, key) if arg is not type(None)]
     return rest[0] if len(rest) == 1 else object
 
 
-def _hints_of(cls: type, key: str) -> tuple[object, ...]:
+def hints_of(cls: type, key: str) -> tuple[object, ...]:
     """Return the types that a field is declared to have; `object` for a key that is not a field."""
     owner = next((base for base in cls.__mro__ if key in annotations_of(base)), None)
     declaration: Declaration = getattr(cls, "_kd_declared")  # noqa: B009  # it has one
@@ -390,7 +390,7 @@ def _hints_of(cls: type, key: str) -> tuple[object, ...]:
 def _cast(cls: type, key: str, value: object, desc: Descriptor) -> object:
     if value is None:
         return value
-    hints = _hints_of(cls, key)
+    hints = hints_of(cls, key)
     hint = hint_of(cls, key)
     plain = hint if len(hints) == 1 else object  # a number that may be missing stays a tensor
     if is_data(value):
@@ -459,7 +459,7 @@ def _as_tensor(cls: type, key: str, value: object, option: str) -> Tensor:
 def _check(cls: type, options: frozenset[str], key: str, value: object) -> None:
     plain = value._kd_item() if is_node(value) else value
     hints = [
-        type(None) if hint is None else get_origin(hint) or hint for hint in _hints_of(cls, key)
+        type(None) if hint is None else get_origin(hint) or hint for hint in hints_of(cls, key)
     ]
     kinds = [kind for kind in hints if isinstance(kind, type)]
     if len(kinds) < len(hints) or _is_one(plain, kinds):

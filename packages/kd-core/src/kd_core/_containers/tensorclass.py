@@ -48,6 +48,7 @@ from kd_core._containers.field_declarations import (
     dataclass_fields,
     declared,
     hint_of,
+    hints_of,
     inherited,
     is_none,
     left_out,
@@ -773,6 +774,34 @@ class TypedTensorDict(TensorClass):
 
 
 TypedTensorDict._kd_declared = Declaration({}, more_keys=True)
+
+
+def field_keys(cls: type[TensorClass]) -> list[str | tuple[str, ...]]:
+    """Return the keys of the fields of a tensor class, those of nested classes as paths.
+
+    A field that may be `None` has one key, whatever it is else.
+
+    Example:
+        >>> import torch
+        >>> from kd_core import TensorClass
+        >>> class Point(TensorClass):
+        ...     x: torch.Tensor
+        >>> class Line(TensorClass):
+        ...     start: Point
+        ...     name: str
+        >>> field_keys(Line)
+        [('start', 'x'), 'name']
+    """
+    keys: list[str | tuple[str, ...]] = []
+    for name in cls._kd_declared.fields:
+        kinds = hints_of(cls, name)
+        kind = kinds[0]
+        if len(kinds) > 1 or not isinstance(kind, TensorClassMeta):
+            keys.append(name)
+            continue
+        inside = field_keys(cast("type[TensorClass]", kind))
+        keys += [(name, *((key,) if isinstance(key, str) else key)) for key in inside]
+    return keys
 
 
 def is_tensorclass(obj: object) -> bool:

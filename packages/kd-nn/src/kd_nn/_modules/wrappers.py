@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar, Self
+from typing import ClassVar, Generic, Self, TypeVar, cast, get_args, get_origin
 
 from torch import Tensor, nn
 
-from kd_core import InvalidArgument, NestedKey, TensorDictBase, is_tensor_collection
-from kd_core.extending import public_in
+from kd_core import (
+    InvalidArgument,
+    NestedKey,
+    TensorClass,
+    TensorDictBase,
+    is_tensor_collection,
+    is_tensorclass,
+)
+from kd_core.extending import field_keys, public_in
 from kd_nn._dispatch.dispatch import dispatch, keys_of
 from kd_nn._dispatch.entries import Inplace
 from kd_nn._dispatch.skip_existing import outputs_exist
@@ -174,6 +182,139 @@ class WrapModule(TensorDictModuleBase):
         if self.inplace and result is not tensordict:
             return tensordict.update(result)
         return result
+
+
+Input = TypeVar("Input")
+Output = TypeVar("Output")
+
+
+@public_in("kd_nn")
+class TensorClassModuleBase(nn.Module, ABC, Generic[Input, Output]):
+    """Base class of modules that take an instance of one tensor class and return one of another.
+
+    A subclass names both in brackets and defines `forward`. Either may be a tensor: such a module
+    has no form for containers.
+
+    Attributes:
+        input_type: What `forward` takes.
+        output_type: What it returns.
+
+    Example:
+        >>> import torch
+        >>> from kd_core import TensorClass, TensorDict
+        >>> class Pair(TensorClass):
+        ...     a: torch.Tensor
+        ...     b: torch.Tensor
+        >>> class Sum(TensorClass):
+        ...     total: torch.Tensor
+        >>> class Add(TensorClassModuleBase[Pair, Sum]):
+        ...     def forward(self, x: Pair) -> Sum:
+        ...         return Sum(total=x.a + x.b, batch_size=x.batch_size)
+        >>> Add()(Pair(a=torch.ones(2), b=torch.ones(2), batch_size=[2])).total
+        tensor([2., 2.])
+        >>> Add().as_td_module()(TensorDict(a=torch.ones(2), b=torch.ones(2)))["total"]
+        tensor([2., 2.])
+    """
+
+    input_type: type[Input]
+    output_type: type[Output]
+
+    def __init_subclass__(cls, **kwargs: object) -> None:
+        """Take the types from the brackets behind the base class."""
+        super().__init_subclass__(**kwargs)
+        for base in vars(cls).get("__orig_bases__", ()):
+            origin, kinds = get_origin(base), get_args(base)
+            if not isinstance(origin, type) or not issubclass(origin, TensorClassModuleBase):
+                continue
+            if origin is TensorClassModuleBase:
+                cls.input_type, cls.output_type = kinds
+                continue
+            given = dict(zip(getattr(origin, "__parameters__", ()), kinds, strict=False))
+            for name in ("input_type", "output_type"):
+                kind = getattr(origin, name, None)
+                setattr(cls, name, given.get(kind, kind))
+
+    @abstractmethod
+    def forward(self, x: Input, /) -> Output:
+        """Return the output for one input."""
+
+    def __call__(self, x: Input, /) -> Output:
+        """Run the module."""
+        result: Output = super().__call__(x)
+        return result
+
+    def as_td_module(self) -> TensorClassModuleWrapper:
+        """Return the keyed module that reads and writes the fields.
+
+        Raises:
+            InvalidArgument: If the class did not name two tensor classes.
+        """
+        return TensorClassModuleWrapper(self)
+
+
+@public_in("kd_nn")
+class TensorClassModuleWrapper(TensorDictModuleBase):
+    """A keyed module made of one that takes and returns tensor classes.
+
+    Its keys are the fields of the classes. It returns a new container, which holds the outputs
+    alone: later steps of a sequence read these. A field that is missing in the input is `None`.
+
+    Args:
+        module: The module; its `input_type` and `output_type` are tensor classes.
+
+    Raises:
+        InvalidArgument: If they are not.
+
+    Example:
+        >>> import torch
+        >>> from kd_core import TensorClass, TensorDict
+        >>> class Point(TensorClass):
+        ...     x: torch.Tensor
+        >>> class Move(TensorClassModuleBase[Point, Point]):
+        ...     def forward(self, x: Point) -> Point:
+        ...         return Point(x=x.x + 1, batch_size=x.batch_size)
+        >>> TensorClassModuleWrapper(Move())(TensorDict(x=torch.ones(2)))["x"]
+        tensor([2., 2.])
+    """
+
+    _kd_changes_by_assignment = True
+    _kd_replaces_container = True
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        kinds = [getattr(type(module), name, None) for name in ("input_type", "output_type")]
+        if not isinstance(module, TensorClassModuleBase) or not all(map(is_tensorclass, kinds)):
+            raise InvalidArgument(
+                f"the input and output of `{type(module).__name__}` must be tensor classes, got "
+                f"{' and '.join(getattr(kind, '__name__', repr(kind)) for kind in kinds)}. Name "
+                "them: `class Mine(TensorClassModuleBase[InputClass, OutputClass])`."
+            )
+        self.in_keys = list(field_keys(cast("type[TensorClass]", kinds[0])))
+        self.out_keys = list(field_keys(cast("type[TensorClass]", kinds[1])))
+        self.tc_module = module
+
+    @property
+    def _kd_optional_in_keys(self) -> list[NestedKey]:
+        """The `in_keys` that a call with tensors may leave out: all, as fields may be `None`."""
+        return self.in_keys
+
+    @dispatch(auto_batch_size=False)
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Build the input, run the module, and return what is visible of the output."""
+        kind = cast("type[TensorClass]", self.tc_module.input_type)
+        given = tensordict
+        if not isinstance(given, kind):
+            given = TensorClass.from_tensordict.__func__(kind, tensordict, check=False)  # type: ignore[attr-defined]  # a field may have its name
+        made = self.tc_module(given)
+        if not isinstance(made, TensorDictBase):
+            raise InvalidArgument(
+                f"`{type(self.tc_module).__name__}` must return a tensor class, got "
+                f"{type(made).__name__}."
+            )
+        result = TensorDictBase.to_tensordict(made)
+        if self.__dict__.get("_kd_selected") is None:
+            return result
+        return result.select(*self.out_keys, strict=False)
 
 
 def as_tensordict_module(
