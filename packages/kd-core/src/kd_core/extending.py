@@ -6,8 +6,8 @@ names below; `assume_constant_result` is for what compiled code need not trace, 
 package calls `publish` last in its `__init__`, with `public_in` on classes that it imports later,
 `explains_parameters` on functions that lack a parameter which users may know, its plans store
 outputs with `assign_levels`, and it asks `is_eager` before it reads values of tensors, and
-`signature_of` for what a callable takes and `field_keys` for what a tensor class holds.
-`restore_dense`, `restore_leaf`, `restore_stack` and
+`signature_of` for what a callable takes and `field_keys` for what a tensor class holds; rows of
+texts are shown as a `Table`. `restore_dense`, `restore_leaf`, `restore_stack` and
 `restore_descriptor` are what pickles call, so their names and places stay. Everything else in this
 package stays private.
 """
@@ -35,6 +35,7 @@ from kd_core._nodes.registry import register as register
 
 if TYPE_CHECKING:
     from kd_core._containers.level_writes import assign_levels as assign_levels
+    from kd_core._display.tables import Table as Table
     from kd_core._store.registered import StoredClass as StoredClass
     from kd_core._store.registered import add_class as add_class
 
@@ -42,6 +43,7 @@ publish(
     __name__,
     later={
         "kd_core._containers.level_writes": "assign_levels",
+        "kd_core._display.tables": "Table",
         "kd_core._store.registered": "StoredClass add_class",
     },
 )

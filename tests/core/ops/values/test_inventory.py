@@ -31,7 +31,10 @@ def test_data_is_listed() -> None:
 
 
 def test_summary_has_a_line_for_each_leaf_and_totals() -> None:
-    lines = make().summary().splitlines()
+    table = make().summary()
+    assert repr(table) == str(table)
+    assert table._repr_html_().startswith("<table><tr><th>key</th><th>shape</th>")
+    lines = table.splitlines()
     assert lines[0].split() == ["key", "shape", "dtype", "device", "bytes"]
     assert lines[2].split() == ["('n',", "'a')", "(2,", "3)", "float32", "cpu", "24"]
     assert lines[-1].split() == ["3", "tensors", "14", "numbers", "64"]

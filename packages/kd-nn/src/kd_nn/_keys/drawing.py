@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kd_core import NestedKey
-from kd_core.extending import is_prefix
+from kd_core.extending import Table, is_prefix
 from kd_nn._keys.flow import KeyFlow
 
 ROWS, CELL = 30, 40
@@ -15,7 +15,7 @@ def dotted(key: NestedKey) -> str:
     return key if isinstance(key, str) else ".".join(dotted(part) for part in key)
 
 
-def table(graph: KeyFlow, short: bool = False) -> str:
+def table(graph: KeyFlow, short: bool = False) -> Table:
     """Return the steps of a key graph as an aligned table.
 
     Args:
@@ -34,15 +34,7 @@ def table(graph: KeyFlow, short: bool = False) -> str:
         rows.append(row)
     if short:
         rows = _shortened(rows)
-    widths = [max(len(row[col]) for row in rows) for col in range(len(rows[0]))]
-    lines = []
-    for row in rows:
-        cells = [
-            text.rjust(width) if col == 4 else text.ljust(width)
-            for col, (text, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
+    return Table.of(rows, right=4)
 
 
 def _shortened(rows: list[list[str]]) -> list[list[str]]:

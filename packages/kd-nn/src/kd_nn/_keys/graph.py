@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from kd_core.extending import Table
 from kd_nn._keys.flow import KeyFlow
 
 
@@ -23,7 +24,7 @@ class KeyGraph(KeyFlow):
         ... ).key_graph()
         >>> graph.inputs, graph.writes
         (('x',), ('hidden', ('out', 'y')))
-        >>> print(graph.summary())
+        >>> graph.summary()
         step  module  in_keys   out_keys    parameters
         0     Linear  x         hidden              16
         1     ReLU    hidden    out.y                0
@@ -57,8 +58,11 @@ class KeyGraph(KeyFlow):
             Path(path).write_text(text, encoding="utf-8")
         return text
 
-    def summary(self) -> str:
-        """Return a table: step, module, keys, parameters, and shapes if they are known."""
+    def summary(self) -> Table:
+        """Return a table: step, module, keys, parameters, and shapes if they are known.
+
+        It is a string, which a prompt shows as lines and a notebook as a table.
+        """
         from kd_nn._keys.drawing import table
 
         return table(self)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from typing import Self
 
+    from kd_core._display.tables import Table
     from kd_core._nodes.entry import Data
     from kd_core._types import NestedKey
 
@@ -152,18 +153,22 @@ class Inventory(AbstractContainer):
             if tensor_of(kind) is None
         )
 
-    def summary(self) -> str:
-        """Write a table: a line for each leaf, with its key, shape, dtype, device and bytes.
+    def summary(self) -> Table:
+        """Return a table: a line for each leaf, with its key, shape, dtype, device and bytes.
+
+        It is a string, which a prompt shows as lines and a notebook as a table.
 
         Example:
             >>> import torch
             >>> from kd_core import TensorDict
-            >>> print(TensorDict({"a": torch.zeros(2, 3), "b": {"c": "text"}}, [2]).summary())
+            >>> TensorDict({"a": torch.zeros(2, 3), "b": {"c": "text"}}, [2]).summary()
             key         shape   dtype    device  bytes
             a           (2, 3)  float32  cpu        24
             ('b', 'c')          str
             1 tensor            6 numbers           24
         """
+        from kd_core._display.tables import Table  # programs that print nothing need none
+
         rows: list[tuple[str, ...]] = [("key", "shape", "dtype", "device", "bytes")]
         for path, level, kind in _kinds(self, (), True):
             name = str(path if path[1:] else path[0])
@@ -180,7 +185,7 @@ class Inventory(AbstractContainer):
         numbers = sum(leaf.numel() for leaf in leaves)
         total = sum(map(_bytes, leaves))
         rows.append((count, "", f"{numbers:,} numbers", "", f"{total:,}"))
-        return _aligned(rows)
+        return Table.of(rows)
 
 
 def _kind_at(td: AbstractContainer, path: tuple[str, ...]) -> object:
@@ -237,16 +242,6 @@ def _leaves(td: AbstractContainer, count_duplicates: bool) -> Sequence[Tensor]:
 
 def _bytes(leaf: Tensor) -> int:
     return math.prod(leaf.shape) * leaf.element_size()
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> str:
-    """Align cells in columns, the last one to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for *cells, last in rows:
-        left = [cell.ljust(width) for cell, width in zip(cells, widths, strict=False)]
-        lines.append("  ".join([*left, last.rjust(widths[-1])]).rstrip())
-    return "\n".join(lines)
 
 
 def _depth_of(td: AbstractContainer) -> int:
