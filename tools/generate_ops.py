@@ -41,7 +41,7 @@ import torch
 
 from kd_core._leaves.foreach import (%s)
 from kd_core._leaves.in_place import fmax_, fmin_, logaddexp_, maximum_, minimum_
-from kd_core._naming import explains_parameters
+from kd_core._naming import also_named
 from kd_core._ops.math.binary import (%s)
 from kd_core._ops.math.operands import is_comparable
 from kd_core._protocol.primitives import AbstractContainer
@@ -348,7 +348,7 @@ def applied(row: "BinaryRow") -> tuple[str, str]:
     apply = "binary_of_tensors" if row.number in ("tensor", "float") else "binary"
     if row.name in COMPARISONS:
         apply = "compared"
-    return apply, f"as_{row.number}({row.other})" if row.number in ("float", "truth") else row.other
+    return apply, f"as_{row.number}(other)" if row.number in ("float", "truth") else "other"
 
 
 def binary_body(row: "BinaryRow", suffix: str, function: str) -> tuple[str, ...]:
@@ -385,7 +385,7 @@ def operators(row: "BinaryRow", call: str) -> Iterator[str]:
 def arguments(row: "BinaryRow") -> str:
     """The arguments after `self`."""
     kind = "Comparable" if row.name in COMPARISONS else "Operand"
-    return f", {row.other}: {kind}{options(row.options)}"
+    return f", other: {kind}{options(row.options)}"
 
 
 def options(given: Sequence["Option"]) -> str:

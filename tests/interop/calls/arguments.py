@@ -356,6 +356,8 @@ POSITIONAL: dict[str, list[tuple[str, Positional]]] = {
 }  # fmt: skip
 """Positional arguments of methods that take any number."""
 POSITIONAL["new_empty"] = spread((0,))
+NAMES_OF_POSITIONAL = ("size", "shape", "dims")
+"""Other names of the positional arguments, which a program does not pass beside these."""
 
 OPERATORS = (
     *(
@@ -534,6 +536,7 @@ def calls(peer: type, method: str, pairs: bool) -> Iterator[Call]:
         if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
         and p.default is not p.empty
         and not p.name.startswith("_")
+        and not (method in POSITIONAL and p.name in NAMES_OF_POSITIONAL)
     ]
     asked = {
         p.name: pool(method, p.name)[0][1]

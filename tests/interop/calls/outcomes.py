@@ -24,10 +24,10 @@ BUILTIN_ERRORS = (
 
 def leaves(value: Any, lib: Library, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the tensors of a container with their paths, members of lazy stacks one by one."""
-    if isinstance(value, torch.Tensor):
+    if type(value).__name__ == "UnbatchedTensor":
+        yield path, inside(value)
+    elif isinstance(value, torch.Tensor):
         yield path, value
-    elif type(value).__name__ == "UnbatchedTensor":
-        yield path, value.data
     elif not lib.is_non_tensor(value) and lib.is_tensor_collection(value):
         for key, entry in entries(value):
             yield from leaves(entry, lib, f"{path}.{key}")
@@ -92,12 +92,12 @@ def describe(value: Any, lib: Library, aliases: Aliases, depth: int = 0) -> Any:
         return "..."
     if value is aliases.subject:
         return "self"
+    if type(value).__name__ == "UnbatchedTensor":
+        return ("UnbatchedTensor", tuple(value.batch_size), tensor(inside(value), lib, aliases))
     if isinstance(value, torch.Tensor):
-        return tensor(value, aliases)
+        return tensor(value, lib, aliases)
     if isinstance(value, type):
         return f"class {value.__name__}"
-    if type(value).__name__ == "UnbatchedTensor":
-        return ("UnbatchedTensor", tuple(value.batch_size), tensor(value.data, aliases))
     if lib.is_non_tensor(value) or lib.is_tensor_collection(value):
         return container(value, lib, aliases, depth)
     if isinstance(value, torch.Size):
@@ -124,10 +124,17 @@ def describe(value: Any, lib: Library, aliases: Aliases, depth: int = 0) -> Any:
     return f"object {type(value).__name__}" if not callable(value) else "callable"
 
 
-def tensor(value: torch.Tensor, aliases: Aliases) -> Any:
-    kind = type(value).__name__
+def inside(value: Any) -> torch.Tensor:
+    """Return the tensor that an `UnbatchedTensor` is, or holds: it is one in the peer alone."""
+    held: torch.Tensor = value if isinstance(value, torch.Tensor) else value.data
+    return held.as_subclass(torch.Tensor)
+
+
+def tensor(value: torch.Tensor, lib: Library, aliases: Aliases) -> Any:
+    # asked as programs ask: what is in a memory map is an instance, whatever its type
+    kind = "MemoryMappedTensor" if lib.is_mapped(value) else type(value).__name__
     if value.is_nested:
-        return (kind, str(value.dtype), [tensor(part, aliases) for part in value.unbind()])
+        return (kind, str(value.dtype), [tensor(part, lib, aliases) for part in value.unbind()])
     values = plain(value.detach().tolist()) if value.device.type != "meta" else "meta"
     return (
         kind, str(value.dtype), tuple(value.shape), values, value.requires_grad, aliases.of(value),
@@ -135,8 +142,10 @@ def tensor(value: torch.Tensor, aliases: Aliases) -> Any:
 
 
 def container(value: Any, lib: Library, aliases: Aliases, depth: int) -> Any:
+    # the name of a class that users can import: a subclass of it may have a private one
+    public = next(cls.__name__ for cls in type(value).__mro__ if not cls.__name__.startswith("_"))
     facts = {
-        "class": type(value).__name__,
+        "class": public,
         "batch": tuple(inspect.getattr_static(type(value), "batch_size").__get__(value)),
         "device": str(getattr(value, "device", None)),
         "locked": bool(getattr(value, "is_locked", False)),
@@ -167,8 +176,6 @@ def outcome(call: Callable[[], Any], subject: Any, lib: Library) -> dict[str, An
         warnings.simplefilter("ignore")
         try:
             result = call()
-            if inspect.isgenerator(result):
-                result = list(result)
         except Exception as error:
             found["error"] = family(error)
             found["text"] = f"{type(error).__name__}: {str(error)[:150]}"

@@ -47,6 +47,10 @@ class Library:
                 return getattr(module, name)
         raise AttributeError(name)
 
+    def is_mapped(self, value: object) -> bool:
+        """Return whether a value is a tensor in a memory map, as the library says."""
+        return isinstance(value, self.MemoryMappedTensor)
+
 
 def leaf(*shape: int, start: int = 0) -> torch.Tensor:
     """Return positive and distinct floats, which every operation can take."""

@@ -10,6 +10,7 @@ from kd_core._base import is_leaf_nontensor as is_leaf_nontensor
 from kd_core._base import is_tensor_collection as is_tensor_collection
 from kd_core._combine.stacking import cat as cat
 from kd_core._combine.stacking import stack as stack
+from kd_core._containers.attributes import TensorAttrs as TensorAttrs
 from kd_core._containers.lazy_stack import LazyStackedTensorDict as LazyStackedTensorDict
 from kd_core._containers.lazy_stack import dense_stack_tds as dense_stack_tds
 from kd_core._containers.lazy_stack import lazy_stack as lazy_stack
@@ -78,6 +79,9 @@ if TYPE_CHECKING:
     from kd_core._containers.factories import make_tensordict as make_tensordict
     from kd_core._display.printing import get_printoptions as get_printoptions
     from kd_core._display.printing import set_printoptions as set_printoptions
+    from kd_core._display.reporting import Buffer as Buffer
+    from kd_core._display.reporting import print_directory_tree as print_directory_tree
+    from kd_core._display.reporting import timeit as timeit
     from kd_core._leaves.questions import expand_as_right as expand_as_right
     from kd_core._leaves.questions import expand_right as expand_right
     from kd_core._leaves.questions import is_bool as is_bool
@@ -140,6 +144,7 @@ _publish(
         "kd_core._containers.declaring": "from_dataclass tensorclass",
         "kd_core._containers.factories": "from_module make_tensordict",
         "kd_core._display.printing": "get_printoptions set_printoptions",
+        "kd_core._display.reporting": "Buffer print_directory_tree timeit",
         "kd_core._leaves.questions": (
             "expand_as_right expand_right is_bool is_floating is_inexact is_integer"
         ),

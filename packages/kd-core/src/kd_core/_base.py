@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 
 
 @public_in("kd_core")
-@leaves_out("to_mds", "attrs")
+@leaves_out("to_mds")
 @leaves_out("qint8", "qint32", "quint8", "quint4x2")
 @leaves_out("asend", "arecv")
 class TensorDictBase(
@@ -255,6 +255,21 @@ class TensorDictBase(
         """
         return cast("TensorDictBase", as_stack(self, dim))
 
+    def attrs(self) -> TensorDictBase:
+        """Return a container without batch of the device, dtype and shape of each leaf.
+
+        They are the fields `tgt_device`, `tgt_dtype` and `tgt_shape` of a `TensorAttrs`; data that
+        is not a tensor is kept. See `schema` for a plain dict.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorDict
+            >>> attrs = TensorDict({"a": torch.ones(3, 2)}, [3]).attrs()
+            >>> attrs["a"].tgt_dtype, attrs["a"].tgt_shape
+            (torch.float32, torch.Size([3, 2]))
+        """
+        return cast("TensorDictBase", registry.attributes_of(self))
+
     def densify(self, layout: torch.layout = torch.jagged) -> TensorDictBase:
         """Return a `TensorDict` in which entries that cannot be stacked are nested tensors.
 
@@ -310,11 +325,10 @@ TensorCollection = TensorDictBase  # the name of the base of all kinds in tensor
 
 
 @overload
-def is_tensor_collection(value: type) -> bool: ...
+def is_tensor_collection(datatype: type) -> bool: ...
 @overload
-def is_tensor_collection(value: object) -> TypeGuard[TensorDictBase]: ...
-@explains_parameters
-def is_tensor_collection(value: object) -> bool:
+def is_tensor_collection(datatype: object) -> TypeGuard[TensorDictBase]: ...
+def is_tensor_collection(datatype: object) -> bool:
     """Return whether a value is a container, or a class of containers, which `is_leaf` is given.
 
     Example:
@@ -325,8 +339,8 @@ def is_tensor_collection(value: object) -> bool:
         >>> list(td.keys(True, True, is_leaf=lambda kind: not is_tensor_collection(kind)))
         ['a', ('n', 's')]
     """
-    return isinstance(value, TensorDictBase) or (
-        isinstance(value, type) and issubclass(value, TensorDictBase)
+    return isinstance(datatype, TensorDictBase) or (
+        isinstance(datatype, type) and issubclass(datatype, TensorDictBase)
     )
 
 

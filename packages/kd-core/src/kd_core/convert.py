@@ -13,7 +13,6 @@ from kd_core._base import TensorDictBase
 from kd_core._containers.tensordict import TensorDict
 from kd_core._convert.schema import LeafSchema as LeafSchema
 from kd_core._errors import InvalidValue, refuse_pickles
-from kd_core._naming import explains_parameters
 from kd_core._ops.values.memory_maps import TensorDictFuture as TensorDictFuture
 
 if TYPE_CHECKING:
@@ -44,10 +43,9 @@ load = TensorDict.load
 load_memmap = TensorDict.load_memmap
 
 
-@explains_parameters
 def save(
-    td: C,
-    path: str | Path | None = None,
+    data: C,
+    prefix: str | Path | None = None,
     copy_existing: bool = False,
     *,
     num_threads: int = 0,
@@ -66,13 +64,12 @@ def save(
         >>> load("saved.kd")["a"]
         tensor([1, 2])
     """
-    return td._kd_engine.save(td, path, archive=archive, compression=compression)
+    return data._kd_engine.save(data, prefix, archive=archive, compression=compression)
 
 
-@explains_parameters
 def memmap(
-    td: C,
-    path: str | Path | None = None,
+    data: C,
+    prefix: str | Path | None = None,
     copy_existing: bool = False,
     *,
     num_threads: int = 0,
@@ -91,9 +88,9 @@ def memmap(
         >>> memmap(TensorDict({"a": [1, 2]}, [2]), "mapped.kd").is_memmap()
         True
     """
-    return td._kd_engine.memmap(
-        td,
-        path,
+    return data._kd_engine.memmap(
+        data,
+        prefix,
         num_threads=num_threads,
         return_early=return_early,
         existsok=existsok,
@@ -206,8 +203,7 @@ def refresh_archive_checksums(archive_path: str | Path) -> Path:
     return Path(archive_path)
 
 
-@explains_parameters
-def to_safetensors(td: TensorDictBase, path: str | Path) -> None:
+def to_safetensors(data: TensorDictBase, path: str | Path) -> None:
     """Write a container to one file of safetensors, whatever its name is.
 
     Names of tensors are keys joined by dots, where that is clear. `load` of a file whose name ends
@@ -221,7 +217,7 @@ def to_safetensors(td: TensorDictBase, path: str | Path) -> None:
     """
     from kd_core._store import single
 
-    single.save(td, Path(path))
+    single.save(data, Path(path))
 
 
 def from_safetensors(

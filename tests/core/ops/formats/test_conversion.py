@@ -1,6 +1,7 @@
 """Containers as state dicts, arrays and lists."""
 
 import io
+from typing import cast
 
 import pytest
 import torch
@@ -204,3 +205,12 @@ def test_a_state_is_added_to_a_destination() -> None:
     assert td.state_dict(keep_vars=True)["w"] is td["w"]
     with pytest.raises(KeyCollision, match=r"`a\.b` is given twice"):
         TensorDict({"a": {"b": 1}, "a.b": 2}).state_dict(flatten=True)
+
+
+def test_a_linked_list_writes_rows() -> None:
+    td = TensorDict({"a": torch.arange(3)}, [3])
+    rows = cast("list[object]", td.tolist(as_linked_list=True, convert_tensors=True))
+    rows[0] = {"a": torch.tensor(9)}
+    assert td["a"].tolist() == [9, 1, 2]
+    rows.append({"a": 3})
+    assert td.batch_size == (3,)

@@ -2,6 +2,7 @@
 
 from collections import namedtuple
 from dataclasses import dataclass
+from pathlib import Path
 from typing import cast
 
 import pytest
@@ -262,3 +263,14 @@ def test_instances_read_nested_lists_as_rows() -> None:
     ):
         assert type(made) is TensorDict
         assert made[1]["n", "s"] == "b"
+
+
+def test_a_schema_says_where_entries_are(tmp_path: Path) -> None:
+    schema = {"a": ((3,), torch.float32)}
+    assert not TensorDict.from_schema(schema, [2]).is_locked
+    mapped = TensorDict.from_schema(schema, [2], storage="memmap", prefix=tmp_path / "m")
+    assert mapped.is_memmap()
+    assert (tmp_path / "m").is_dir()
+    assert TensorDict.from_schema(schema, [2], storage="shared").is_shared()
+    with pytest.raises(InvalidValue, match="`storage` must be one of None, 'memmap'"):
+        TensorDict.from_schema(schema, [2], storage="disk")

@@ -255,7 +255,9 @@ def test_casts(row: CastRow) -> None:
     dtype = getattr(torch, row.dtype)
     td = getattr(nested(leaves), row.name)()
     assert_same(td, {key: leaf.to(dtype) for key, leaf in leaves.items()})
-    assert getattr(td, row.name)() is td
+    again = getattr(td, row.name)()
+    assert again is not td
+    assert all(flat(again)[key] is leaf for key, leaf in flat(td).items())
 
 
 def test_options() -> None:
@@ -297,10 +299,28 @@ def test_parameters_give_tensors() -> None:
         assert result["0"].requires_grad
 
 
-def test_a_locked_container_gives_unlocked_results() -> None:
-    td = nested(tensors(3)).lock_()
-    assert not (td + 1).is_locked
-    assert not (td + td).is_locked
+def test_a_locked_container_gives_locked_results() -> None:
+    td = TensorDict({"a": torch.ones(3), "n": {"b": torch.ones(3)}}, [3]).lock_()
+    for result in (
+        td + 1,
+        td + td,
+        1 / td,
+        td.abs(),
+        td.double(),
+        td.clamp(0, 1),
+        td.lerp(td, 0.5),
+        td.detach(),
+        td.maximum(td),
+        td.where(torch.tensor([True, False, True]), 0.0),
+        td.nested("n", TensorDict) * 2,
+    ):
+        assert result.is_locked
+        result.unlock_()["new"] = torch.ones(3)
+        assert not any(node.is_locked for node in result.values() if isinstance(node, TensorDict))
+    for free in (td == td, td.sum(0), td.clone(), td.add(td, default=0), td.type(torch.int32)):  # type: ignore[comparison-overlap]  # of each leaf
+        assert not free.is_locked
+    assert td.is_locked
+    assert td.nested("n", TensorDict).is_locked
 
 
 def test_vmap_sees_each_row() -> None:

@@ -461,3 +461,16 @@ def test_what_is_nested_in_a_resized_stack_has_the_names_of_the_stack(
     assert inner(result, "n").names == result.names
     assert torch.equal(result["n", "b"], leaf)
     assert stack.names == ["agent", "time"]
+
+
+def test_a_stored_container_takes_the_names_of_the_one_around_it() -> None:
+    td = TensorDict({"a": torch.ones(3, 2)}, [3, 2], names=["t", "e"])
+    inner = TensorDict({"b": torch.ones(3, 2, 4), "n": {"c": torch.ones(3, 2)}}, [3, 2, 4][:2])
+    td["n"] = inner
+    td.update({"m": inner})
+    td["d"] = {"b": torch.ones(3, 2)}
+    for key in ("n", "m", "d", ("n", "n")):
+        assert td.nested(key, TensorDict).names == ["t", "e"]
+    assert inner.names == [None, None]
+    td["own"] = TensorDict({}, [3, 2], names=["x", "y"])
+    assert td.nested("own", TensorDict).names == ["x", "y"]

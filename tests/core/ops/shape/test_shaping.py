@@ -148,11 +148,39 @@ def test_views_share_memory(name: str, args: tuple[Any, ...]) -> None:
         assert got[key].untyped_storage().data_ptr() == td[key].untyped_storage().data_ptr()
 
 
-def test_a_locked_container_gives_unlocked_views() -> None:
+def test_a_locked_container_gives_locked_views() -> None:
     td = container().lock_()
-    got = td.reshape(6).set("new", torch.zeros(6))
+    got = td.reshape(6)
+    with pytest.raises(Locked, match="set `new`"):
+        got["new"] = torch.zeros(6)
+    got.unlock_()["new"] = torch.zeros(6)
     assert "new" in got
     assert "new" not in td
+    assert all(part.is_locked for part in (*td.split(1), *td.chunk(2), td.narrow(0, 0, 1)))
+    assert not any(row.is_locked for row in (*td.unbind(0), td[0], td[:1]))
+
+
+def test_what_changes_nothing_gives_the_container_itself() -> None:
+    td = TensorDict({"a": torch.zeros(3, 2, 4)}, [3, 2])
+    for same in (
+        td.view(3, 2),
+        td.view(-1, 2),
+        td.reshape((3, 2)),
+        td.squeeze(),
+        td.squeeze(0),
+        td.permute(0, -1),
+        td.transpose(1, 1),
+        td.movedim(0, 0),
+        td.swapaxes(0, -2),
+        td.atleast_2d(),
+    ):
+        assert same is td
+    with td.view(3, 2) as viewed:
+        viewed["b"] = torch.ones(3, 2)
+    assert "b" in td
+    assert not td.is_locked
+    moves = torch.compile(lambda x: (x.view(3, 2), x.squeeze(), x.permute(0, 1)), backend="eager")
+    assert all(each is td for each in moves(td))
 
 
 def test_gradients_flow_through_views() -> None:

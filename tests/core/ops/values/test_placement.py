@@ -32,14 +32,16 @@ def test_to_a_device(where: tuple[Any, ...], named: dict[str, Any], td: TensorDi
     assert moved.device == moved["a"].device == moved["n", "b"].device == META
     assert moved["s"] == "text"
     assert td.device is None
-    assert moved.to(*where, **named) is moved
+    again = moved.to(*where, **named)
+    assert all(again[key] is moved[key] for key in ("a", ("n", "b")))
 
 
 @pytest.mark.parametrize("where", [(torch.float64,), (torch.ones((), dtype=torch.float64),)])
 def test_to_a_dtype(where: tuple[Any, ...], td: TensorDict) -> None:
     cast = td.to(*where)
     assert cast.dtype is cast["n", "b"].dtype is torch.float64
-    assert cast.to(torch.float64) is cast
+    assert cast.to(torch.float64) is not cast
+    assert cast.to(torch.float64)["a"] is cast["a"]
     assert td.type(torch.float64)["a"].dtype is torch.float64
     assert td.to(dtype=torch.float64).dtype is torch.float64
 
@@ -72,8 +74,11 @@ def test_shared_memory(td: TensorDict) -> None:
     assert td.is_shared()
 
 
-def test_locks_do_not_travel(td: TensorDict) -> None:
-    assert not td.lock_().to("meta").is_locked
+def test_locks_travel(td: TensorDict) -> None:
+    for where in (("meta",), (torch.float64,), ("meta", torch.float64)):
+        assert td.lock_().to(*where).is_locked  # type: ignore[arg-type]  # one kind in each
+    assert td.nested("n", TensorDict).to() is td["n"]
+    assert not td.unlock_().nested("n", TensorDict).is_locked
 
 
 def test_wrong_places_are_explained(td: TensorDict) -> None:

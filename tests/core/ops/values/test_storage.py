@@ -101,7 +101,7 @@ def test_parameters_that_ask_for_what_is_done_anyway(td: TensorDict, tmp_path: P
 
 def test_what_is_removed_from_one_storage_is_not_written() -> None:
     one = TensorDict({"large": torch.zeros(1000), "a": torch.ones(2), "b": torch.ones(1)})
-    one = one.consolidate()
+    one = one.consolidate().unlock_()
     del one["large"]
     one.rename_key_("a", "c")
     assert one.is_consolidated()
@@ -111,7 +111,9 @@ def test_what_is_removed_from_one_storage_is_not_written() -> None:
 
 def test_a_replaced_leaf_is_elsewhere(td: TensorDict) -> None:
     one = td.consolidate()
-    one["top"] = torch.zeros(3)
+    with pytest.raises(Locked, match="set `top`"):
+        one["top"] = torch.zeros(3)
+    one.unlock_()["top"] = torch.zeros(3)
     assert not one.is_consolidated()
 
 
@@ -178,7 +180,8 @@ def test_leaves_are_replaced_in_place(stacked: bool) -> None:
     assert stacked or td.is_consolidated()
     assert td.get_non_tensor(("b", "s")) == ["x", "y", "z"]
     assert td["b", "c"].tolist() == [[0, 1], [2, 3], [4, 5]]
-    td["a"] = torch.zeros(3)
+    assert td.is_locked
+    td.unlock_()["a"] = torch.zeros(3)
     assert not td.is_consolidated()
 
 

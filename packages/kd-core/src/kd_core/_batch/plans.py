@@ -25,6 +25,8 @@ from kd_core._compat import traced_as
 if TYPE_CHECKING:
     from typing import TypeVar
 
+    from torch import Tensor
+
     from kd_core._types import Batch, BatchFn, LeafFn
 
     R = TypeVar("R")
@@ -45,6 +47,16 @@ def plan(old: Batch, leaf: LeafFn, new: Batch) -> Plan:
     """Return a plan that replaces the leading dimensions `old` by `new`."""
     ndim = len(old)
     return leaf, new, lambda batch: new + batch[ndim:]
+
+
+def unchanged(leaf: Tensor) -> Tensor:
+    """Return a leaf itself: the function of a plan that changes nothing."""
+    return leaf
+
+
+def kept(batch: Batch) -> Plan:
+    """Return the plan that changes nothing: the container itself is the result."""
+    return unchanged, batch, lambda inner: inner
 
 
 def cached(resolve: Callable[P, R]) -> Callable[P, R]:

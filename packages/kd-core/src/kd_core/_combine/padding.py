@@ -14,7 +14,7 @@ from kd_core._combine.joining import batches_differ, first_of
 from kd_core._combine.stacking import stack
 from kd_core._errors import InvalidArgument, InvalidValue, KeyCollision, UnknownField
 from kd_core._keys import format_key, path_of
-from kd_core._naming import explains_parameters
+from kd_core._naming import also_named
 from kd_core._ops.math.operands import written_to
 from kd_core._ops.selection.index_plan import check_mask
 from kd_core._protocol.primitives import same_batch
@@ -25,8 +25,13 @@ if TYPE_CHECKING:
 C = TypeVar("C", bound=TensorDictBase)
 
 
-@explains_parameters
-def pad(tensordict: C, pad_size: Sequence[int], value: float = 0.0, *, inplace: bool = False) -> C:
+def pad(
+    tensordict: C,
+    pad_size: Sequence[int],
+    value: float = 0.0,
+    inplace: bool = False,
+    safe: bool = True,
+) -> C:
     """Add rows before and after those along each batch dimension: `tensordict.pad`.
 
     Args:
@@ -35,6 +40,7 @@ def pad(tensordict: C, pad_size: Sequence[int], value: float = 0.0, *, inplace: 
             for the second, and so on; negative numbers remove rows.
         value: the value of the new rows.
         inplace: change the container instead of making a new one.
+        safe: nothing: every call checks its sizes.
 
     Raises:
         InvalidValue: if the numbers are not pairs, or there are too many.
@@ -48,9 +54,9 @@ def pad(tensordict: C, pad_size: Sequence[int], value: float = 0.0, *, inplace: 
     return tensordict._kd_engine.pad(tensordict, pad_size, value, inplace=inplace)
 
 
-@explains_parameters
+@also_named(sequences="list_of_tensordicts")
 def pad_sequence(
-    sequences: Sequence[C],
+    list_of_tensordicts: Sequence[C],
     pad_dim: int = 0,
     padding_value: float = 0.0,
     return_mask: bool | str = False,
@@ -64,7 +70,8 @@ def pad_sequence(
     own longest. A leaf that lacks dimension `pad_dim` is stacked as it is.
 
     Args:
-        sequences: containers of the same keys, whose batch sizes differ in `pad_dim` at most.
+        list_of_tensordicts: containers of the same keys, whose batch sizes differ in `pad_dim` at
+            most.
         pad_dim: the batch dimension that is padded; without a batch, the dimension of each leaf.
         padding_value: what the new rows hold.
         return_mask: also say which rows are real: a container of masks, one for each entry, at the
@@ -84,8 +91,8 @@ def pad_sequence(
         tensor([[ True, False],
                 [ True,  True]])
     """
-    first = first_of(sequences, "pad_sequence")
-    for number, each in enumerate(sequences):
+    first = first_of(list_of_tensordicts, "pad_sequence")
+    for number, each in enumerate(list_of_tensordicts):
         if len(each._kd_desc.batch) != first._kd_desc.ndim:
             raise batches_differ(
                 first._kd_desc.batch, each._kd_desc.batch, number, "pad_sequence", ()
@@ -94,12 +101,14 @@ def pad_sequence(
         raise InvalidValue(f'`padding_side` must be "right" or "left", got {padding_side!r}.')
     left = padding_side == "left"
     if not first._kd_desc.ndim and pad_dim >= 0:
-        return written_to(out, _pad_leaves(sequences, pad_dim, padding_value, return_mask, left))
+        return written_to(
+            out, _pad_leaves(list_of_tensordicts, pad_dim, padding_value, return_mask, left)
+        )
     at = wrap_dim(pad_dim, first._kd_desc.ndim)
-    lengths = [each._kd_desc.batch[at] for each in sequences]
+    lengths = [each._kd_desc.batch[at] for each in list_of_tensordicts]
     longest = max(lengths)
     padded = []
-    for each, length in zip(sequences, lengths, strict=True):
+    for each, length in zip(list_of_tensordicts, lengths, strict=True):
         rows = (longest - length, 0) if left else (0, longest - length)
         padded.append(pad(each, (*(0, 0) * at, *rows), padding_value) if any(rows) else each)
     result = stack(padded)

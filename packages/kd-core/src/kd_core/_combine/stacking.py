@@ -12,7 +12,7 @@ from kd_core._base import TensorDictBase
 from kd_core._batch.names import plain_size, resized, without_names
 from kd_core._batch.shapes import new_dim, wrap_dim
 from kd_core._combine.joining import Join, first_of
-from kd_core._naming import explains_parameters
+from kd_core._naming import also_named
 from kd_core._nodes import registry
 from kd_core._protocol.composite import Composite
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     C = TypeVar("C", bound=TensorDictBase)
 
 
-@explains_parameters
-def stack(tensors: Sequence[C], dim: int | str = 0, *, out: C | None = None) -> C:
+@also_named(tensors="input")
+def stack(input: Sequence[C], dim: int | str = 0, *, out: C | None = None) -> C:
     """Stack containers along a new batch dimension; `torch.stack` calls this function too.
 
     Args:
-        tensors: containers of the same keys and batch size.
+        input: containers of the same keys and batch size.
         dim: the position of the new dimension; a negative one counts from the end of the result,
             and the name of a dimension is its position.
         out: a container into whose leaves the result is written.
@@ -46,10 +46,10 @@ def stack(tensors: Sequence[C], dim: int | str = 0, *, out: C | None = None) -> 
         torch.Size([2, 3])
     """
     if isinstance(dim, str):
-        dim = new_dim(dim, first_of(tensors, "stack")._kd_desc.batch)
+        dim = new_dim(dim, first_of(input, "stack")._kd_desc.batch)
     how = object.__new__(_Stacking)  # calling a class is slow to trace
-    how.dim = how.wrapped(dim, tensors, 1)
-    return how.combined(tensors, out)
+    how.dim = how.wrapped(dim, input, 1)
+    return how.combined(input, out)
 
 
 class _Stacking(Join):
@@ -73,12 +73,12 @@ class _Stacking(Join):
 registry.register("stack", stack)
 
 
-@explains_parameters
-def cat(tensors: Sequence[C], dim: int | str = 0, *, out: C | None = None) -> C:
+@also_named(tensors="input")
+def cat(input: Sequence[C], dim: int | str = 0, *, out: C | None = None) -> C:
     """Concatenate containers along a batch dimension; `torch.cat` calls this function too.
 
     Args:
-        tensors: containers of the same keys, whose batch sizes may differ only in `dim`. Lazy
+        input: containers of the same keys, whose batch sizes may differ only in `dim`. Lazy
             stacks of the same stacked dimension are joined member by member.
         dim: the batch dimension along which they are concatenated, or its name.
         out: a container into whose leaves the result is written.
@@ -95,11 +95,11 @@ def cat(tensors: Sequence[C], dim: int | str = 0, *, out: C | None = None) -> C:
         torch.Size([5])
     """
     if isinstance(dim, str):
-        dim = wrap_dim(dim, first_of(tensors, "cat")._kd_desc.batch)
+        dim = wrap_dim(dim, first_of(input, "cat")._kd_desc.batch)
     how = object.__new__(_Concatenating)  # calling a class is slow to trace
-    how.dim = how.wrapped(dim, tensors, 0)
-    joined = how.members(tensors) if out is None else None
-    return how.combined(tensors, out) if joined is None else cast("C", joined)
+    how.dim = how.wrapped(dim, input, 0)
+    joined = how.members(input) if out is None else None
+    return how.combined(input, out) if joined is None else cast("C", joined)
 
 
 class _Concatenating(Join):

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, TypeVar, cast, dataclass_transform, overload
 from kd_core._containers.tensorclass import TensorClass, TensorClassMeta, from_mapping
 from kd_core._containers.tensordict import TensorDict
 from kd_core._errors import InvalidArgument, wrong_type
-from kd_core._naming import explains_parameters
 from kd_core._nodes import registry
 
 if TYPE_CHECKING:
@@ -24,11 +23,9 @@ T = TypeVar("T")
 
 @overload
 @dataclass_transform(eq_default=False, field_specifiers=(field,))
-@explains_parameters
 def tensorclass(cls: type[T], /) -> type[T]: ...
 @overload
 @dataclass_transform(eq_default=False, field_specifiers=(field,))
-@explains_parameters
 def tensorclass(
     *,
     autocast: bool = False,
@@ -41,7 +38,6 @@ def tensorclass(
     skip_post_init_on_rebuild: bool = False,
     cast_filter: Callable[..., bool] | None = None,
 ) -> Callable[[type[T]], type[T]]: ...
-@explains_parameters
 def tensorclass(
     cls: type[T] | None = None,
     /,
@@ -146,7 +142,6 @@ def _content(cell: CellType) -> object:
 _MADE: dict[tuple[type, frozenset[str]], type[TensorClass]] = {}
 
 
-@explains_parameters
 def from_dataclass(
     obj: object,
     *,

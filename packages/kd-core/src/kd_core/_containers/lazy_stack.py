@@ -201,10 +201,9 @@ class LazyStackedTensorDict(Members):
         else:
             write_all(self._row_writes(index, value, ()))
 
-    @explains_parameters
-    def __getitems__(self, indices: Sequence[int]) -> Self:
+    def __getitems__(self, index: Sequence[int]) -> Self:
         """Return several rows; called by `DataLoader`."""
-        return self[list(indices)]
+        return self[list(index)]
 
     def contiguous(self, *, canonical: bool = False, inplace: bool = False) -> Self:
         """Stack all entries and return a dense container, of the class that all members have.
@@ -258,7 +257,7 @@ class LazyStackedTensorDict(Members):
 
     def update(
         self,
-        source: Source[AnyKey] | NoDefault | None = NO_DEFAULT,
+        input_dict_or_td: Source[AnyKey] | NoDefault | None = NO_DEFAULT,
         clone: bool = False,
         inplace: bool = False,
         non_blocking: bool = False,
@@ -268,9 +267,10 @@ class LazyStackedTensorDict(Members):
         **entries: object,
     ) -> Self:
         """Store the entries of a source; a stack of the same shape updates member by member."""
-        alike = isinstance(source, MemberStorage) and are_alike(self, source)
+        alike = isinstance(input_dict_or_td, MemberStorage) and are_alike(self, input_dict_or_td)
         other = (
-            isinstance(source, AbstractContainer) and source._kd_desc.batch != self._kd_desc.batch
+            isinstance(input_dict_or_td, AbstractContainer)
+            and input_dict_or_td._kd_desc.batch != self._kd_desc.batch
         )
         if update_batch_size and other and (inplace or not alike):
             raise InvalidArgument(
@@ -278,7 +278,7 @@ class LazyStackedTensorDict(Members):
                 "Make it dense with `contiguous()` first."
             )
         return super().update(
-            source,
+            input_dict_or_td,
             clone,
             inplace,
             non_blocking=non_blocking,
@@ -438,9 +438,8 @@ def built_stack(
     return kind(*members, stack_dim=dim, stack_dim_name=name)
 
 
-@explains_parameters
 def lazy_stack(
-    members: Sequence[TensorDictBase] | Sequence[Tensor],
+    input: Sequence[TensorDictBase] | Sequence[Tensor],
     dim: int | str = 0,
     *,
     out: TensorDictBase | None = None,
@@ -459,7 +458,7 @@ def lazy_stack(
     Tensors are stacked at once: as an entry of a lazy stack is read.
 
     Args:
-        members: one or more containers of the same batch size, or tensors.
+        input: one or more containers of the same batch size, or tensors.
         dim: the position of the new dimension, or the name of the dimension at it.
         out: a container into whose leaves the stacked entries are written; it is returned.
         device: where the members are moved; `None` leaves them where they are.
@@ -490,7 +489,7 @@ def lazy_stack(
         tensor([[0., 0.],
                 [1., 1.]])
     """
-    rows = tuple(members)
+    rows = tuple(input)
     if rows and all(isinstance(row, Tensor) for row in rows):
         how = None
         if as_list or as_padded_tensor or as_nested_tensor:
@@ -516,16 +515,20 @@ def _stacked_tensors(
     return found if found.is_nested else found.movedim(0, at)
 
 
-@explains_parameters
 def maybe_dense_stack(
-    members: Sequence[TensorDictBase], dim: int | str = 0, *, out: TensorDictBase | None = None
+    input: Sequence[TensorDictBase],
+    dim: int | str = 0,
+    *,
+    out: TensorDictBase | None = None,
+    strict: bool = False,
 ) -> TensorDictBase:
     """Stack containers densely, as `stack` does, if their entries can be stacked, else lazily.
 
     Args:
-        members: one or more containers of the same batch size.
+        input: one or more containers of the same batch size.
         dim: the position of the new dimension, or the name of the dimension at it.
         out: a container into whose leaves the stacked entries are written; it is returned.
+        strict: nothing: members with other keys make a lazy stack in any case.
 
     Example:
         >>> import torch
@@ -534,14 +537,14 @@ def maybe_dense_stack(
         >>> [type(maybe_dense_stack(some)).__name__ for some in (rows[:2], rows)]
         ['TensorDict', 'LazyStackedTensorDict']
     """
-    stack = LazyStackedTensorDict(*members, stack_dim=dim)
+    stack = LazyStackedTensorDict(*input, stack_dim=dim)
     if out is not None:
         return written_to(out, cast("TensorDictBase", stack))
-    first, *others = [set(member._kd_engine.keys(member, True, True)) for member in members]
+    first, *others = [set(member._kd_engine.keys(member, True, True)) for member in input]
     if any(keys != first for keys in others):
         return stack
     try:
-        return cast("TensorDictBase", registry.stack(members, stack._dim))
+        return cast("TensorDictBase", registry.stack(input, stack._dim))
     except KdError:
         return stack
 

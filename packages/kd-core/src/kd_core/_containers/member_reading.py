@@ -18,7 +18,6 @@ from kd_core._containers.member_storage import MemberStorage, describe_stack
 from kd_core._errors import InvalidValue, ShapeMismatch, shape_text, wrap_mapping, wrong_type
 from kd_core._keys import path_of
 from kd_core._leaves.loops import common_batch, has_entry
-from kd_core._naming import explains_parameters
 from kd_core._ops.shape.description import resize, shapes_of
 from kd_core._protocol.composite import reading
 from kd_core._protocol.primitives import engine
@@ -125,8 +124,9 @@ class Members(MemberStorage):
 
             return nested_rows(self, (key,), layout)
 
-    @explains_parameters
-    def auto_batch_size_(self, batch_dims: int | None = None) -> Self:
+    def auto_batch_size_(
+        self, batch_dims: int | None = None, keep_compliant_size: bool = False
+    ) -> Self:
         """Set the batch size to the leading dimensions that the leaves of all members share.
 
         The stacked dimension stays; see `TensorDict.auto_batch_size_`.
@@ -146,8 +146,7 @@ class Members(MemberStorage):
         resize(self, (*inner[: self._dim], len(self._members), *inner[self._dim :]))
         return self
 
-    @explains_parameters
-    def append(self, member: TensorDictBase) -> None:
+    def append(self, tensordict: TensorDictBase) -> None:
         """Add a container to the end of the stack; see `insert`.
 
         Example:
@@ -157,14 +156,13 @@ class Members(MemberStorage):
             >>> stack["a"]
             tensor([0, 1])
         """
-        engine(self).insert(self, len(self._members), member)
+        engine(self).insert(self, len(self._members), tensordict)
 
-    @explains_parameters
-    def extend(self, members: Iterable[TensorDictBase]) -> None:
+    def extend(self, tensordict: Iterable[TensorDictBase]) -> None:
         """Add containers to the end of the stack: all, or none if one does not fit.
 
         Args:
-            members: containers of the batch size of the members, or a container whose rows along
+            tensordict: containers of the batch size of the members, or a container whose rows along
                 its first batch dimension are added.
 
         Example:
@@ -174,10 +172,9 @@ class Members(MemberStorage):
             >>> stack.batch_size
             torch.Size([3])
         """
-        self._grow(len(self._members), list(members))
+        self._grow(len(self._members), list(tensordict))
 
-    @explains_parameters
-    def insert(self, index: int, member: TensorDictBase) -> None:
+    def insert(self, index: int, tensordict: TensorDictBase) -> None:
         """Add a container before the member at a position, as `list.insert` does.
 
         The batch size of the stack grows. A container that holds the stack does not learn of it, so
@@ -185,7 +182,7 @@ class Members(MemberStorage):
 
         Args:
             index: the position in the stacked dimension.
-            member: a container of the batch size of the members; kept by reference.
+            tensordict: a container of the batch size of the members; kept by reference.
 
         Raises:
             ShapeMismatch: if its batch size differs.
@@ -198,7 +195,7 @@ class Members(MemberStorage):
             >>> stack["a"]
             tensor([0, 1, 2])
         """
-        self._grow(as_int(index), [member])
+        self._grow(as_int(index), [tensordict])
 
     def _replaced(self, **changes: object) -> Self:
         """Return a stack of new members with some fields changed; for stacks of tensor classes."""

@@ -700,8 +700,7 @@ def _restore_data(
     return node
 
 
-@explains_parameters
-def is_non_tensor(value: object) -> TypeGuard[NonTensorDataBase]:
+def is_non_tensor(data: object) -> TypeGuard[NonTensorDataBase]:
     """Return whether a value is the wrapper of a non-tensor entry.
 
     Example:
@@ -710,7 +709,7 @@ def is_non_tensor(value: object) -> TypeGuard[NonTensorDataBase]:
         >>> is_non_tensor(td.get("word")), is_non_tensor(td["word"])
         (True, False)
     """
-    return isinstance(value, NonTensorDataBase)
+    return isinstance(data, NonTensorDataBase)
 
 
 registry.register("wrap_data", wrap_data)

@@ -16,7 +16,7 @@ from kd_core._containers.dense import Dense, holds_nodes
 from kd_core._errors import InvalidArgument, given_twice, wrong_type
 from kd_core._keys import format_key
 from kd_core._leaves.loops import MANY, all_fit, common_batch, leaf_fits
-from kd_core._naming import explains_parameters
+from kd_core._naming import also_named
 from kd_core._nodes import registry
 from kd_core._ops.calls.modules import Scope
 from kd_core._ops.formats.building import build
@@ -137,7 +137,7 @@ class TensorDict(Dense):
 
     def update(
         self,
-        source: Source[AnyKey] | NoDefault | None = NO_DEFAULT,
+        input_dict_or_td: Source[AnyKey] | NoDefault | None = NO_DEFAULT,
         clone: bool = False,
         inplace: bool = False,
         non_blocking: bool = False,
@@ -149,15 +149,15 @@ class TensorDict(Dense):
         # Overridden for speed: "update(2 leaves)" and "update(td), nested" in the benchmarks.
         alone = keys_to_update is None and is_leaf is None and not entries
         if not (clone or inplace or update_batch_size) and alone and self._kd_desc.plain:
-            if type(source) is dict:
-                if all_fit(source, self._kd_desc):
+            if type(input_dict_or_td) is dict:
+                if all_fit(input_dict_or_td, self._kd_desc):
                     put = self._kd_set_leaves if is_dynamo_compiling() else self._kd_entries.update
-                    put(source)
+                    put(input_dict_or_td)
                     return self
-            elif isinstance(source, TensorDict) and _merge(self, source):
+            elif isinstance(input_dict_or_td, TensorDict) and _merge(self, input_dict_or_td):
                 return self
         return super().update(
-            source,
+            input_dict_or_td,
             clone,
             inplace,
             non_blocking=non_blocking,
@@ -195,7 +195,7 @@ class TensorDict(Dense):
         return new
 
     @classmethod
-    @explains_parameters
+    @also_named(d="input_dict")
     def from_dict(
         cls,
         input_dict: Mapping[AnyKey, object],

@@ -127,7 +127,7 @@ def named_tuple_of(td: AbstractContainer, path: tuple[str, ...] = ()) -> NamedTu
 
 @cache
 def _named_tuple_class(names: tuple[str, ...]) -> type:
-    return namedtuple("TensorDictTuple", names)
+    return namedtuple("GenericDict", names)  # as users of tensordict see it
 
 
 def is_struct_array(value: object) -> bool:

@@ -312,6 +312,11 @@ def lock(container: W, reason: str = LOCKED_BY_USER) -> W:
     return container
 
 
+def locked_as(container: AbstractContainer, result: W) -> W:
+    """Lock what was computed from a container, or is a view of it, as the container is locked."""
+    return lock(result) if container._kd_desc.frozen and result is not container else result
+
+
 def relock(container: W, reason: str | None) -> W:
     """Restore the lock that a container had: its reason, or `None`; return the container."""
     desc = container._kd_desc

@@ -112,7 +112,6 @@ class MemoryMappedTensor(Tensor, metaclass=_InMap):
         return self.shape if self._whole is None else self._whole
 
     @classmethod
-    @explains_parameters
     def from_tensor(
         cls,
         input: Tensor,
@@ -157,7 +156,6 @@ class MemoryMappedTensor(Tensor, metaclass=_InMap):
         )
 
     @classmethod
-    @explains_parameters
     def from_filename(
         cls,
         filename: PathLike,
@@ -227,7 +225,6 @@ class MemoryMappedTensor(Tensor, metaclass=_InMap):
         return made if index is None else made._taken(index)
 
     @classmethod
-    @explains_parameters
     def empty(
         cls,
         *size: int | Sequence[int],
@@ -261,7 +258,6 @@ class MemoryMappedTensor(Tensor, metaclass=_InMap):
         return cls._new(_shape_of(size, shape), kind, filename, existsok=existsok)
 
     @classmethod
-    @explains_parameters
     def zeros(
         cls,
         *size: int | Sequence[int],
@@ -276,7 +272,6 @@ class MemoryMappedTensor(Tensor, metaclass=_InMap):
         return cls.empty(sizes, dtype=dtype, device=device, filename=filename, existsok=existsok)
 
     @classmethod
-    @explains_parameters
     def ones(
         cls,
         *size: int | Sequence[int],
@@ -291,7 +286,6 @@ class MemoryMappedTensor(Tensor, metaclass=_InMap):
         return cls.full(sizes, 1, dtype=kind, device=device, filename=filename, existsok=existsok)
 
     @classmethod
-    @explains_parameters
     def full(
         cls,
         *size: int | Sequence[int] | Number,

@@ -75,8 +75,16 @@ class LockContract(Contract):
         content["a"] = content["a"] + 1  # type: ignore[operator]  # a tensor
         holds(td, content)
 
-    def test_results_are_not_locked(self) -> None:
+    def test_rows_copies_and_selections_are_not_locked(self) -> None:
         td = self.make().lock_()
-        for result in (td.clone(), td.clone(recurse=False), td[0], td * 2, td.select("n")):
+        for result in (td.clone(), td.clone(recurse=False), td[0], td.select("n"), td == td):
             assert not result.is_locked
             assert not inner(result, "n").is_locked
+
+    def test_arithmetic_casts_and_views_are_locked(self) -> None:
+        td = self.make().lock_()
+        for result in (td * 2, td + td, td.abs(), td.double(), td.unsqueeze(0), *td.split(1)):
+            assert result.is_locked
+            assert inner(result, "n").is_locked
+            assert not inner(result.unlock_(), "n").is_locked
+        assert td.is_locked

@@ -214,7 +214,8 @@ class Apply(AbstractContainer):
             (True, tensor([1., 1.]))
         """
         if options:
-            return engine(self).apply(self, fn, *others, inplace=True, **options)
+            engine(self).apply(self, fn, *others, inplace=True, **options)
+            return self
         leaves: list[Tensor] = []
         self._kd_collect(leaves)
         if others:

@@ -392,7 +392,8 @@ class Access(AbstractContainer):
             leaves_only: only tensors: neither nested containers nor non-tensor data.
             is_leaf: returns for the type of an entry that is not a tensor whether it counts as a
                 leaf; nested containers that do are not entered.
-            sort: in alphabetical order instead of insertion order.
+            sort: in alphabetical order instead of insertion order; those of one level alone come
+                in a list, and are not live.
 
         Example:
             >>> from kd_core import TensorDict
@@ -405,6 +406,8 @@ class Access(AbstractContainer):
         if include_nested or leaves_only or sort:
             if include_nested and leaves_only and is_leaf is None and not sort:
                 return LeafKeys(self._kd_entries, ALL_LEAVES)
+            if sort and not (include_nested or leaves_only):
+                return cast("KeysView[str]", sorted(self._kd_entries))
             return NestedKeys(self._kd_entries, (include_nested, leaves_only, is_leaf, sort))
         return self._kd_entries.keys()
 
@@ -420,6 +423,9 @@ class Access(AbstractContainer):
         if include_nested or leaves_only or sort:
             if include_nested and leaves_only and is_leaf is None and not sort:
                 return LeafValues(self._kd_entries, ALL_LEAVES)
+            if sort and not (include_nested or leaves_only):
+                values = tuple([value for _, value in sorted(self._kd_entries.items(), key=_key)])
+                return cast("ValuesView[Tensor]", values)
             return NestedValues(self._kd_entries, (include_nested, leaves_only, is_leaf, sort))
         return self._kd_entries.values()  # type: ignore[return-value]  # typed as `td[key]` is
 
@@ -452,6 +458,9 @@ class Access(AbstractContainer):
         if include_nested or leaves_only or sort:
             if include_nested and leaves_only and is_leaf is None and not sort:
                 return LeafItems(self._kd_entries, ALL_LEAVES)
+            if sort and not (include_nested or leaves_only):
+                items = sorted(self._kd_entries.items(), key=_key)
+                return cast("ItemsView[str, Tensor]", items)
             return NestedItems(self._kd_entries, (include_nested, leaves_only, is_leaf, sort))
         return self._kd_entries.items()  # type: ignore[return-value]  # typed as `td[key]` is
 
@@ -476,6 +485,10 @@ class Access(AbstractContainer):
         )
 
     __hash__ = None  # type: ignore[assignment]  # mutable, like a dict
+
+
+def _key(item: tuple[str, object]) -> str:
+    return item[0]
 
 
 def _one_value(method: str, value: object, item: object) -> object:

@@ -56,7 +56,7 @@ class Structure(AbstractContainer):
 
     def update(  # no `*`, which takes a tenth of a call: "update(2 leaves)" in the benchmarks
         self,
-        source: Source[AnyKey] | NoDefault | None = NO_DEFAULT,
+        input_dict_or_td: Source[AnyKey] | NoDefault | None = NO_DEFAULT,
         clone: bool = False,
         inplace: bool = False,
         non_blocking: bool = False,
@@ -71,7 +71,8 @@ class Structure(AbstractContainer):
         was.
 
         Args:
-            source: a mapping (its keys may be nested tuples) or a container; `None` is none.
+            input_dict_or_td: the source: a mapping (its keys may be nested tuples) or a container;
+                `None` is none.
             clone: store copies of the tensors.
             inplace: write into the storage of entries that exist.
             non_blocking: do not wait for copies between pinned memory and a GPU.
@@ -93,7 +94,7 @@ class Structure(AbstractContainer):
             >>> td.update({"b": {"d": 2.0}}, a=3.0).to_dict()
             {'a': tensor(3.), 'b': {'c': tensor(1.), 'd': tensor(2.)}}
         """
-        sources = sources_of(source, entries)
+        sources = sources_of(input_dict_or_td, entries)
         if update_batch_size and sources and isinstance(sources[0], AbstractContainer):
             if entries:
                 raise InvalidArgument(
@@ -108,7 +109,7 @@ class Structure(AbstractContainer):
 
     def update_(
         self,
-        source: Source[AnyKey] | NoDefault | None = NO_DEFAULT,
+        input_dict_or_td: Source[AnyKey] | NoDefault | None = NO_DEFAULT,
         clone: bool = False,
         *,
         non_blocking: bool = False,
@@ -120,7 +121,7 @@ class Structure(AbstractContainer):
         Allowed on a locked container.
 
         Args:
-            source: a mapping (its keys may be nested tuples) or a container.
+            input_dict_or_td: a mapping (its keys may be nested tuples) or a container.
             clone: of no effect, because values are copied anyway.
             non_blocking: do not wait for copies between pinned memory and a GPU.
             keys_to_update: take only these keys of the source, and what is below them.
@@ -131,16 +132,16 @@ class Structure(AbstractContainer):
             ShapeMismatch: if a value cannot be broadcast to its entry.
         """
         plain = keys_to_update is None and not (clone or non_blocking or entries)
-        if plain and isinstance(source, AbstractContainer):
+        if plain and isinstance(input_dict_or_td, AbstractContainer):
             try:
-                targets, sources = collect_writes(self, source)
+                targets, sources = collect_writes(self, input_dict_or_td)
             except KeySetMismatch:  # a source may have fewer keys: entry by entry below
                 targets, sources = Targets(), []
             if targets and copy_pairs(targets, sources):
                 return self
         only = None if keys_to_update is None else paths_to_update(keys_to_update)
         stage: Staged = []
-        for each in sources_of(source, entries):
+        for each in sources_of(input_dict_or_td, entries):
             stage_writes(self, each, (), Update(clone, True, only, non_blocking), stage)
         commit_all(stage)
         return self

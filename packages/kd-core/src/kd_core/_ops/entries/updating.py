@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias, cast
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from kd_core._errors import InvalidArgument, KeyCollision, batch_does_not_fit, wrong_type
+from kd_core._errors import KeyCollision, batch_does_not_fit, wrong_type
 from kd_core._keys import Path, format_key, path_of, plain_str, several
 from kd_core._leaves.foreach import PLAIN
 from kd_core._leaves.loops import kinds_by_key, missing_key, walk_error
@@ -77,16 +77,10 @@ def source_items(source: object, method: str) -> Mapping[str, object]:
 def sources_of(source: object, entries: dict[str, object]) -> list[object]:
     """Return the sources of an update: the one that is given, and the entries by keyword.
 
-    Two keywords never are entries: those of tensordict that name the source, and `ignore_lock`,
-    which does nothing. `None` is no source.
+    The keyword `ignore_lock` of tensordict is no entry, and does nothing. `None` is no source.
     """
     entries.pop("ignore_lock", None)
-    sources = [] if isinstance(source, NoDefault) else [source]
-    if "input_dict_or_td" in entries:
-        sources.append(entries.pop("input_dict_or_td"))
-    if len(sources) > 1:
-        raise InvalidArgument("expected `source` once, got it as `input_dict_or_td`, too.")
-    sources = [each for each in sources if each is not None]
+    sources = [] if source is None or isinstance(source, NoDefault) else [source]
     return [*sources, entries] if entries else sources
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final, SupportsIndex, cast
 
 import torch
 from torch import Tensor
@@ -24,7 +24,6 @@ from kd_core._errors import (
 from kd_core._keys import format_key
 from kd_core._leaves.loops import kinds_by_key
 from kd_core._leaves.writes import Write, write_all
-from kd_core._naming import explains_parameters
 from kd_core._nodes import registry
 from kd_core._nodes.entry import is_unbatched, tensor_of
 from kd_core._ops.entries.listing import list_of
@@ -172,13 +171,13 @@ class Conversion(AbstractContainer):
         """
         return _arrays(self, ())
 
-    @explains_parameters
     def tolist(
         self,
         *,
         convert_nodes: bool = True,
         convert_tensors: bool = False,
         tolist_first: bool = False,
+        as_linked_list: bool = False,
     ) -> object:
         """Return the rows as nested lists of shape `batch_size`; a row is a dict of its entries.
 
@@ -189,6 +188,8 @@ class Conversion(AbstractContainer):
             convert_nodes: return rows as dicts, else as containers.
             convert_tensors: return tensors as numbers or nested lists of numbers.
             tolist_first: return a nested container that still has a batch as a list of its rows.
+            as_linked_list: return a list that writes what is assigned to one of its items into the
+                rows of the container, too; lists in it, and other changes of it, do not.
 
         Example:
             >>> import torch
@@ -197,7 +198,20 @@ class Conversion(AbstractContainer):
             >>> td.tolist(convert_tensors=True)
             [{'a': 1.0, 'b': {'c': [0.0]}}, {'a': 1.0, 'b': {'c': [0.0]}}]
         """
-        return list_of(self, convert_nodes, convert_tensors, tolist_first)
+        rows = list_of(self, convert_nodes, convert_tensors, tolist_first)
+        return _LinkedList(rows, self) if as_linked_list and isinstance(rows, list) else rows
+
+
+class _LinkedList(list[object]):
+    """The rows of a container as a list that writes what is assigned to an item into the rows."""
+
+    def __init__(self, rows: list[object], td: AbstractContainer) -> None:
+        super().__init__(rows)
+        self._td = td
+
+    def __setitem__(self, index: SupportsIndex | slice, value: object) -> None:
+        self._td[index] = value  # type: ignore[index]  # every container has rows
+        super().__setitem__(index, value)  # type: ignore[index]  # as a list takes it
 
 
 def _arrays(td: AbstractContainer, path: Path) -> dict[str, object]:

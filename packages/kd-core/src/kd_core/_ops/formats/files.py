@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from kd_core._errors import InvalidValue, refuse_pickles
-from kd_core._naming import explains_parameters
+from kd_core._naming import also_named
 from kd_core._nodes import registry
 from kd_core._ops.formats.building import build
 from kd_core._protocol.primitives import AbstractContainer
@@ -241,11 +241,11 @@ class Formats(AbstractContainer):
         return table_of(self, separator, "to_arrow")
 
     @classmethod
-    @explains_parameters
     def from_arrow(
         cls,
         table: object,
         *,
+        copy: bool | None = None,
         nulls: str = "raise",
         mask_key: NestedKey = "mask",
         device: DeviceLike | None = None,
@@ -258,6 +258,7 @@ class Formats(AbstractContainer):
 
         Args:
             table: the table, or one batch of records.
+            copy: nothing: columns are copied, because the memory of Arrow must not be written to.
             nulls: `"raise"`: an error for numbers that are null; `"mask"`: set them to zero.
             mask_key: where the mask of rows without null is put, if there are nulls.
             device: the device to which every entry is moved.
@@ -332,7 +333,7 @@ class Formats(AbstractContainer):
         return cast("AbstractContainer", registry.write_h5(self, filename, options))
 
     @classmethod
-    @explains_parameters
+    @also_named(h5_file="filename")
     def from_h5(
         cls,
         filename: PathLike,
@@ -383,7 +384,6 @@ class Formats(AbstractContainer):
         """
         return cast("AbstractContainer", registry.to_store(self, options))
 
-    @explains_parameters
     def to_zarr(self, filename: PathLike, *, allow_pickle: bool | None = None) -> Self:
         """Write a store of Zarr: a group for each container, an array for each leaf; return self.
 
@@ -402,7 +402,7 @@ class Formats(AbstractContainer):
         return self
 
     @classmethod
-    @explains_parameters
+    @also_named(zarr_file="filename")
     def from_zarr(
         cls,
         filename: PathLike,

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from torch import Tensor
 
 from kd_core._batch.shapes import batch_of
 from kd_core._errors import InvalidValue, ShapeMismatch, wrong_type
-from kd_core._naming import explains_parameters
 from kd_core._nodes import registry
 from kd_core._ops.formats.building import build, inferred_batch, kind_of, stack_rows
 from kd_core._ops.shape.rebatching import named
@@ -25,6 +24,17 @@ if TYPE_CHECKING:
     from kd_core._convert.schema import LeafSchema
     from kd_core._nodes.entry import Node
     from kd_core._types import BatchSize, DeviceLike, NestedKey
+
+
+_STORED: Final = {
+    None: None,
+    "memmap": "memmap_",
+    "shared": "share_memory_",
+    "h5": "to_h5",
+    "redis": "to_store",
+    "dragonfly": "to_store",
+}
+"""By the name of a storage, the method that puts a container into it."""
 
 
 class Objects(AbstractContainer):
@@ -133,7 +143,6 @@ class Objects(AbstractContainer):
         return build(cls, tree, batch_size, device, auto_batch_size, batch_dims)
 
     @classmethod
-    @explains_parameters
     def from_dataclass(
         cls,
         dataclass: object,
@@ -416,20 +425,25 @@ class Objects(AbstractContainer):
         return build(cls, dict.fromkeys(keys, value), None, None)
 
     @classmethod
-    @explains_parameters
     def from_schema(
         cls,
         schema: Mapping[NestedKey, object],
         batch_size: BatchSize | None = None,
         *,
+        storage: str | None = None,
         device: DeviceLike | None = None,
-    ) -> Self:
+        **options: object,
+    ) -> AbstractContainer:
         """Build a container of zeros that has a schema; data is `None`.
 
         Args:
             schema: what `schema` returns, or for each key a pair of shape and dtype, in any order.
             batch_size: the batch size, which precedes the shapes of the schema.
+            storage: where the entries are: `None`: in memory; `"memmap"`: in a memory map;
+                `"shared"`: in shared memory; `"h5"`: in a file of HDF5; `"redis"` and
+                `"dragonfly"`: on a server.
             device: the device of the container.
+            **options: what `memmap_`, `to_h5` or `to_store` takes: `prefix`, `filename` and others.
 
         Example:
             >>> import torch
@@ -441,7 +455,15 @@ class Objects(AbstractContainer):
         from kd_core._convert.schema import entries_of_schema
 
         batch = () if batch_size is None else batch_of(batch_size)
-        return build(cls, entries_of_schema(schema, batch, device), batch, device)
+        made = build(cls, entries_of_schema(schema, batch, device), batch, device)
+        if storage not in _STORED:
+            raise InvalidValue(
+                f"`storage` must be one of {', '.join(map(repr, _STORED))}, got {storage!r}."
+            )
+        how = _STORED[storage]
+        if storage == "dragonfly":
+            options.setdefault("backend", storage)
+        return made if how is None else cast("Self", getattr(made, how)(**options))
 
     def schema(self) -> dict[NestedKey, LeafSchema]:
         """Return for each leaf its kind, the shape after the batch size, and its dtype.

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from kd_core._errors import InvalidValue, refuse_pickles
-from kd_core._naming import explains_parameters
 from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
@@ -26,10 +25,9 @@ class Saving(AbstractContainer):
 
     __slots__ = ()
 
-    @explains_parameters
     def save(
         self,
-        path: PathLike | None = None,
+        prefix: PathLike | None = None,
         copy_existing: bool = False,
         *,
         num_threads: int = 0,
@@ -50,7 +48,7 @@ class Saving(AbstractContainer):
         `kd_core.store`. Gradients, and whether they are required, are not kept.
 
         Args:
-            path: the directory or the file; directories above it are created. `None`: a temporary
+            prefix: the directory or the file; directories above it are created. `None`: a temporary
                 directory, which is removed when the process ends.
             copy_existing: nothing: leaves are written, wherever they are.
             num_threads: nothing: one file is written in one piece.
@@ -76,22 +74,21 @@ class Saving(AbstractContainer):
         """
         from kd_core._store import files, forms
 
-        if path is None and archive:
-            raise InvalidValue("`archive=True` writes a single file: pass its path as `path`.")
-        if path is None:
-            path = files.make_temporary_folder()
-        single = forms.is_single(path) if archive is None else archive
+        if prefix is None and archive:
+            raise InvalidValue("`archive=True` writes a single file: pass its path as `prefix`.")
+        if prefix is None:
+            prefix = files.make_temporary_folder()
+        single = forms.is_single(prefix) if archive is None else archive
         forms.check_compression(compression, single)
-        forms.save(self, path, single)
+        forms.save(self, prefix, single)
         return self
 
     dumps = save
 
     @classmethod
-    @explains_parameters
     def load(
         cls,
-        path: PathLike,
+        prefix: PathLike,
         device: DeviceLike | None = None,
         non_blocking: bool = False,
         *,
@@ -110,7 +107,7 @@ class Saving(AbstractContainer):
         them stay in this process. With `mode="r+"` they go to the file: see `load_memmap`.
 
         Args:
-            path: the directory or the file.
+            prefix: the directory or the file.
             device: where the tensors are moved; `None`: the CPU.
             non_blocking: return before the copy to `device` has finished.
             verify: `"fast"`: compare sizes, headers and the digest of the manifest; `"full"`: read
@@ -143,9 +140,9 @@ class Saving(AbstractContainer):
             from kd_core._store.mapped_tensor import is_private
 
             if not is_private(mode):
-                found = forms.part_at(forms.load_arena(path), subpath, path)
+                found = forms.part_at(forms.load_arena(prefix), subpath, prefix)
                 return cast("Self", forms.taken(found, device, non_blocking, out))
-        found = forms.part_at(forms.load(path, verify, keys), subpath, path)
+        found = forms.part_at(forms.load(prefix, verify, keys), subpath, prefix)
         return cast("Self", forms.taken(found, device, non_blocking, out))
 
     @classmethod
@@ -160,10 +157,9 @@ class Saving(AbstractContainer):
         """
         return cls.load(filename)
 
-    @explains_parameters
     def load_(
         self,
-        path: PathLike,
+        prefix: PathLike,
         *,
         verify: str = "fast",
         robust_key: bool | None = True,
@@ -175,7 +171,7 @@ class Saving(AbstractContainer):
         Allowed on a locked container that has all keys. All or nothing.
 
         Args:
-            path: the directory or the file that `save` wrote.
+            prefix: the directory or the file that `save` wrote.
             verify: as that of `load`.
             robust_key: nothing: any string is a key.
             allow_pickle: `False` or `None`; no file can run code when it is read.
@@ -196,7 +192,7 @@ class Saving(AbstractContainer):
         from kd_core._store.forms import load
 
         refuse_pickles(allow_pickle)
-        return cast("Self", self._kd_engine.update(self, load(path, verify), inplace=True))  # type: ignore[attr-defined]  # of a concern
+        return cast("Self", self._kd_engine.update(self, load(prefix, verify), inplace=True))  # type: ignore[attr-defined]  # of a concern
 
     def append_to(self, path: PathLike) -> None:
         """Add the rows of the container, along its first batch dimension, to those of a store.

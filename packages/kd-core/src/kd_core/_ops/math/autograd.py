@@ -11,7 +11,7 @@ from kd_core._errors import InvalidValue
 from kd_core._nodes import registry
 from kd_core._nodes.entry import tensor_of
 from kd_core._protocol.composite import Composite
-from kd_core._protocol.primitives import AbstractContainer, leaves_of, name_in
+from kd_core._protocol.primitives import AbstractContainer, leaves_of, locked_as, name_in
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -120,7 +120,7 @@ class Autograd(AbstractContainer):
 
     def detach(self) -> Self:
         """Return the container with all leaves detached from the graph; storage is shared."""
-        return self._kd_map_each(Tensor.detach)
+        return locked_as(self, self._kd_map_each(Tensor.detach))
 
     def detach_(self) -> Self:
         """Detach all leaves from the graph, in place; return self.
@@ -142,7 +142,7 @@ class Autograd(AbstractContainer):
     @property
     def data(self) -> Self:
         """The container of the data of all leaves: detached from the graph, storage shared."""
-        return self._kd_map_each(lambda leaf: leaf.data)
+        return locked_as(self, self._kd_map_each(lambda leaf: leaf.data))
 
     @property
     def grad(self) -> Self | None:

@@ -50,7 +50,15 @@ from kd_core._ops.math.operands import (
     padded,
 )
 from kd_core._protocol.composite import Composite
-from kd_core._protocol.primitives import AbstractContainer, leaves_of, name_in, note_entry
+from kd_core._protocol.primitives import (
+    AbstractContainer,
+    leaves_of,
+    lock,
+    locked_as,
+    name_in,
+    note_entry,
+    unlock,
+)
 
 if TYPE_CHECKING:
     from typing import TypeVar
@@ -64,16 +72,18 @@ _UNSIGNED: Final = (torch.uint8, torch.uint16, torch.uint32, torch.uint64)
 
 
 def unary(td: W, fn: _LeafOp, kernel: Kernel | None = None) -> W:
-    """Apply a function of one tensor to every leaf."""
+    """Apply a function of one tensor to every leaf; the result is locked as the container is."""
     try:
         if kernel is None or is_dynamo_compiling() or few_leaves(td._kd_entries):
-            return td._kd_map_each(fn, None, None)  # dynamo adds guards on each default
-        leaves: list[Tensor] = []
-        td._kd_collect(leaves)
-        return td._kd_rebuild(iter(run(leaves, fn, kernel)))
+            result = td._kd_map_each(fn, None, None)  # dynamo adds guards on each default
+        else:
+            leaves: list[Tensor] = []
+            td._kd_collect(leaves)
+            result = td._kd_rebuild(iter(run(leaves, fn, kernel)))
     except RuntimeError as error:
         note_entry(error, td, fn)
         raise
+    return lock(result) if td._kd_desc.frozen else result
 
 
 def unary_(td: W, fn: _LeafOp, kernel: Kernel | None = None, refuse_overlap: bool = True) -> W:
@@ -87,7 +97,7 @@ def unary_(td: W, fn: _LeafOp, kernel: Kernel | None = None, refuse_overlap: boo
 def binary(
     td: W, other: object, fn: _LeafOp, kernel: Kernel | None = None, exact: Kernel | None = None
 ) -> W:
-    """Apply a function of two to every leaf and the operand.
+    """Apply a function of two to every leaf and the operand; see `unary` for the lock.
 
     Args:
         td: the first operand.
@@ -100,14 +110,17 @@ def binary(
         kind = other.__class__
         if kind is int or kind is float or kind is bool or kind is complex:
             if is_dynamo_compiling():  # a loop adds the fewest guards
-                return td._kd_map_each(lambda leaf: fn(leaf, other), None, None)
-            leaves: list[Tensor] = []
-            td._kd_collect(leaves)
-            return td._kd_rebuild(iter(_run_number(leaves, other, fn, kernel, exact)))
-        return _with_operand(td, other, fn, kernel, exact)
+                result = td._kd_map_each(lambda leaf: fn(leaf, other), None, None)
+            else:
+                leaves: list[Tensor] = []
+                td._kd_collect(leaves)
+                result = td._kd_rebuild(iter(_run_number(leaves, other, fn, kernel, exact)))
+        else:
+            result = _with_operand(td, other, fn, kernel, exact)
     except RuntimeError as error:
         _explain(td, other, fn, error)
         raise
+    return lock(result) if td._kd_desc.frozen else result
 
 
 def compared(td: W, other: object, fn: _LeafOp) -> W:
@@ -120,6 +133,8 @@ def compared(td: W, other: object, fn: _LeafOp) -> W:
             cast("Mapping[str, object]", other), td._kd_desc.unlocked(), ()
         )
     result = binary(td, other, fn)
+    if td._kd_desc.frozen:
+        unlock(result)  # answers are no values of the container
     if fn in _EQUALITIES and td._kd_nested and isinstance(other, AbstractContainer):
         _compare_data(td, other, result, fn is torch.eq)
     return result
@@ -360,7 +375,7 @@ def binary_of_tensors(td: W, other: object, fn: _LeafOp, kernel: Kernel | None =
         return binary(td, operand, fn, kernel)
     leaves = leaves_of(td)
     beside = [number_beside(leaf, operand) for leaf in leaves]
-    return td._kd_rebuild(iter(run_pairs(leaves, beside, fn, kernel)))
+    return locked_as(td, td._kd_rebuild(iter(run_pairs(leaves, beside, fn, kernel))))
 
 
 def binary_of_tensors_(td: W, other: object, fn: _LeafOp, kernel: Kernel | None = None) -> W:
@@ -420,7 +435,7 @@ CastFilter: TypeAlias = Callable[[tuple[str, ...], Tensor], bool]
 
 
 def cast_leaves(td: W, dtype: torch.dtype, cast_filter: CastFilter | None = None) -> W:
-    """Cast every leaf; the container itself is returned where all have the dtype.
+    """Cast every leaf; those that have the dtype are shared. See `unary` for the lock.
 
     Args:
         td: the container.
@@ -428,12 +443,9 @@ def cast_leaves(td: W, dtype: torch.dtype, cast_filter: CastFilter | None = None
         cast_filter: called with the path and the tensor of each leaf; says whether it is cast.
     """
     if cast_filter is not None:
-        return _cast_some(td, dtype, cast_filter, ())
-    leaves = leaves_of(td)
-    for leaf in leaves:
-        if leaf.dtype is not dtype:
-            return td._kd_rebuild(iter([leaf.to(dtype=dtype) for leaf in leaves]))
-    return td
+        return locked_as(td, _cast_some(td, dtype, cast_filter, ()))
+    leaves = [leaf if leaf.dtype is dtype else leaf.to(dtype=dtype) for leaf in leaves_of(td)]
+    return locked_as(td, td._kd_rebuild(iter(leaves)))
 
 
 def _cast_some(td: W, dtype: torch.dtype, cast_filter: CastFilter, path: tuple[str, ...]) -> W:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kd_core._errors import InvalidArgument
-from kd_core._naming import explains_parameters
+from kd_core._naming import also_named
 from kd_core._ops.math.binary import binary
 from kd_core._ops.math.operands import is_plain, written_to
 from kd_core._ops.math.ternary import blend, blend_
@@ -65,43 +65,43 @@ class Blending(AbstractContainer):
         _check_limits(min, max)
         return blend_(self, _clamp_, min, max)
 
-    @explains_parameters
-    def clamp_min(self, min: Operand, *, default: Default | None = None) -> Self:
-        """Raise every value to at least `min`.
+    @also_named(min="other")
+    def clamp_min(self, other: Operand, default: Default | None = None) -> Self:
+        """Raise every value to at least `other`.
 
         Args:
-            min: the lower bound.
-            default: what stands for an entry that `self` or a container `min` lacks; see `add`.
+            other: the lower bound.
+            default: what stands for an entry that `self` or a container `other` lacks; see `add`.
         """
         if default is not None:
             from kd_core._ops.math.defaults import binary_with_default
 
-            return binary_with_default(self, min, torch.clamp_min, default)
-        return blend(self, torch.clamp, min, None)
+            return binary_with_default(self, other, torch.clamp_min, default)
+        return blend(self, torch.clamp, other, None)
 
-    @explains_parameters
-    def clamp_min_(self, min: Operand) -> Self:
-        """Raise every value to at least `min`, in place; return self."""
-        return blend_(self, Tensor.clamp_, min, None)
+    @also_named(min="other")
+    def clamp_min_(self, other: Operand) -> Self:
+        """Raise every value to at least `other`, in place; return self."""
+        return blend_(self, Tensor.clamp_, other, None)
 
-    @explains_parameters
-    def clamp_max(self, max: Operand, *, default: Default | None = None) -> Self:
-        """Lower every value to at most `max`.
+    @also_named(max="other")
+    def clamp_max(self, other: Operand, default: Default | None = None) -> Self:
+        """Lower every value to at most `other`.
 
         Args:
-            max: the upper bound.
-            default: what stands for an entry that `self` or a container `max` lacks; see `add`.
+            other: the upper bound.
+            default: what stands for an entry that `self` or a container `other` lacks; see `add`.
         """
         if default is not None:
             from kd_core._ops.math.defaults import binary_with_default
 
-            return binary_with_default(self, max, torch.clamp_max, default)
-        return blend(self, torch.clamp, None, max)
+            return binary_with_default(self, other, torch.clamp_max, default)
+        return blend(self, torch.clamp, None, other)
 
-    @explains_parameters
-    def clamp_max_(self, max: Operand) -> Self:
-        """Lower every value to at most `max`, in place; return self."""
-        return blend_(self, Tensor.clamp_, None, max)
+    @also_named(max="other")
+    def clamp_max_(self, other: Operand) -> Self:
+        """Lower every value to at most `other`, in place; return self."""
+        return blend_(self, Tensor.clamp_, None, other)
 
     def mod(self, other: Operand) -> Self:
         """Return the remainder with the sign of the divisor; another name of `remainder`."""
@@ -140,25 +140,25 @@ class Blending(AbstractContainer):
         """Interpolate in place; return self."""
         return blend_(self, torch.Tensor.lerp_, end, weight, torch._foreach_lerp_)
 
-    @explains_parameters
-    def addcmul(self, tensor1: Operand, tensor2: Operand, *, value: float = 1) -> Self:
-        """Add a product: `leaf + value * tensor1 * tensor2`, as `torch.addcmul`."""
-        return blend(self, partial(torch.addcmul, value=value), tensor1, tensor2)
+    @also_named(tensor1="other1", tensor2="other2")
+    def addcmul(self, other1: Operand, other2: Operand, value: float = 1) -> Self:
+        """Add a product: `leaf + value * other1 * other2`, as `torch.addcmul`."""
+        return blend(self, partial(torch.addcmul, value=value), other1, other2)
 
-    @explains_parameters
-    def addcmul_(self, tensor1: Operand, tensor2: Operand, *, value: float = 1) -> Self:
+    @also_named(tensor1="other1", tensor2="other2")
+    def addcmul_(self, other1: Operand, other2: Operand, value: float = 1) -> Self:
         """Add a product in place; return self."""
-        return blend_(self, partial(Tensor.addcmul_, value=value), tensor1, tensor2)
+        return blend_(self, partial(Tensor.addcmul_, value=value), other1, other2)
 
-    @explains_parameters
-    def addcdiv(self, tensor1: Operand, tensor2: Operand, *, value: float = 1) -> Self:
-        """Add a quotient: `leaf + value * tensor1 / tensor2`, as `torch.addcdiv`."""
-        return blend(self, partial(torch.addcdiv, value=value), tensor1, tensor2)
+    @also_named(tensor1="other1", tensor2="other2")
+    def addcdiv(self, other1: Operand, other2: Operand, value: float = 1) -> Self:
+        """Add a quotient: `leaf + value * other1 / other2`, as `torch.addcdiv`."""
+        return blend(self, partial(torch.addcdiv, value=value), other1, other2)
 
-    @explains_parameters
-    def addcdiv_(self, tensor1: Operand, tensor2: Operand, *, value: float = 1) -> Self:
+    @also_named(tensor1="other1", tensor2="other2")
+    def addcdiv_(self, other1: Operand, other2: Operand, value: float = 1) -> Self:
         """Add a quotient in place; return self."""
-        return blend_(self, partial(Tensor.addcdiv_, value=value), tensor1, tensor2)
+        return blend_(self, partial(Tensor.addcdiv_, value=value), other1, other2)
 
 
 def _clamp(leaf: Tensor, low: object, high: object) -> Tensor:

@@ -23,7 +23,7 @@ from kd_core._leaves.foreach import (
     sub_tensor_,
 )
 from kd_core._leaves.in_place import fmax_, fmin_, logaddexp_, maximum_, minimum_
-from kd_core._naming import explains_parameters
+from kd_core._naming import also_named
 from kd_core._ops.math.binary import (
     as_float,
     as_truth,
@@ -619,14 +619,14 @@ class Arithmetic(AbstractContainer):
     def __rtruediv__(self, other: Operand) -> Self:
         return reflected(self, other, operator.truediv)
 
-    @explains_parameters
-    def pow(self, exponent: Operand, *, default: Default | None = None) -> Self:
+    @also_named(exponent="other")
+    def pow(self, other: Operand, *, default: Default | None = None) -> Self:
         """Return the power, leaf by leaf: `torch.pow`."""
         if default is not None:
             from kd_core._ops.math.defaults import binary_with_default
 
-            return binary_with_default(self, exponent, torch.pow, default)
-        return binary(self, exponent, torch.pow, torch._foreach_pow)
+            return binary_with_default(self, other, torch.pow, default)
+        return binary(self, other, torch.pow, torch._foreach_pow)
 
     def __pow__(self, other: Operand) -> Self:
         return binary(self, other, torch.pow, torch._foreach_pow)
@@ -808,10 +808,10 @@ class ArithmeticInPlace(AbstractContainer):
     def __itruediv__(self, other: Operand) -> Self:
         return binary_(self, other, torch.Tensor.div_, torch._foreach_div_, div_tensor_)
 
-    @explains_parameters
-    def pow_(self, exponent: Operand) -> Self:
+    @also_named(exponent="other")
+    def pow_(self, other: Operand) -> Self:
         """Write the power into every leaf; return self."""
-        return binary_(self, exponent, torch.Tensor.pow_, torch._foreach_pow_)
+        return binary_(self, other, torch.Tensor.pow_, torch._foreach_pow_)
 
     def __ipow__(self, other: Operand) -> Self:
         return binary_(self, other, torch.Tensor.pow_, torch._foreach_pow_)

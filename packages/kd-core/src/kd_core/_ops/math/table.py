@@ -41,9 +41,9 @@ class BinaryRow(NamedTuple):
     """A function of two operands: `torch.<name>(leaf, other)`, and the operator of Python if any.
 
     `exact` is the kernel for a 0-dim tensor in place of a number. `number` says what a number
-    becomes where torch takes tensors only: a "tensor", that of a "float" or of its "truth". `other`
-    is the name of the second operand. `own` says that torch has no in-place form, so the one of
-    `_leaves.in_place` is called. `default` says whether the keys of two containers may differ.
+    becomes where torch takes tensors only: a "tensor", that of a "float" or of its "truth". `alias`
+    is what torch calls the second operand. `own` says that torch has no in-place form, so the one
+    of `_leaves.in_place` is called. `default` says whether the keys of two containers may differ.
     """
 
     name: str
@@ -55,14 +55,14 @@ class BinaryRow(NamedTuple):
     floats: bool = False
     options: tuple[Option, ...] = ()
     number: str = ""
-    other: str = "other"
+    alias: str = ""
     own: bool = False
     default: bool = True
 
     @property
     def decorator(self) -> str:
-        """What stands above the methods: the operand may have another name than in tensordict."""
-        return "" if self.other == "other" else "\n    @explains_parameters"
+        """What stands above the methods: torch may have another name for the operand."""
+        return f'\n    @also_named({self.alias}="other")' if self.alias else ""
 
 
 class ReductionRow(NamedTuple):
@@ -172,7 +172,7 @@ ARITHMETIC: Final = (
     BinaryRow("sub", "the difference", True, "sub_tensor", "sub", options=_ALPHA),
     BinaryRow("mul", "the product", True, "mul_tensor", "mul"),
     BinaryRow("div", "the quotient", True, "div_tensor", "truediv", floats=True, options=_ROUNDING),
-    BinaryRow("pow", "the power", True, operator="pow", other="exponent"),
+    BinaryRow("pow", "the power", True, operator="pow", alias="exponent"),
     BinaryRow("floor_divide", "the floor of the quotient", operator="floordiv"),
     BinaryRow("remainder", "the remainder, with the sign of the divisor", operator="mod"),
     BinaryRow("fmod", "the remainder, with the sign of the dividend"),

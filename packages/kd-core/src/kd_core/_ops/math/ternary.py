@@ -31,7 +31,7 @@ from kd_core._ops.math.operands import (
     of_pairs,
     padded,
 )
-from kd_core._protocol.primitives import AbstractContainer, leaves_of
+from kd_core._protocol.primitives import AbstractContainer, leaves_of, locked_as
 
 if TYPE_CHECKING:
     from typing import TypeVar
@@ -44,7 +44,7 @@ _LeafOp: TypeAlias = Callable[..., Tensor]
 
 
 def blend(td: W, fn: _LeafOp, first: object, second: object, kernel: Kernel | None = None) -> W:
-    """Apply a function of three to every leaf and two operands.
+    """Apply a function of three to every leaf and two operands; it is locked as the container is.
 
     Args:
         td: the container.
@@ -53,6 +53,11 @@ def blend(td: W, fn: _LeafOp, first: object, second: object, kernel: Kernel | No
         second: the second operand.
         kernel: the foreach function for two lists and a number.
     """
+    return locked_as(td, blended(td, fn, first, second, kernel))
+
+
+def blended(td: W, fn: _LeafOp, first: object, second: object, kernel: Kernel | None = None) -> W:
+    """Apply a function of three to every leaf and two operands; the result is not locked."""
     if is_plain(first) and is_plain(second):
         return td._kd_map_each(lambda leaf: fn(leaf, first, second))
     leaves, columns = _columns(td, first, second)

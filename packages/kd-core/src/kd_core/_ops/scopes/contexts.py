@@ -15,7 +15,15 @@ from torch import Tensor
 from kd_core._errors import InvalidArgument
 from kd_core._leaves.foreach import shares_storage
 from kd_core._leaves.loops import find_entry, has_entry
-from kd_core._ops.scopes.undoing import WAS_UNLOCKED, Moved, Path, Relocked, note, was_locked
+from kd_core._ops.scopes.undoing import (
+    WAS_UNLOCKED,
+    Kept,
+    Moved,
+    Path,
+    Relocked,
+    note,
+    was_locked,
+)
 from kd_core._protocol.composite import Composite, unchanged_on_error
 from kd_core._protocol.primitives import AbstractContainer, engine, level_at, lock, relock, unlock
 
@@ -182,7 +190,7 @@ def leave(view: AbstractContainer, failed: bool) -> None:
     if not scopes:
         del _entered[id(view)]
     note(view, scope.origin)
-    if isinstance(scope.undo, Relocked):
+    if isinstance(scope.undo, (Relocked, Kept)):
         scope.undo.restore(view)
     elif not failed:
         carry = cast(

@@ -15,11 +15,19 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from kd_core._batch.descriptor import LOCKED_BY_USER
+from kd_core._batch.plans import unchanged
 from kd_core._batch.shapes import numel
 from kd_core._compat import traced_as
 from kd_core._errors import InvalidArgument
 from kd_core._protocol.composite import Composite
-from kd_core._protocol.primitives import AbstractContainer, map_by, relock, unlock
+from kd_core._protocol.primitives import (
+    AbstractContainer,
+    lock,
+    locked_as,
+    map_by,
+    relock,
+    unlock,
+)
 
 if TYPE_CHECKING:
     from typing import Protocol, TypeVar
@@ -77,12 +85,27 @@ def note(result: AbstractContainer, origin: Origin[G]) -> None:
         pass
 
 
-@traced_as(map_by)
+def _traced_moved(how: Plan, container: W) -> W:
+    if how[0] is unchanged:
+        return container
+    return locked_as(container, map_by(how, container))
+
+
+@traced_as(_traced_moved)
 def moved(how: Plan, container: W) -> W:
-    """Apply a plan that moves rows and record how it is undone; compiled code records nothing."""
+    """Apply a plan that moves rows and record how it is undone; compiled code records nothing.
+
+    A plan that changes nothing gives the container itself, and what moves rows of a locked one a
+    locked one.
+    """
     leaf, batch, inner = how  # as `map_by`, inlined: "shape" in the benchmarks
+    if leaf is unchanged:
+        note(container, UNCHANGED)
+        return container
     desc = container._kd_desc
     result = container._kd_map_each(leaf, inner, (desc, desc.with_batch(batch)))
+    if desc.frozen:
+        lock(result)
     try:  # noqa: SIM105  # as `record`, inlined too
         result._kd_scope = ref(container), Moved, how
     except (AttributeError, TypeError):  # a kind that has no place for it
@@ -179,6 +202,28 @@ class Unflattened:
 
     def entry(self, entry: Entry) -> Entry:
         return entry
+
+
+class Kept:
+    """Undoes an operation that gave the container itself: its entries are where they belong."""
+
+    __slots__ = ()
+
+    def __init__(self, source: AbstractContainer, given: None) -> None:
+        pass
+
+    def path(self, path: Path) -> Path:
+        return path
+
+    def entry(self, entry: Entry) -> Entry:
+        return entry
+
+    def restore(self, td: AbstractContainer) -> None:
+        pass
+
+
+UNCHANGED: Final[Origin[None]] = None, Kept, None
+"""The origin of a container that an operation gave back as it is."""
 
 
 class Relocked:

@@ -19,7 +19,7 @@ from kd_core._leaves.loops import Selection
 from kd_core._leaves.shapeless import is_shapeless, without_shape
 from kd_core._nodes import registry
 from kd_core._ops.math.operands import keeps_batch
-from kd_core._ops.math.ternary import blend
+from kd_core._ops.math.ternary import blended
 from kd_core._ops.selection.index_plan import behind, check_mask, rows_at
 from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import AbstractContainer, name_in, refuse_unbatched
@@ -54,7 +54,7 @@ def selected(
     new = spread(other, batch, "a tensor") if isinstance(other, Tensor) and other.ndim else None
     refuse_unbatched(td, "written at some rows")
     if not keeps_batch(td):
-        return blend(td, _chosen, condition, other)
+        return blended(td, _chosen, condition, other)
 
     def pick(leaf: Tensor) -> Tensor:
         if is_ragged(leaf):

@@ -42,7 +42,6 @@ from kd_core._leaves.writes import (
     without_ones,
     write_all,
 )
-from kd_core._naming import explains_parameters
 from kd_core._nodes import registry
 from kd_core._nodes.entry import is_data, is_node, is_row_data, is_unbatched
 from kd_core._ops.entries.updating import narrowed_items, paths_to_update, source_items
@@ -175,17 +174,28 @@ class Indexing(AbstractContainer):
             )
         return (self[i] for i in range(desc.batch[0]))
 
-    @explains_parameters
-    def __getitems__(self, indices: Sequence[int]) -> Self:
+    def __getitems__(self, index: Sequence[int]) -> Self:
         """Return several rows; called by `DataLoader`."""
-        return self._kd_rows_at(torch.as_tensor(indices, dtype=torch.int64))
+        return self._kd_rows_at(torch.as_tensor(index, dtype=torch.int64))
 
-    @explains_parameters
-    def set_at_(self, key: str | tuple[str, ...], value: object, index: Index) -> Self:
+    def set_at_(
+        self,
+        key: str | tuple[str, ...],
+        value: object,
+        index: Index,
+        *,
+        non_blocking: bool = False,
+    ) -> Self:
         """Write rows of one entry in place; allowed on a locked container.
 
         As `td[key][index] = value`: of a tensor, all dimensions are indexed, of a container its
         own batch dimensions.
+
+        Args:
+            key: the key of the entry.
+            value: a value that can be broadcast to its rows.
+            index: the rows.
+            non_blocking: nothing: the write is done when the call returns.
 
         Example:
             >>> import torch
@@ -225,27 +235,36 @@ class Indexing(AbstractContainer):
         rows.commit(writes)
         return self
 
-    @explains_parameters
-    def copy_at_(self, source: AbstractContainer, index: Index) -> Self:
-        """Write the values of a container into rows, in place; return self: `td[index] = source`.
+    def copy_at_(
+        self,
+        tensordict: AbstractContainer,
+        idx: Index,
+        non_blocking: bool = False,
+        *,
+        fast: bool = True,
+    ) -> Self:
+        """Write the values of a container into rows, in place; return self: `td[idx] = tensordict`.
 
         Args:
-            source: a container, which may have fewer keys; it is broadcast to the rows.
-            index: the rows.
+            tensordict: a container, which may have fewer keys; it is broadcast to the rows.
+            idx: the rows.
+            non_blocking: nothing: rows are copied one after the other.
+            fast: nothing: the fast way is taken wherever it gives the same result.
 
         Raises:
             KeySetMismatch: if the source has keys that this container does not have.
         """
-        if not _copied(self, index, source):
-            _write_rows(self, index, source)
+        if not _copied(self, idx, tensordict):
+            _write_rows(self, idx, tensordict)
         return self
 
-    @explains_parameters
     def update_at_(
         self,
-        source: Source[AnyKey],
-        index: Index,
+        input_dict_or_td: Source[AnyKey],
+        idx: Index,
+        clone: bool = False,
         *,
+        non_blocking: bool = False,
         keys_to_update: Iterable[NestedKey] | None = None,
     ) -> Self:
         """Write the values of a source into rows of entries that exist, in place; return self.
@@ -253,8 +272,10 @@ class Indexing(AbstractContainer):
         All values are checked before the first is written; allowed on a locked container.
 
         Args:
-            source: a mapping (its keys may be nested tuples) or a container.
-            index: the rows.
+            input_dict_or_td: a mapping (its keys may be nested tuples) or a container.
+            idx: the rows.
+            clone: nothing: values are copied into the rows.
+            non_blocking: nothing: rows are copied one after the other.
             keys_to_update: take only these keys of the source, and what is below them.
 
         Raises:
@@ -268,10 +289,10 @@ class Indexing(AbstractContainer):
             >>> td.update_at_({"a": 1.0}, slice(2))["a"]
             tensor([1., 1., 0.])
         """
-        items = source_items(source, "update_at_")
+        items = source_items(input_dict_or_td, "update_at_")
         if keys_to_update is not None:
             items = narrowed_items(items, paths_to_update(keys_to_update))
-        _write_rows(self, index, items)
+        _write_rows(self, idx, items)
         return self
 
 

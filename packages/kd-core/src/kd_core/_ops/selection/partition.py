@@ -38,7 +38,13 @@ from kd_core._ops.selection.index_plan import (
 )
 from kd_core._ops.shape.rebatching import become
 from kd_core._protocol.composite import Composite, Reading, read_as, reading, takes
-from kd_core._protocol.primitives import AbstractContainer, map_by, refuse_unbatched
+from kd_core._protocol.primitives import (
+    AbstractContainer,
+    lock,
+    locked_as,
+    map_by,
+    refuse_unbatched,
+)
 
 if TYPE_CHECKING:
     from typing import Self, TypeVar
@@ -112,7 +118,7 @@ class Partition(AbstractContainer):
             >>> [row["a"].item() for row in TensorDict({"a": torch.arange(3)}, [3]).unbind()]
             [0, 1, 2]
         """
-        return _parts(self, _unbind(self._kd_desc.batch, dim))
+        return _parts(self, _unbind(self._kd_desc.batch, dim), locks=False)
 
     def narrow(self, dim: int | str, start: int, length: int) -> Self:
         """Return `length` rows beginning at `start`; leaves are views.
@@ -120,7 +126,7 @@ class Partition(AbstractContainer):
         Raises:
             OutOfRange: if there are not enough rows.
         """
-        return map_by(_narrow(self._kd_desc.batch, dim, start, length), self)
+        return locked_as(self, map_by(_narrow(self._kd_desc.batch, dim, start, length), self))
 
     def index_select(self, dim: int | str, index: Tensor) -> Self:
         """Copy the rows numbered by a vector.
@@ -251,7 +257,7 @@ class Partition(AbstractContainer):
 
         result = selected(self, condition, other, pad)
         if out is None:
-            return result
+            return result if isinstance(other, AbstractContainer) else locked_as(self, result)
         if out._kd_desc.batch != result._kd_desc.batch:
             if update_batch_size:
                 return become(out, result, "change the batch size")
@@ -373,11 +379,16 @@ def _leading_sizes(new: Batch, ndim: int) -> BatchFn:
     return lambda batch: new + batch[ndim:]
 
 
-def _parts(container: W, how: PartsPlan) -> tuple[W, ...]:
+def _parts(container: W, how: PartsPlan, locks: bool = True) -> tuple[W, ...]:
+    """Return the parts of a container; pieces of a locked one are locked, its rows are not."""
     leaf, batches, inner = how
     desc = container._kd_desc
     after = [desc.with_batch(batch) for batch in batches]
-    return tuple(container._kd_map_to_parts(leaf, inner, (desc, after)))
+    parts = tuple(container._kd_map_to_parts(leaf, inner, (desc, after)))
+    if locks and desc.frozen:
+        for part in parts:
+            lock(part)
+    return parts
 
 
 @cached

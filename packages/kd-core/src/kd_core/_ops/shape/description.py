@@ -15,7 +15,6 @@ from kd_core._compat import is_possible
 from kd_core._errors import FROZEN, InvalidArgument, InvalidValue
 from kd_core._leaves.loops import common_batch, kinds_of
 from kd_core._leaves.shapeless import is_shapeless
-from kd_core._naming import explains_parameters
 from kd_core._nodes.entry import is_row_data, is_unbatched
 from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import AbstractContainer, leaves_of
@@ -113,8 +112,9 @@ class Description(AbstractContainer):
         _put_on(self, found.pop() if len(found) == 1 else None)
         return self
 
-    @explains_parameters
-    def auto_batch_size_(self, batch_dims: int | None = None) -> Self:
+    def auto_batch_size_(
+        self, batch_dims: int | None = None, keep_compliant_size: bool = False
+    ) -> Self:
         """Set the batch size to the leading dimensions that all entries share; return self.
 
         Nested containers come first, each by its own entries. One without entries keeps its batch
@@ -122,6 +122,7 @@ class Description(AbstractContainer):
 
         Args:
             batch_dims: how many dimensions at most; `None`: all that they share.
+            keep_compliant_size: nothing: a batch size that fits grows to the same one.
 
         Example:
             >>> import torch

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kd_core._batch.names import names_of
-from kd_core._batch.plans import Plan, cached, plan
+from kd_core._batch.plans import Plan, cached, kept, plan
 from kd_core._batch.shapes import as_int
 from kd_core._errors import InvalidArgument, InvalidValue, OutOfRange
 from kd_core._ops.scopes.undoing import moved
@@ -37,7 +37,7 @@ class Dimensions(AbstractContainer):
     __slots__ = ()
 
     def atleast_1d(self) -> Self:
-        """Return the container with one batch dimension at least: `torch.atleast_1d`."""
+        """Return the container, with one batch dimension at least: `torch.atleast_1d`."""
         return moved(_atleast(self._kd_desc.batch, 1), self)
 
     def atleast_2d(self) -> Self:
@@ -192,7 +192,7 @@ def _check_ndim(td: AbstractContainer, ndim: int, name: str) -> None:
 def _atleast(batch: Batch, ndim: int) -> Plan:
     missing = ndim - len(batch)
     if missing <= 0:
-        return plan(batch, lambda leaf: leaf.view(leaf.shape), batch)
+        return kept(batch)
     behind = int(ndim == 3 and bool(batch))
     new = (1,) * (missing - behind) + batch + (1,) * behind
     at = len(batch)

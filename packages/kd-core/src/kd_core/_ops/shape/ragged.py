@@ -14,7 +14,6 @@ from kd_core._batch.shapes import as_ints, wrap_dim
 from kd_core._errors import InvalidValue, KeyCollision
 from kd_core._keys import format_key, path_of
 from kd_core._leaves.loops import has_entry
-from kd_core._naming import explains_parameters
 from kd_core._nodes import registry
 from kd_core._ops.shape.rebatching import become
 from kd_core._protocol.composite import Composite
@@ -96,8 +95,13 @@ class Ragged(AbstractContainer):
         made._kd_store(path, masks[0])
         return made
 
-    @explains_parameters
-    def pad(self, pad_size: Sequence[int], value: float = 0.0, *, inplace: bool = False) -> Self:
+    def pad(
+        self,
+        pad_size: Sequence[int],
+        value: float = 0.0,
+        inplace: bool = False,
+        safe: bool = True,
+    ) -> Self:
         """Add rows before and after those along each batch dimension.
 
         Args:
@@ -105,6 +109,7 @@ class Ragged(AbstractContainer):
                 then for the second, and so on; negative numbers remove rows.
             value: the value of the new rows.
             inplace: change this container instead of making a new one.
+            safe: nothing: every call checks its sizes.
 
         Raises:
             InvalidValue: if the numbers are not pairs, or there are too many.

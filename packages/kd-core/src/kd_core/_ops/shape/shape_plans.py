@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from kd_core._batch.names import resized, without_names
-from kd_core._batch.plans import Plan, Viewed, cached, plan
+from kd_core._batch.plans import Plan, Viewed, cached, kept, plan
 from kd_core._batch.shapes import (
     as_int,
     expanded,
@@ -75,7 +75,10 @@ def _fast_resizing(batch: Batch, new: Batch, name: str) -> Plan:
 
 @cached
 def resize_plan(batch: Batch, shape: Sizes, name: str) -> Plan:
-    return _fast_resizing(batch, fitted(batch, shape), name)
+    new = fitted(batch, shape)
+    if not is_compiling() and new == batch:  # comparing traced sizes would add a guard
+        return kept(batch)
+    return _fast_resizing(batch, new, name)
 
 
 @cached
@@ -105,6 +108,8 @@ def squeeze_plan(batch: Batch, dim: Dims | None) -> Plan:
     ndim = len(batch)
     dims = range(ndim) if dim is None else distinct_dims(dim, batch)
     dropped = tuple(i for i in dims if batch[i] == 1)
+    if not dropped:
+        return kept(batch)
     new = tuple(size for i, size in enumerate(batch) if i not in dropped)
     if dropped == (0,):
         return plan(batch, lambda leaf: leaf[0], new)
@@ -134,6 +139,8 @@ def permute_plan(batch: Batch, dims: tuple[Dims, ...]) -> Plan:
 
 def _permuted(batch: Batch, order: Batch) -> Plan:
     ndim = len(batch)
+    if order == (*range(ndim),):
+        return kept(batch)
     single = (*order, ndim)
 
     def permute_leaf(leaf: Tensor) -> Tensor:
@@ -147,6 +154,8 @@ def _permuted(batch: Batch, order: Batch) -> Plan:
 @cached
 def transpose_plan(batch: Batch, dim0: int | str, dim1: int | str) -> Plan:
     one, two = wrap_dim(dim0, batch), wrap_dim(dim1, batch)
+    if one == two:
+        return kept(batch)
     new = list(batch)
     new[one], new[two] = batch[two], batch[one]
     return plan(batch, lambda leaf: leaf.transpose(one, two), tuple(new))

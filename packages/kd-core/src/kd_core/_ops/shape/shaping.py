@@ -22,7 +22,7 @@ from kd_core._compat import traced_as
 from kd_core._errors import InvalidArgument, InvalidValue, wrong_type
 from kd_core._keys import format_key
 from kd_core._leaves.loops import finder
-from kd_core._naming import explains_parameters
+from kd_core._naming import also_named
 from kd_core._ops.scopes.undoing import moved
 from kd_core._ops.shape.rebatching import become
 from kd_core._ops.shape.shape_plans import (
@@ -40,7 +40,7 @@ from kd_core._ops.shape.shape_plans import (
     unflatten_plan,
     unsqueeze_plan,
 )
-from kd_core._protocol.primitives import AbstractContainer, engine
+from kd_core._protocol.primitives import AbstractContainer, engine, locked_as
 
 if TYPE_CHECKING:
     from typing import Self, TypeVar
@@ -61,14 +61,16 @@ class Shape(AbstractContainer):
         desc = self._kd_desc
         after = desc.traced_reshaped(shape)
         new, ndim = after.batch, len(desc.batch)
+        if desc.constants_of((*desc.batch, *new)) is not None and new == desc.batch:
+            return self  # as `resize_plan` says; comparing traced sizes would add a guard
 
         def resize_leaf(leaf: Tensor) -> Tensor:  # as of `resize_plan`, inlined
             sizes = (*new, *leaf.shape[ndim:])
             return leaf.view(sizes) if name == "view" else leaf.reshape(sizes)
 
-        return self._kd_map_each(resize_leaf, lambda batch: new + batch[ndim:], (desc, after))
+        result = self._kd_map_each(resize_leaf, lambda batch: new + batch[ndim:], (desc, after))
+        return locked_as(self, result)
 
-    @explains_parameters
     def view(
         self, *shape: int | Sequence[int] | torch.dtype, size: Sequence[int] | None = None
     ) -> Self:
@@ -242,10 +244,10 @@ class Shape(AbstractContainer):
         """Exchange two batch dimensions; another name of `transpose`."""
         return engine(self).transpose(self, axis0, axis1)
 
-    @explains_parameters
-    def swapdims(self, dim0: int | str, dim1: int | str) -> Self:
+    @also_named(dim0="axis0", dim1="axis1")
+    def swapdims(self, axis0: int | str, axis1: int | str) -> Self:
         """Exchange two batch dimensions; another name of `transpose`."""
-        return engine(self).transpose(self, dim0, dim1)
+        return engine(self).transpose(self, axis0, axis1)
 
     def movedim(self, source: Dims, destination: Dims) -> Self:
         """Move batch dimensions to other positions, the rest keeping their order.
@@ -403,7 +405,7 @@ def _view_as_dtype(td: W, dtype: torch.dtype) -> W:
             raise _cannot_view(td, leaf, dtype, "the last batch dimension would change")
         return seen
 
-    return td._kd_map_each(view)
+    return locked_as(td, td._kd_map_each(view))
 
 
 def _cannot_view(

@@ -23,10 +23,9 @@ from kd_core._leaves.writes import (
     copy_pairs,
     putting_back,
 )
-from kd_core._naming import explains_parameters
 from kd_core._ops.entries.updating import Staged, Update, commit_all, sources_of, stage_writes
 from kd_core._ops.math.binary import binary_, unary_
-from kd_core._ops.math.ternary import blend
+from kd_core._ops.math.ternary import blended
 from kd_core._ops.selection.index_plan import check_mask
 from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import AbstractContainer, check_has, leaves_of, level_at
@@ -92,8 +91,9 @@ class Filling(AbstractContainer):
         _fill_entry(level_at(self, path[:-1]), path, value)
         return self
 
-    @explains_parameters
-    def copy_(self, source: Source[AnyKey] | AbstractContainer, non_blocking: bool = False) -> Self:
+    def copy_(
+        self, tensordict: Source[AnyKey] | AbstractContainer, non_blocking: bool = False
+    ) -> Self:
         """Copy the values of a container or mapping into this container; return self.
 
         The source may have fewer keys.
@@ -106,29 +106,29 @@ class Filling(AbstractContainer):
             KeyNotFound: if the source has a key that does not exist here.
             ShapeMismatch: if a value cannot be broadcast to its leaf.
         """
-        if not isinstance(source, AbstractContainer):
-            return _copy_some(self, source, non_blocking)
+        if not isinstance(tensordict, AbstractContainer):
+            return _copy_some(self, tensordict, non_blocking)
         try:
-            mine, theirs = collect_writes(self, source)
+            mine, theirs = collect_writes(self, tensordict)
         except KeySetMismatch:
-            return _copy_some(self, source, non_blocking)
+            return _copy_some(self, tensordict, non_blocking)
         if non_blocking or not copy_pairs(mine, theirs):
             leaves = len(mine) - mine.rows
             for target, value in () if is_compiling() else zip(mine, theirs, strict=True):
                 check_write(target, value, finder(self._kd_entries, target))
             write = _non_blocking_copy if non_blocking else copy_over
             if is_compiling():
-                binary_(self, source, write)
+                binary_(self, tensordict, write)
             else:
                 with putting_back(mine, theirs):
-                    binary_(self, source, write)
+                    binary_(self, tensordict, write)
             copy_pairs(mine[leaves:], theirs[leaves:])
         return self
 
     def masked_fill(self, mask: Tensor, value: float) -> Self:
         """Return the container with a value where a mask over the batch dimensions is true."""
         check_mask(mask)
-        return blend(self, torch.masked_fill, mask, value)
+        return blended(self, torch.masked_fill, mask, value)
 
     def masked_fill_(self, mask: Tensor, value: float) -> Self:
         """Write a value where a mask over the batch dimensions is true; return self.
@@ -140,7 +140,6 @@ class Filling(AbstractContainer):
         check_mask(mask)
         return binary_(self, mask, lambda leaf, chosen: leaf.masked_fill_(chosen, value))
 
-    @explains_parameters
     def new_zeros(
         self,
         *size: int | Sequence[int],
@@ -149,6 +148,7 @@ class Filling(AbstractContainer):
         requires_grad: bool = False,
         layout: torch.layout = torch.strided,
         pin_memory: bool = False,
+        empty_lazy: bool = False,
     ) -> Self:
         """Create a container of zeros with the same keys and another batch size.
 
@@ -161,11 +161,11 @@ class Filling(AbstractContainer):
             requires_grad: record operations on the leaves.
             layout: the layout of the leaves.
             pin_memory: create leaves on the CPU in pinned memory.
+            empty_lazy: nothing: the members of a lazy stack give the same keys and shapes.
         """
         given = requires_grad, layout, pin_memory
         return _fresh(self, size, Tensor.new_zeros, dtype, device, *given)
 
-    @explains_parameters
     def new_ones(
         self,
         *size: int | Sequence[int],
@@ -174,12 +174,12 @@ class Filling(AbstractContainer):
         requires_grad: bool = False,
         layout: torch.layout = torch.strided,
         pin_memory: bool = False,
+        empty_lazy: bool = False,
     ) -> Self:
         """Create a container of ones with the same keys and another batch size; see `new_zeros`."""
         given = requires_grad, layout, pin_memory
         return _fresh(self, size, Tensor.new_ones, dtype, device, *given)
 
-    @explains_parameters
     def new_empty(
         self,
         *size: int | Sequence[int],
@@ -188,12 +188,12 @@ class Filling(AbstractContainer):
         requires_grad: bool = False,
         layout: torch.layout = torch.strided,
         pin_memory: bool = False,
+        empty_lazy: bool = False,
     ) -> Self:
         """Create a container of uninitialised leaves; see `new_zeros`."""
         given = requires_grad, layout, pin_memory
         return _fresh(self, size, Tensor.new_empty, dtype, device, *given)
 
-    @explains_parameters
     def new_full(
         self,
         size: int | Sequence[int],
@@ -204,6 +204,7 @@ class Filling(AbstractContainer):
         requires_grad: bool = False,
         layout: torch.layout = torch.strided,
         pin_memory: bool = False,
+        empty_lazy: bool = False,
     ) -> Self:
         """Create a container of one value with the same keys and another batch size.
 
@@ -215,6 +216,7 @@ class Filling(AbstractContainer):
             requires_grad: record operations on the leaves.
             layout: the layout of the leaves.
             pin_memory: create leaves on the CPU in pinned memory.
+            empty_lazy: nothing: the members of a lazy stack give the same keys and shapes.
         """
         make = partial(Tensor.new_full, fill_value=fill_value)
         return _fresh(self, (size,), make, dtype, device, requires_grad, layout, pin_memory)

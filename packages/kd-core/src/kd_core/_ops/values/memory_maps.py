@@ -13,7 +13,7 @@ from kd_core._batch.descriptor import LOCKED_BY_ARENA
 from kd_core._errors import InvalidValue, refuse_pickles
 from kd_core._keys import path_of
 from kd_core._leaves.nested import stored_in
-from kd_core._naming import explains_parameters, public_in
+from kd_core._naming import public_in
 from kd_core._protocol.primitives import AbstractContainer, leaves_of, lock
 
 if TYPE_CHECKING:
@@ -67,10 +67,9 @@ class MemoryMaps(AbstractContainer):
 
     __slots__ = ()
 
-    @explains_parameters
     def memmap(
         self,
-        path: PathLike | None = None,
+        prefix: PathLike | None = None,
         copy_existing: bool = False,
         *,
         num_threads: int = 0,
@@ -89,8 +88,8 @@ class MemoryMaps(AbstractContainer):
         until `kd_core.store.seal` makes it a store like a saved one.
 
         Args:
-            path: the directory; it and those above it are created, and what a store there holds is
-                replaced. `None`: a temporary one, which is removed when the process ends.
+            prefix: the directory; it and those above it are created, and what a store there holds
+                is replaced. `None`: a temporary one, which is removed when the process ends.
             copy_existing: nothing: leaves are written, wherever they are.
             num_threads: nothing: one file is written in one piece.
             return_early: return a `TensorDictFuture`, if `num_threads` is above 1.
@@ -120,18 +119,17 @@ class MemoryMaps(AbstractContainer):
         """
         from kd_core._store.forms import create_arena, load_arena, save
 
-        single = _is_archive(path, archive, compression)
-        if path is not None and single:
-            save(self, path, archive=True)
-            made = load_arena(path)
+        single = _is_archive(prefix, archive, compression)
+        if prefix is not None and single:
+            save(self, prefix, archive=True)
+            made = load_arena(prefix)
         else:
-            made = create_arena(self, path, existsok=existsok)
+            made = create_arena(self, prefix, existsok=existsok)
         return _result(cast("Self", made), return_early, num_threads)
 
-    @explains_parameters
     def memmap_(
         self,
-        path: PathLike | None = None,
+        prefix: PathLike | None = None,
         copy_existing: bool = False,
         *,
         num_threads: int = 0,
@@ -144,7 +142,7 @@ class MemoryMaps(AbstractContainer):
         """Write the container to an arena, and replace its leaves by those in it; return self.
 
         Args:
-            path: the directory; what a store there holds is replaced. `None`: a temporary one,
+            prefix: the directory; what a store there holds is replaced. `None`: a temporary one,
                 which is removed when the process ends.
             copy_existing: this and what follows is as in `memmap`.
             num_threads: as above.
@@ -167,16 +165,15 @@ class MemoryMaps(AbstractContainer):
         from kd_core._store.places import record_root, root_of
 
         self._kd_check_unlocked("replace leaves by those in an arena")
-        made = create_arena(self, path, existsok=existsok)
+        made = create_arena(self, prefix, existsok=existsok)
         take_leaves(self, made)
         self.auto_device_()  # type: ignore[attr-defined]  # of a concern
         record_root(self, cast(str, root_of(made)))
         return _result(self, return_early, num_threads)
 
-    @explains_parameters
     def memmap_like(
         self,
-        path: PathLike | None = None,
+        prefix: PathLike | None = None,
         copy_existing: bool = False,
         *,
         existsok: bool = True,
@@ -194,7 +191,7 @@ class MemoryMaps(AbstractContainer):
         it is opened with what it holds: a program that starts again finds its data.
 
         Args:
-            path: the directory. `None`: a temporary one, which is removed when the process ends.
+            prefix: the directory. `None`: a temporary one, which is removed when the process ends.
             copy_existing: nothing, as in `memmap`.
             existsok: whether there may be something at the path.
             num_threads: nothing, as in `memmap`.
@@ -233,15 +230,14 @@ class MemoryMaps(AbstractContainer):
                 "a directory, and call `kd_core.pack_memmap` when it is filled."
             )
         made = create_arena(
-            self, path, filled=False, existsok=existsok or overwrite, overwrite=overwrite
+            self, prefix, filled=False, existsok=existsok or overwrite, overwrite=overwrite
         )
         return _result(cast("Self", made), return_early, num_threads)
 
     @classmethod
-    @explains_parameters
     def load_memmap(
         cls,
-        path: PathLike,
+        prefix: PathLike,
         device: DeviceLike | None = None,
         non_blocking: bool = False,
         *,
@@ -259,7 +255,7 @@ class MemoryMaps(AbstractContainer):
         it stays as it is, as for `load`. So does a single file.
 
         Args:
-            path: what `memmap`, `memmap_like` or `save` wrote.
+            prefix: what `memmap`, `memmap_like` or `save` wrote.
             device: where the tensors are copied; `None`: they stay in the file.
             non_blocking: return before the copy to `device` has finished.
             out: a container that takes the values, and is returned.
@@ -281,13 +277,12 @@ class MemoryMaps(AbstractContainer):
         from kd_core._store.mapped_tensor import is_private
 
         refuse_pickles(allow_pickle)
-        found = part_at(load_arena(path, private=is_private(mode)), subpath, path)
+        found = part_at(load_arena(prefix, private=is_private(mode)), subpath, prefix)
         return cast("Self", taken(found, device, non_blocking, out))
 
-    @explains_parameters
     def load_memmap_(
         self,
-        path: PathLike,
+        prefix: PathLike,
         robust_key: bool | None = True,
         *,
         allow_pickle: bool | None = None,
@@ -298,7 +293,7 @@ class MemoryMaps(AbstractContainer):
         Allowed on a locked container that has all keys. To map the arena itself use `load_memmap`.
 
         Args:
-            path: what `memmap`, `memmap_like` or `save` wrote.
+            prefix: what `memmap`, `memmap_like` or `save` wrote.
             robust_key: nothing: any string is a key.
             allow_pickle: `False` or `None`; no file can run code when it is read.
             mode: nothing: the values are read.
@@ -313,7 +308,7 @@ class MemoryMaps(AbstractContainer):
 
         refuse_pickles(allow_pickle)
         is_private(mode)
-        return cast("Self", self._kd_engine.update(self, load(path), inplace=True))  # type: ignore[attr-defined]  # of a concern
+        return cast("Self", self._kd_engine.update(self, load(prefix), inplace=True))  # type: ignore[attr-defined]  # of a concern
 
     def is_memmap(self) -> bool:
         """Return whether all leaves are in one arena; `False` if none has elements.
@@ -337,7 +332,6 @@ class MemoryMaps(AbstractContainer):
         found = _path_of_leaves(self) if any(map(Tensor.numel, leaves_of(self))) else root_of(self)
         return None if found is None else Path(found)
 
-    @explains_parameters
     def make_memmap(
         self,
         key: NestedKey,
@@ -376,7 +370,6 @@ class MemoryMaps(AbstractContainer):
         zeros = torch.zeros((), dtype=dtype or torch.get_default_dtype())
         return _added(self, key, zeros.expand(checked), filled=False)
 
-    @explains_parameters
     def make_memmap_from_tensor(
         self,
         key: NestedKey,
@@ -400,7 +393,6 @@ class MemoryMaps(AbstractContainer):
         """
         return _added(self, key, tensor, filled=copy_data)
 
-    @explains_parameters
     def make_memmap_from_storage(
         self,
         key: NestedKey,
@@ -428,7 +420,6 @@ class MemoryMaps(AbstractContainer):
         found = tensor_of(storage, sizes, dtype or torch.get_default_dtype())
         return _added(self, key, found, filled=True)
 
-    @explains_parameters
     def memmap_refresh_(self, *, allow_pickle: bool | None = None) -> Self:
         """Add the entries to the container that its arena has by now; return self.
 

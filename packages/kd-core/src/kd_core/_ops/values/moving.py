@@ -10,7 +10,6 @@ from torch import Tensor
 
 from kd_core._batch.descriptor import describe, device_of
 from kd_core._errors import InvalidArgument, listed, wrong_type
-from kd_core._naming import known_parameters
 from kd_core._nodes.entry import is_unbatched
 from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import AbstractContainer
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
         memory_format: torch.memory_format | None
         batch_size: BatchSize | None
         inplace: bool
+        num_threads: int
 
     class Options(Further, total=False):
         """The keyword arguments of `to`."""
@@ -68,7 +68,7 @@ def moved(td: W, device: torch.device, non_blocking: bool) -> W:
 
 
 _OPTIONS: Final = frozenset({"device", "dtype", "other", "tensor", "batch_size", "inplace"}) | {
-    *("non_blocking", "non_blocking_pin", "cast_filter", "memory_format"),
+    *("non_blocking", "non_blocking_pin", "cast_filter", "memory_format", "num_threads"),
 }
 _DIMS: Final = {torch.channels_last: 4, torch.channels_last_3d: 5}
 """How many dimensions a leaf must have for a memory format; the others suit all leaves."""
@@ -128,11 +128,7 @@ def with_format(memory_format: torch.memory_format) -> LeafFn:
 
 
 def _check_names(options: Options) -> None:
-    if _OPTIONS.issuperset(options):
-        return
-    # raises for those left out, and drops those that only tune speed
-    known = known_parameters("TensorDict.to", options, _OPTIONS)
-    unknown = [name for name in known if name not in _OPTIONS]
+    unknown = [name for name in options if name not in _OPTIONS]
     if not unknown:
         return
     raise InvalidArgument(

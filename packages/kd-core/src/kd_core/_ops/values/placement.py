@@ -13,13 +13,21 @@ from kd_core._compat import clone_all
 from kd_core._errors import InvalidValue, a_type
 from kd_core._leaves.foreach import wraps_tensors
 from kd_core._leaves.nested import stored_in
-from kd_core._naming import explains_parameters
+from kd_core._naming import also_named
 from kd_core._nodes import registry
 from kd_core._ops.entries.listing import dict_of
 from kd_core._ops.math.binary import cast_leaves, unary
 from kd_core._ops.shape.rebatching import become
 from kd_core._ops.values.moving import moved, read_argument, read_target, with_format
-from kd_core._protocol.primitives import AbstractContainer, engine, leaves_of, lock, name_in
+from kd_core._protocol.primitives import (
+    AbstractContainer,
+    engine,
+    leaves_of,
+    lock,
+    locked_as,
+    name_in,
+    unlock,
+)
 
 if TYPE_CHECKING:
     from typing import Self, TypeVar, Unpack
@@ -65,7 +73,7 @@ class Placement(AbstractContainer):
                 `cast_filter`: called with the path and the tensor of each leaf, says whether it is
                 cast to the dtype; `memory_format`: that of leaves with as many dimensions as it is
                 for; `batch_size`: that of the result; `inplace`: change this container instead of
-                making a new one.
+                making a new one; `num_threads`: nothing, torch uses all threads that it has.
 
         Raises:
             InvalidArgument: if an argument is none of these, or one is given twice.
@@ -83,13 +91,13 @@ class Placement(AbstractContainer):
         if target.device is not None:
             td = _move(td, target.device, target.non_blocking, target.pin)
         if not options:
-            return td
+            return locked_as(self, td)
         if target.memory_format is not None:
             td = td._kd_map_each(with_format(target.memory_format))
         batch_size = options.get("batch_size")
         if batch_size is not None:
             td = td._kd_with_descriptor(td._kd_desc.unlocked().with_batch(batch_of(batch_size)))
-        return become(self, td, "move in place") if options.get("inplace") else td
+        return become(self, td, "move in place") if options.get("inplace") else locked_as(self, td)
 
     def cpu(self, **options: Unpack[Options]) -> Self:
         """Move to the CPU; the options are those of `to`."""
@@ -106,21 +114,22 @@ class Placement(AbstractContainer):
 
     def as_tensor(self) -> Self:
         """Return the container with plain tensors in place of those mapped from files."""
-        return self._kd_map_each(lambda leaf: _plain(leaf))
+        return locked_as(self, self._kd_map_each(lambda leaf: _plain(leaf)))
 
     def clear_refs_for_compile_(self) -> Self:
         """Return self: a container holds no reference to the one that encloses it."""
         return self
 
-    @explains_parameters
-    def type(self, dtype: torch.dtype, *, cast_filter: CastFilter | None = None) -> Self:
+    @also_named(dtype="dst_type")
+    def type(self, dst_type: torch.dtype, *, cast_filter: CastFilter | None = None) -> Self:
         """Cast every leaf to a dtype.
 
         Args:
-            dtype: the dtype.
+            dst_type: the dtype.
             cast_filter: called with the path and the tensor of each leaf; says whether it is cast.
         """
-        return cast_leaves(self, dtype, cast_filter)
+        cast = cast_leaves(self, dst_type, cast_filter)
+        return unlock(cast) if self._kd_desc.frozen else cast
 
     @property
     def dtype(self) -> torch.dtype | None:
@@ -158,11 +167,11 @@ class Placement(AbstractContainer):
         """Return whether all leaves are contiguous."""
         return all(leaf.is_contiguous() for leaf in leaves_of(self))
 
-    @explains_parameters
-    def pin_memory(self, *, inplace: bool = False) -> Self:
+    def pin_memory(self, num_threads: int | None = None, inplace: bool = False) -> Self:
         """Copy all leaves to pinned memory, from which a GPU reads without waiting.
 
         Args:
+            num_threads: nothing: torch copies with all threads that it has.
             inplace: change this container instead of making a new one.
 
         Raises:
@@ -175,8 +184,7 @@ class Placement(AbstractContainer):
         result = self._kd_map_each(Tensor.pin_memory)
         return become(self, result, "pin memory in place") if inplace else result
 
-    @explains_parameters
-    def pin_memory_(self) -> Self:
+    def pin_memory_(self, num_threads: int = 0) -> Self:
         """Replace all leaves by copies in pinned memory; return self. See `pin_memory`."""
         return engine(self).pin_memory(self, inplace=True)
 
@@ -249,7 +257,8 @@ class Placement(AbstractContainer):
         """
         if not recurse:
             return self._kd_shallow()
-        return unary(self, torch.clone, clone_all)
+        copy = unary(self, torch.clone, clone_all)
+        return unlock(copy) if self._kd_desc.frozen else copy
 
     def copy(self) -> Self:
         """Copy the container and its nested ones; tensors are shared."""
@@ -305,7 +314,7 @@ def _move(td: W, device: DeviceLike, non_blocking: bool, pin: bool = False) -> W
         return td
     if pin and target.type == "cuda":
         td, non_blocking = td._kd_map_each(Tensor.pin_memory), True
-    return moved(td, target, non_blocking)
+    return locked_as(td, moved(td, target, non_blocking))
 
 
 def dense_copy(td: AbstractContainer, retain_none: bool) -> Node:

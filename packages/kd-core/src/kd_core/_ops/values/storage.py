@@ -17,9 +17,14 @@ from kd_core._errors import InvalidArgument, InvalidValue, ShapeMismatch, differ
 from kd_core._keys import format_key
 from kd_core._leaves.nested import restored_from, stored_in
 from kd_core._leaves.views import walk_items
-from kd_core._naming import explains_parameters
 from kd_core._ops.values.moving import moved
-from kd_core._protocol.primitives import AbstractContainer, leaves_of, name_in, refuse_unbatched
+from kd_core._protocol.primitives import (
+    AbstractContainer,
+    leaves_of,
+    lock,
+    name_in,
+    refuse_unbatched,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -41,7 +46,6 @@ class Storage(AbstractContainer):
 
     __slots__ = ()
 
-    @explains_parameters
     def consolidate(
         self,
         filename: PathLike | None = None,
@@ -74,7 +78,8 @@ class Storage(AbstractContainer):
             metadata: nothing: where leaves are is read from the leaves.
 
         Returns:
-            A container, not locked, whose leaves are views of that storage.
+            A locked container, whose leaves are views of that storage: it would not hold one that
+            takes their place.
 
         Raises:
             InvalidValue: if the leaves are on several devices, or one is sparse.
@@ -112,10 +117,10 @@ class Storage(AbstractContainer):
             from kd_core._ops.values.replacing import take_leaves
 
             take_leaves(self, made)
-            return self
+            return lock(self)
         if place.device is None or place.device == self._kd_desc.device:
-            return made
-        return moved(made, place.device, non_blocking)
+            return lock(made)
+        return lock(moved(made, place.device, non_blocking))
 
     def is_consolidated(self) -> bool:
         """Return whether all leaves are in one storage; a leaf that was replaced is not.
