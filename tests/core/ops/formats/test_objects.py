@@ -17,6 +17,7 @@ from kd_core import (
     InvalidValue,
     KeyCollision,
     LazyStackedTensorDict,
+    NestedKey,
     ShapeMismatch,
     TensorClass,
     TensorDict,
@@ -266,7 +267,7 @@ def test_instances_read_nested_lists_as_rows() -> None:
 
 
 def test_a_schema_says_where_entries_are(tmp_path: Path) -> None:
-    schema = {"a": ((3,), torch.float32)}
+    schema: dict[NestedKey, object] = {"a": ((3,), torch.float32)}
     assert not TensorDict.from_schema(schema, [2]).is_locked
     mapped = TensorDict.from_schema(schema, [2], storage="memmap", prefix=tmp_path / "m")
     assert mapped.is_memmap()

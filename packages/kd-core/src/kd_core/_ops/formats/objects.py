@@ -433,7 +433,7 @@ class Objects(AbstractContainer):
         storage: str | None = None,
         device: DeviceLike | None = None,
         **options: object,
-    ) -> AbstractContainer:
+    ) -> Self:
         """Build a container of zeros that has a schema; data is `None`.
 
         Args:
