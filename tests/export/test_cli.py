@@ -1,6 +1,7 @@
 import json
 import logging
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from tests.export.models import case
 
 import kd_export
+from kd_core import TensorDict
 from kd_export import Axis, Entry, KeyMismatch, Schema
 from kd_export._commands.header import header
 from kd_export.cli import main
@@ -389,3 +391,37 @@ def test_a_file_cannot_command_the_terminal(tmp_path: Path, capsys: Capture) -> 
     with pytest.raises(KeyMismatch) as caught:
         schema.input("b")
     assert all(line.isprintable() for line in (*shown.splitlines(), str(caught.value)))
+
+
+def test_no_arguments_print_the_help(capsys: Capture) -> None:
+    assert main([]) == 0
+    assert "print keys, shapes and versions" in capsys.readouterr().out
+
+
+def test_the_package_runs_as_a_command(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["kd_export", "--version"])
+    with pytest.raises(SystemExit, match="0"):
+        runpy.run_module("kd_export", run_name="__main__")
+    assert capsys.readouterr().out.startswith("kd-export ")
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["insepct", "x.onnx"], "inspect"),
+        (["inspect", "x.onnx", "--jsn"], "--json"),
+        (["completion", "fsh"], "fish"),
+    ],
+)
+def test_a_misspelt_word_gets_a_suggestion(words: list[str], meant: str, capsys: Capture) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(words)
+    assert f"Did you mean `{meant}`?" in capsys.readouterr().err
+
+
+def test_a_store_is_told_from_an_artefact(tmp_path: Path, capsys: Capture) -> None:
+    TensorDict(a=torch.zeros(2)).save(tmp_path / "data.kd")
+    assert main(["inspect", str(tmp_path / "data.kd")]) == 3
+    error = capsys.readouterr().err
+    assert "is a store of a container, not an exported program" in error
+    assert f"python -m kd_core inspect {tmp_path / 'data.kd'}" in error

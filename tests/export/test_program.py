@@ -18,7 +18,9 @@ from kd_export import (
     ShapeMismatch,
     Specialized,
     UntrustedArtifact,
+    VerifyError,
 )
+from kd_nn import TensorDictModule
 
 X = {"x": torch.ones(2, 3)}
 
@@ -266,3 +268,39 @@ def test_what_cannot_be_converted_is_refused_first(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="It may be truncated"):
         kd_export.convert(source, target, trusted=True)
     assert target.read_bytes() == before
+
+
+class Counting(nn.Module):
+    """It gives another result each time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count += 1
+        return x * self.count
+
+
+def test_a_module_that_changes_from_call_to_call_is_told_so(tmp_path: Path) -> None:
+    module = TensorDictModule(Counting(), in_keys=["x"], out_keys=["y"])
+    with pytest.raises(VerifyError, match="other values of `y` each time it is called"):
+        kd_export.save(module, tmp_path / "model.pt2", {"x": torch.ones(2, 3)})
+
+
+def test_an_opset_is_chosen(tmp_path: Path) -> None:
+    module = TensorDictModule(nn.Linear(3, 2), in_keys=["x"], out_keys=["y"])
+    path = tmp_path / "model.onnx"
+    assert kd_export.save(module, path, {"x": torch.ones(2, 3)}, batch_sizes=(2,), opset=18).ok
+    assert kd_export.inspect(path).versions["opset"] == "18"
+    model = pytest.importorskip("onnx").load(path)
+    assert [one.version for one in model.opset_import if not one.domain] == [18]
+
+
+def test_an_opset_is_for_onnx_alone(tmp_path: Path) -> None:
+    module = TensorDictModule(nn.Linear(3, 2), in_keys=["x"], out_keys=["y"])
+    example = {"x": torch.ones(2, 3)}
+    with pytest.raises(ExportError, match="`opset` cannot be combined with"):
+        kd_export.save(module, tmp_path / "model.pt2", example, opset=18)
+    with pytest.raises(ExportError, match="`opset` must be a positive int, got 'new'"):
+        kd_export.save(module, tmp_path / "model.onnx", example, opset="new")  # type: ignore[arg-type]

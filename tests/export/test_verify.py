@@ -269,3 +269,24 @@ def test_a_report_names_its_file(path: Path) -> None:
     report = kd_export.verify(path, trusted=True)
     assert str(report).splitlines()[0] == repr(report).splitlines()[0] == str(path)
     assert str(path) in report._repr_html_()
+
+
+def test_a_tolerance_of_save_is_in_the_file(tmp_path: Path) -> None:
+    """What was accepted when the file was written is accepted when it is checked."""
+    module = TensorDictModule(nn.Linear(3, 2), in_keys=["x"], out_keys=["y"])
+    path = tmp_path / "model.pt2"
+    kd_export.save(module, path, {"x": torch.ones(2, 3)}, batch_sizes=(2,), rtol=0.5, atol=0.25)
+    schema = kd_export.inspect(path)
+    assert dict(schema.tolerance) == {"rtol": 0.5, "atol": 0.25}
+    report = kd_export.verify(path, trusted=True)
+    assert {(row.rtol, row.atol) for row in report.rows} == {(0.5, 0.25)}
+    stricter = kd_export.verify(path, trusted=True, atol=0.0)
+    assert {(row.rtol, row.atol) for row in stricter.rows} == {(0.0, 0.0)}
+
+
+@pytest.mark.parametrize("tolerance", [{"rtol": -1}, {"most": 0.1}, {"atol": "much"}])
+def test_a_damaged_tolerance_is_refused(path: Path, tmp_path: Path, tolerance: object) -> None:
+    target = tmp_path / "damaged.pt2"
+    rewritten(path, target, lambda schema: schema.update(tolerance=tolerance))
+    with pytest.raises(ExportError, match="the schema is damaged"):
+        kd_export.inspect(target)

@@ -75,3 +75,17 @@ def test_a_dtype_that_a_runtime_lacks_is_named(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=r"`x` is bfloat16, .*`module\.float\(\)`"):
         save(module, tmp_path / "m.onnx", {"x": x})
     assert save(module, tmp_path / "m.pt2", {"x": x}).ok
+
+
+class Stubborn:
+    def __deepcopy__(self, memo: object) -> object:
+        raise LookupError("not twice.")
+
+
+def test_whatever_a_copy_raises_the_attribute_is_named() -> None:
+    layer = nn.Linear(3, 2)
+    layer.held = {"one": [Stubborn()]}  # type: ignore[assignment]  # any attribute
+    module = TensorDictModule(layer, in_keys=["x"], out_keys=["y"])
+    with pytest.raises(NotExportable) as caught:
+        export(module, {"x": torch.zeros(2, 3)})
+    assert "its attribute `module.held`, a dict, cannot: not twice. Delete" in str(caught.value)

@@ -214,3 +214,14 @@ def test_what_cond_refuses_is_said_with_the_line(
     assert str(raised.value).startswith(f"`{kind.__name__}` (`net`) cannot be captured at {line}")
     assert re.search(reason, str(raised.value))
     assert not [record for record in caplog.records if record.levelname in {"WARNING", "ERROR"}]
+
+
+def test_a_relation_does_not_contradict_the_remedy() -> None:
+    table = torch.zeros(1024, 3)
+    module = TensorDictModule(
+        lambda x: x + table[: x.shape[0]] if x.shape[0] > 1 else x, in_keys=["x"], out_keys=["y"]
+    )
+    with pytest.raises(Specialized) as caught:
+        export(module, {"x": torch.ones(2, 3)})
+    assert "those where `batch <= 1024`" in str(caught.value)
+    assert "'batch': (1, 1024)" in str(caught.value)

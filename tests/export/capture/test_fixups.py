@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 import kd_export
 from kd_export import DtypeMismatch, KeyedProgram, NotExportable
+from kd_nn import TensorDictModule
 
 X = {"x": torch.ones(2, 3)}
 
@@ -189,3 +190,12 @@ def test_output_that_is_no_tensor_is_refused() -> None:
         DtypeMismatch, match=r"expected a tensor for the output `z`, got a .*Pass `outputs=`"
     ):
         export(lambda x: (x.relu(), None), "y", "z")
+
+
+def test_a_mode_that_changes_nothing_is_not_advised_again() -> None:
+    module = TensorDictModule(torch.rand_like, in_keys=["x"], out_keys=["y"])
+    with pytest.raises(NotExportable) as caught:
+        kd_export.export(module, {"x": torch.zeros(2, 3)}, mode="deterministic")
+    message = str(caught.value)
+    assert "which `mode='deterministic'` does not change" in message
+    assert "Take the draw out of the module" in message

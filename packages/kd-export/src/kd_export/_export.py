@@ -167,6 +167,7 @@ def save(
     oracle: Oracle | None = None,
     rollouts: int = 8,
     steps: int = 50,
+    opset: int | None = None,
 ) -> Report:
     """Export a keyed module or a policy and write it, verified, in one call.
 
@@ -205,6 +206,7 @@ def save(
         oracle=oracle or asked.oracle,
         rollouts=rollouts,
         steps=steps,
+        opset=opset,
     )
 
 

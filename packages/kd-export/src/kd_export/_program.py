@@ -13,8 +13,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
 
-from kd_export._errors import NotExportable, VerifyError
-from kd_export._running.backend import backend_for
+from kd_export._errors import ExportError, NotExportable, VerifyError
+from kd_export._running.backend import Backend, backend_for
 from kd_export._running.loading import check_weights, load, open  # noqa: A004  # the package's own
 from kd_export._running.session import Session
 from kd_export._schema.files import open_regular, replacing
@@ -117,6 +117,7 @@ class KeyedProgram:
         oracle: Callable[..., object] | None = None,
         rollouts: int = 8,
         steps: int = 50,
+        opset: int | None = None,
     ) -> Report:
         """Write the program in the format of the file name, and verify it first.
 
@@ -137,7 +138,8 @@ class KeyedProgram:
             path: The target; its suffix names the format.
             batch_sizes: The sizes of the dynamic axes to try, as far as their range allows.
             rtol: The relative tolerance. Without it and ``atol``, both suit the dtype; where one
-                is given, the other is 0. The report says what applied.
+                is given, the other is 0. The report says what applied. The file holds both, and
+                `verify` applies them.
             atol: The absolute tolerance.
             vectors: Inputs to compare on in place of made ones, each in any form of an example.
                 The file holds them, up to 65,536 numbers each.
@@ -148,6 +150,8 @@ class KeyedProgram:
                 for all. Values, dtype and shape must agree.
             rollouts: How many rollouts beside the oracle.
             steps: How many steps each has.
+            opset: The version of ONNX's operators in an ``.onnx`` file, for a runtime that knows
+                an older one; by default that of torch.
 
         Raises:
             VerifyError: The file gives other results than the module, or other actions than the
@@ -155,7 +159,16 @@ class KeyedProgram:
         """
         path = Path(path)
         backend = backend_for(path)
-        schema = backend.lower(self.exported_program, self.schema)
+        if rtol is None and atol is None:
+            rtol, atol = (self.schema.tolerance.get(name) for name in ("rtol", "atol"))
+        given = {"rtol": rtol, "atol": atol}
+        allowed = Tolerance(rtol, atol)
+        own = replace(
+            self.schema,
+            tolerance={name: float(x) for name, x in given.items() if x is not None},
+            versions={**self.schema.versions, **_opset(opset, backend)},
+        )
+        schema = backend.lower(self.exported_program, own)
         with stage("run the module"):
             tried, notes = self._trials(schema, batch_sizes, vectors)
         kept = (trial.vector(schema) for trial in tried)
@@ -167,9 +180,10 @@ class KeyedProgram:
                 with stage(f"load `{path.name}`"):
                     session = load(backend, file, temporary)
                 with stage(f"run `{path.name}`"):
-                    allowed = Tolerance(rtol, atol)
                     rows = compare_trials(session, tried, allowed, self.reference)
                     report = Report(str(path), tuple(rows), notes)
+                if not report.ok:
+                    self._check_same(tried)
                 self._check(f"`{path.name}` was not written: it", report)
                 check_weights(session, backend, file, path)
                 oracle = oracle or self.oracle
@@ -218,6 +232,21 @@ class KeyedProgram:
             "to observations before its network, and to actions after it.",
         )
 
+    def _check_same(self, tried: Sequence[Trial]) -> None:
+        """Refuse a module that gives other results when it is called with the same inputs again."""
+        for trial in tried[:1]:
+            again = self.reference(list(trial.inputs.values()))
+            for name, value in trial.expected.items():
+                if not value.equal(again[name]) and not bool(value.isnan().any()):
+                    raise VerifyError(
+                        f"the module gives other values of `{name}` each time it is called with "
+                        "the same inputs, so no file can be compared with it.",
+                        expected="a module whose results follow from its inputs",
+                        got=name,
+                        hint="It draws random numbers, counts its calls or keeps something from "
+                        "one to the next. Carry what it keeps as `state=`, or take it out.",
+                    )
+
     def _check(self, subject: str, report: Report) -> None:
         if not report.ok:
             notes = "".join(f"\nnote: {sentence}" for sentence in self.diagnostics)
@@ -243,6 +272,25 @@ class KeyedProgram:
         sizes = [] if given is not None else telling_sizes(schema, self.thresholds, known)
         further = trials_at(schema, self.reference, [*self.doubtful, *sizes], pool=sample)
         return [*chosen, *further.made], further.notes
+
+
+def _opset(opset: int | None, backend: Backend) -> dict[str, str]:
+    """Return what the schema says of the operators' version, if one is asked for."""
+    if opset is None:
+        return {}
+    if backend.name != "ONNX":
+        raise ExportError(
+            f"`opset` cannot be combined with {backend.name}, which has no versions of operators.",
+            expected="an `.onnx` file",
+            got=opset,
+            hint="Leave it out.",
+        )
+    number: object = opset
+    if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+        raise ExportError(
+            f"`opset` must be a positive int, got {opset!r}.", expected="an int", got=opset
+        )
+    return {"opset": str(opset)}
 
 
 def convert(

@@ -48,8 +48,9 @@ def verify(
             numbers stored in it when it was exported.
         batch_sizes: The sizes of the dynamic axes to try, as far as their range allows; by
             default all at which the file was compared when it was written.
-        rtol: The relative tolerance. Without it and ``atol``, both suit the dtype; where one
-            is given, the other is 0. The report says what applied.
+        rtol: The relative tolerance. Without it and ``atol``, that which the file was saved with,
+            or one that suits the dtype; where one is given, the other is 0. The report says what
+            applied.
         atol: The absolute tolerance.
         vectors: Inputs to compare on in place of made ones, each in any form of an example; they
             need a reference.
@@ -77,6 +78,8 @@ def verify(
     """
     session = open(path, trusted=trusted, sha256=sha256)
     with stage(f"run `{Path(path).name}`"):
+        if rtol is None and atol is None:
+            rtol, atol = (session.schema.tolerance.get(name) for name in ("rtol", "atol"))
         rows = _compared(session, reference, batch_sizes, Tolerance(rtol, atol), vectors)
     return Report(str(path), rows)
 

@@ -11,11 +11,12 @@ import hashlib
 import importlib.util
 import json
 import os
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Protocol, cast
+from typing import NoReturn, Protocol, cast
 
 from kd_export import __version__
 from kd_export._commands.completion import SHELLS, Command, script
@@ -33,6 +34,7 @@ from kd_export._errors import (
     ShapeMismatch,
     UntrustedArtifact,
     VerifyError,
+    nearest,
     printable,
 )
 from kd_export._export import diagnose, export
@@ -73,7 +75,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         >>> main(["inspect", "missing.onnx"])
         2
     """
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    if not (sys.argv[1:] if arguments is None else arguments):
+        parser.print_help()
+        return OK
+    options = parser.parse_args(arguments)
     try:
         with bar_of(_STAGES.get(options.name, 1)):
             command: int = options.command(options)
@@ -90,8 +96,26 @@ def _in_words(message: str) -> str:
     return message
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser that suggests the nearest command or option for a misspelt one."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print what is wrong, and what may have been meant."""
+        wrong = re.search(r"invalid choice: '([^']*)'|unrecognized arguments: (\S+)", message)
+        if wrong is not None:
+            words = [str(word) for action in self._actions for word in action.choices or ()]
+            inner = [
+                c for a in self._actions if isinstance(a.choices, dict) for c in a.choices.values()
+            ]
+            for parser in (self, *inner):
+                words += [word for action in parser._actions for word in action.option_strings]
+            close = nearest(wrong[1] or wrong[2], words)
+            message += "" if close is None else f". Did you mean `{close}`?"
+        super().error(message)
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="kd-export", description=__doc__)
+    parser: argparse.ArgumentParser = _Parser(prog="kd-export", description=__doc__)
     parser.add_argument("--version", action="version", version=f"kd-export {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="name")
 

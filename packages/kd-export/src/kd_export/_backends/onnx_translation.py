@@ -39,6 +39,7 @@ def translated(program: ExportedProgram, schema: Schema) -> ir.Model:
         NotExportable: ONNX has no words for a part of it.
     """
     _refuse_complex(schema)
+    wanted = schema.versions.get("opset")
     try:
         with muted(*_NOISY), torch.no_grad(), mended_layers(program):
             # Without names: older versions take a name that a weight has too for that weight.
@@ -47,11 +48,23 @@ def translated(program: ExportedProgram, schema: Schema) -> ir.Model:
                 operator: partial(ours) for operator, ours in OPERATORS.items()
             }
             result = torch.onnx.export(
-                program, dynamo=True, verbose=False, custom_translation_table=table
+                program,
+                dynamo=True,
+                verbose=False,
+                custom_translation_table=table,
+                opset_version=None if wanted is None else int(wanted),
             )
     except Exception as error:
         raise _explained(error) from error
     assert result is not None
+    known = result.model.opset_imports.get("")
+    if wanted is not None and known != int(wanted):
+        raise NotExportable(
+            f"the program cannot be written with opset {wanted}: its operators need {known}.",
+            expected=int(wanted),
+            got=known,
+            hint="Pass a newer `opset`, or leave it out.",
+        )
     _tidy(result.model, schema)
     return result.model
 

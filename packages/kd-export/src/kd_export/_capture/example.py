@@ -73,7 +73,7 @@ def prepare(
     known = _detached(module) | (_shared(module) if shared else {})
     try:
         frozen = copy.deepcopy(module, known).cpu().eval()
-    except (RuntimeError, TypeError) as error:
+    except Exception as error:  # whatever a `__deepcopy__` or a `__reduce__` raises
         raise _not_copied(module, error) from error
     return frozen, chosen_in, list(dict.fromkeys(chosen_out))
 
@@ -134,13 +134,13 @@ def _not_copied(module: nn.Module, error: Exception) -> NotExportable:
                 place = f"{path}.{name}" if path else name
                 return NotExportable(
                     f"the module cannot be copied: its attribute `{place}`, {kind_of(value)}, "
-                    f"cannot: {reason}",
+                    f"cannot: {str(reason).rstrip('.')}.",
                     expected="attributes that can be copied",
                     got=kind_of(value),
                     hint=f"Delete `{place}` before the export, or give its class a `__deepcopy__`.",
                 )
     return NotExportable(
-        f"the module cannot be copied: {error}",
+        f"the module cannot be copied: {str(error).rstrip('.')}.",
         hint="Give the class of the part that is named a `__deepcopy__`.",
     )
 

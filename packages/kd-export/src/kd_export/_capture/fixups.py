@@ -65,7 +65,7 @@ def mend(program: ExportedProgram, outputs: tuple[str, ...], mode: str | None) -
     program.graph.eliminate_dead_code(_has_effect)
     if mode != "random":
         for graph in graphs:
-            _refuse_random(graph)
+            _refuse_random(graph, mode)
     for part in parts:
         part.recompile()
     return done
@@ -113,7 +113,7 @@ def _argument(node: fx.Node, name: str) -> object:
     return None
 
 
-def _refuse_random(graph: fx.Graph) -> None:
+def _refuse_random(graph: fx.Graph, mode: str | None) -> None:
     """Refuse a draw of random numbers that the caller did not ask for."""
     for node, target in _calls(graph):
         if torch.Tag.nondeterministic_seeded not in target.tags:
@@ -122,11 +122,15 @@ def _refuse_random(graph: fx.Graph) -> None:
         idle = idle or any(_argument(node, name) == 0.0 for name in _RATES)
         if not idle:
             raise NotExportable(
-                f"the module draws random numbers (`{target}`{place_of(node)}).",
+                f"the module draws random numbers (`{target}`{place_of(node)})"
+                + (f", which `mode={mode!r}` does not change." if mode is not None else "."),
                 expected="a deterministic module",
                 got=str(target),
                 hint="Export a deterministic result with `mode='deterministic'`, or declare the "
-                "draw with `mode='random'`.",
+                "draw with `mode='random'`."
+                if mode is None
+                else "A mode is for the distributions of probabilistic modules. Take the draw out "
+                "of the module, or declare it with `mode='random'`.",
             )
 
 

@@ -23,6 +23,8 @@ from kd_export._schema.vectors import Drawn
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
+STORE = "manifest.json"
+"""What a folder holds that is a store of `kd_core`."""
 Direct = Callable[[dict[str, object]], dict[str, object] | None]
 
 
@@ -160,6 +162,13 @@ def backend_for(path: Path) -> Backend:
     known = backends()
     fitting = sorted((s for s in known if path.name.endswith(s)), key=len)
     if not fitting:
+        if (path / STORE).is_file():
+            raise BackendMissing(
+                f"`{path.name}` is a store of a container, not an exported program.",
+                expected=tuple(sorted(known)),
+                got=path.suffix,
+                hint=f"Read it with `python -m kd_core inspect {path}`.",
+            )
         close = nearest("".join(path.suffixes) or path.name, known)
         raise BackendMissing(
             f"no backend found for `{path.name}`; available suffixes: {quoted(sorted(known))}.",

@@ -155,6 +155,8 @@ class Schema:
             next value of an input, by that input's.
         initial: What the state starts with, if not with zeros: by the wire name of an input, the
             numbers of its shape with axes of size 1, in row-major order.
+        tolerance: How far results may differ from those stored, if not by what suits the dtype:
+            ``rtol`` and ``atol``.
         steps: What the module did, step by step: what prepares the inputs and what becomes of the
             outputs is in the program, and listed here.
         derived: Whether kd_export did not write the file, so that this is all that it tells.
@@ -183,6 +185,7 @@ class Schema:
     state: Mapping[str, str] = field(default_factory=dict)
     initial: Mapping[str, tuple[Number, ...]] = field(default_factory=dict)
     steps: tuple[Step, ...] = ()
+    tolerance: Mapping[str, float] = field(default_factory=dict)
     derived: bool = False
 
     def __repr__(self) -> str:
@@ -208,6 +211,8 @@ class Schema:
         further: dict[str, Json] = {"state": dict(self.state)} if self.state else {}
         if self.initial:
             further["initial"] = _numbers_data(self.initial)
+        if self.tolerance:
+            further["tolerance"] = dict(self.tolerance)
         if self.steps:
             further["steps"] = [step.to_data() for step in self.steps]
         return {
@@ -269,6 +274,7 @@ class Schema:
             state={n: as_str(item) for n, item in as_dict(data.get("state", {})).items()},
             initial=_numbers(data.get("initial", {})),
             steps=tuple(map(Step.from_data, as_list(data.get("steps", [])))),
+            tolerance=_tolerance(data.get("tolerance", {})),
         )
         if len(schema.vectors) > _MOST_VECTORS:
             raise ValueError(f"{len(schema.vectors)} stored tests")
@@ -280,6 +286,13 @@ class Schema:
         for vector in schema.vectors:
             _check_vector(vector, schema)
         return schema
+
+
+def _tolerance(data: Json) -> dict[str, float]:
+    found = {name: as_finite(item) for name, item in as_dict(data).items()}
+    if not found.keys() <= {"rtol", "atol"} or not all(0 <= x < math.inf for x in found.values()):
+        raise ValueError(f"the tolerance {brief(data)}")
+    return {name: float(value) for name, value in found.items()}
 
 
 def _check_axes(schema: Schema) -> None:
