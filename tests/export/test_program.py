@@ -303,4 +303,4 @@ def test_an_opset_is_for_onnx_alone(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="`opset` cannot be combined with"):
         kd_export.save(module, tmp_path / "model.pt2", example, opset=18)
     with pytest.raises(ExportError, match="`opset` must be a positive int, got 'new'"):
-        kd_export.save(module, tmp_path / "model.onnx", example, opset="new")  # type: ignore[arg-type]
+        kd_export.save(module, tmp_path / "model.onnx", example, opset="new")  # type: ignore[arg-type]  # the point of the test

@@ -89,7 +89,7 @@ def test_a_policy_runs_on_what_it_is_given() -> None:
     result = policy(x.numpy())
     assert isinstance(result, numpy.ndarray)
     assert numpy.array_equal(result, policy.oracle(x))  # type: ignore[arg-type]  # as above
-    assert torch.equal(policy({"observation": x}), policy.oracle(x))  # type: ignore[arg-type]
+    assert torch.equal(policy({"observation": x}), policy.oracle(x))  # type: ignore[arg-type]  # the point of the test
 
 
 def test_a_policy_carries_its_state() -> None:
@@ -122,7 +122,7 @@ def test_a_missing_observation_is_named() -> None:
 def test_an_oracle_must_be_callable() -> None:
     policy = clipped()
     with pytest.raises(ExportError, match="expected a callable for `oracle`"):
-        Policy(policy.module, policy.example, oracle="predict")  # type: ignore[arg-type]
+        Policy(policy.module, policy.example, oracle="predict")  # type: ignore[arg-type]  # the point of the test
 
 
 def test_a_module_alone_needs_an_example(tmp_path: Path) -> None:

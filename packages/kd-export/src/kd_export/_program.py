@@ -238,9 +238,10 @@ class KeyedProgram:
             again = self.reference(list(trial.inputs.values()))
             for name, value in trial.expected.items():
                 if not value.equal(again[name]) and not bool(value.isnan().any()):
+                    notes = "".join(f"\nnote: {sentence}" for sentence in self.diagnostics)
                     raise VerifyError(
                         f"the module gives other values of `{name}` each time it is called with "
-                        "the same inputs, so no file can be compared with it.",
+                        f"the same inputs, so no file can be compared with it.{notes}",
                         expected="a module whose results follow from its inputs",
                         got=name,
                         hint="It draws random numbers, counts its calls or keeps something from "

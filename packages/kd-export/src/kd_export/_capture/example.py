@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from kd_core import KdError, TensorDictBase, is_tensor_collection
+from kd_export._capture.foreign import converted, is_foreign
 from kd_export._capture.signature import Example, Word, leaves
 from kd_export._errors import (
     DtypeMismatch,
@@ -57,6 +58,8 @@ def prepare(
             got=type(module).__name__,
             hint="Wrap it: `TensorDictModule(module, in_keys=[...], out_keys=[...])`.",
         )
+    if is_foreign(module):
+        module = converted(module)
     for name, asked in (("inputs", inputs), ("outputs", outputs)):
         _check_list(name, asked)
     select = getattr(module, "select_subsequence", None)
@@ -70,7 +73,7 @@ def prepare(
     chosen_in = _chosen(inputs, _keys(module, "in_keys"), "input", all_needed=True)
     chosen_out = _chosen(outputs, _keys(module, "out_keys"), "output", all_needed=False)
     _refuse_lazy(module)
-    known = _detached(module) | (_shared(module) if shared else {})
+    known = detached(module) | (_shared(module) if shared else {})
     try:
         frozen = copy.deepcopy(module, known).cpu().eval()
     except Exception as error:  # whatever a `__deepcopy__` or a `__reduce__` raises
@@ -93,7 +96,7 @@ def _check_list(name: str, asked: object) -> None:
         )
 
 
-def _detached(module: nn.Module) -> dict[int, object]:
+def detached(module: nn.Module) -> dict[int, object]:
     """Return detached copies of the results of a graph that a module keeps, by their identity.
 
     torch refuses to deep-copy them. A policy keeps the distribution of its last call, old
@@ -129,7 +132,7 @@ def _not_copied(module: nn.Module, error: Exception) -> NotExportable:
             if name in ("_modules", "_parameters", "_buffers"):
                 continue
             try:
-                copy.deepcopy(value, _detached(part))
+                copy.deepcopy(value, detached(part))
             except Exception as reason:
                 place = f"{path}.{name}" if path else name
                 return NotExportable(

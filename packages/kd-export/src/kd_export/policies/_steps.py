@@ -11,6 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from kd_export._capture.foreign import Recurrent as Recurrent
+
 
 class Normalise(nn.Module):
     """Subtract a mean and divide by a deviation, in the dtype of both.
@@ -270,32 +272,6 @@ class Shaped(nn.Module):
     def extra_repr(self) -> str:
         """Print the shape."""
         return f"{self.shape}"
-
-
-class Recurrent(nn.Module):
-    """Run a recurrent layer for one step; states have their rows first.
-
-    Args:
-        layer: An `nn.LSTM`, `nn.GRU` or `nn.RNN`.
-
-    Example:
-        >>> step = Recurrent(nn.GRU(3, 4))
-        >>> out, h = step(torch.zeros(5, 3), torch.zeros(5, 1, 4))
-        >>> out.shape, h.shape
-        (torch.Size([5, 4]), torch.Size([5, 1, 4]))
-    """
-
-    def __init__(self, layer: nn.RNNBase) -> None:
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, x: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
-        """Return the output and the next states."""
-        time = 1 if self.layer.batch_first else 0
-        held = tuple(state.transpose(0, 1).contiguous() for state in states)
-        out, new = self.layer(x.unsqueeze(time), held if len(held) > 1 else held[0])
-        kept = new if isinstance(new, tuple) else (new,)
-        return out.squeeze(time), *(state.transpose(0, 1) for state in kept)
 
 
 def _brief(values: Tensor) -> str:
