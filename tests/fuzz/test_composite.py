@@ -235,11 +235,26 @@ def check_draws(made: Program, rng: Random) -> None:
     assert isinstance(score, Tensor) is made.aggregate
     check_sum(made, sample, total)
     probs = compare(
-        lambda: dist.cdf(sample), lambda key: parts[key].cdf(value[key]), made, "_cdf", shape
+        lambda: added(dist.cdf, sample), lambda key: parts[key].cdf(value[key]), made, "_cdf", shape
     )
     if probs is not None:
-        found = dist.cdf(sample)
-        compare(lambda: dist.icdf(found), lambda key: parts[key].icdf(probs[key]), made, "", shape)
+        found = dist.cdf(sample.clone())
+        compare(
+            lambda: added(dist.icdf, found),
+            lambda key: parts[key].icdf(probs[key]),
+            made,
+            "_icdf",
+            shape,
+        )
+
+
+def added(
+    call: Callable[[TensorDictBase], TensorDictBase], given: TensorDictBase
+) -> TensorDictBase:
+    """Return what a call adds to its argument, which it returns."""
+    argument = given.clone()
+    assert call(argument) is argument
+    return argument.exclude(*given.keys(True, True))
 
 
 def check_sum(made: Program, sample: TensorDict, total: Tensor) -> None:
@@ -292,10 +307,16 @@ def check_values(made: Program) -> None:
     try:
         entropies = {key: entropy(part) for key, part in parts.items()}
     except NotImplementedError:
-        assert dist.entropy(2, aggregate=False).batch_size == made.batch
+        assert dist.entropy(2, aggregate_probabilities=False).batch_size == made.batch
         return
-    compare(lambda: dist.entropy(aggregate=False), entropies.__getitem__, made, "_entropy", ())
-    total = dist.entropy(aggregate=True)
+    compare(
+        lambda: dist.entropy(aggregate_probabilities=False),
+        entropies.__getitem__,
+        made,
+        "_entropy",
+        (),
+    )
+    total = dist.entropy(aggregate_probabilities=True)
     torch.testing.assert_close(total, made.summed(entropies).expand(total.shape))
     assert isinstance(dist.entropy(), Tensor) is made.aggregate
 

@@ -93,7 +93,10 @@ def independent(loc: Tensor, scale: Tensor) -> Distribution:
 
 def test_components_may_have_no_rows() -> None:
     dist = CompositeDistribution(params()[:0], {"move": independent, GRIP: d.Categorical})
-    for found in (dist.log_prob(dist.sample((2,)), aggregate=True), dist.entropy(aggregate=True)):
+    for found in (
+        dist.log_prob(dist.sample((2,)), aggregate=True),
+        dist.entropy(aggregate_probabilities=True),
+    ):
         assert found.shape[-1] == 0
 
 
@@ -102,7 +105,7 @@ def test_a_batch_of_no_dimension_sums_over_all_of_them() -> None:
     sample = dist.sample((5,))
     assert sample.batch_size == (5,)
     assert dist.log_prob(sample, aggregate=True).shape == (5,)
-    assert dist.entropy(aggregate=True).shape == ()
+    assert dist.entropy(aggregate_probabilities=True).shape == ()
 
 
 def test_events_of_several_dimensions() -> None:
@@ -112,17 +115,17 @@ def test_events_of_several_dimensions() -> None:
     dist = CompositeDistribution(td, {"x": d.MultivariateNormal})
     each = dist.log_prob(dist.rsample((5,)), aggregate=False)
     assert each["x_log_prob"].shape == each.batch_size == (5, 3)
-    assert dist.entropy(aggregate=False).batch_size == (3,)
+    assert dist.entropy(aggregate_probabilities=False).batch_size == (3,)
 
 
 def test_entropy_of_each_component_and_their_sum() -> None:
     dist = composite()
     move, grip = parts()
-    each = dist.entropy(aggregate=False)
+    each = dist.entropy(aggregate_probabilities=False)
     torch.testing.assert_close(each["move_entropy"], move.entropy())
     torch.testing.assert_close(each["hand", "grip_entropy"], grip.entropy())
     total = move.entropy().sum(-1) + grip.entropy()
-    torch.testing.assert_close(dist.entropy(aggregate=True), total)
+    torch.testing.assert_close(dist.entropy(aggregate_probabilities=True), total)
 
 
 def test_estimates_are_containers() -> None:
@@ -157,11 +160,13 @@ def test_probabilities_and_quantiles_make_a_round_trip() -> None:
     td = params()
     dist = CompositeDistribution(td, {"move": TanhNormal}, name_map={"move": ("a", "b")})
     sample = dist.rsample((5,))
-    probability = dist.cdf(sample)
-    assert list(probability.keys(True, True)) == [("a", "b_cdf")]
-    again = dist.icdf(probability)
+    assert dist.cdf(sample) is sample
+    assert list(sample.keys(True, True)) == [("a", "b"), ("a", "b_cdf")]
+    again = dist.icdf(sample.select(("a", "b_cdf")))
     assert again.batch_size == (5, 3)
-    torch.testing.assert_close(again["a", "b"], sample["a", "b"], rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(again["a", "b_icdf"], sample["a", "b"], rtol=1e-3, atol=1e-4)
+    bare = TensorDict({"a": {"b": sample["a", "b_cdf"]}}, [5, 3])
+    assert (dist.icdf(bare)["a", "b_icdf"] == again["a", "b_icdf"]).all()
 
 
 def test_draws_carry_gradients() -> None:
@@ -266,11 +271,11 @@ def test_entropy_without_a_formula_is_estimated_and_says_so(scale: float) -> Non
     td = TensorDict({"x": {"loc": torch.tensor(0.5), "scale": torch.tensor(scale)}})
     dist = CompositeDistribution(td, {"x": TanhNormal})
     with pytest.warns(EntropyEstimateWarning, match="entropy of `x` .`TanhNormal`. has no formula"):
-        assert dist.entropy(aggregate=True).shape == ()
+        assert dist.entropy(aggregate_probabilities=True).shape == ()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         torch.manual_seed(0)
-        estimate = dist.entropy(20_000, aggregate=True).item()
+        estimate = dist.entropy(20_000, aggregate_probabilities=True).item()
     # H(tanh x) = H(x) + E[log(1 - tanh(x)^2)], the second by quadrature.
     z = torch.linspace(-8, 8, 20_001, dtype=torch.float64)
     weight = torch.exp(-z * z / 2) / math.sqrt(2 * math.pi)
@@ -298,12 +303,14 @@ def test_gradients_of_an_estimated_entropy_are_those_of_the_entropy(kind: type) 
         plain: Distribution = d.Categorical(logits=logits)
         exact = plain.entropy()
         (expected,) = torch.autograd.grad(exact, logits)
-        (got,) = torch.autograd.grad(dist.entropy(200_000, aggregate=True), logits)
+        (got,) = torch.autograd.grad(dist.entropy(200_000, aggregate_probabilities=True), logits)
     else:
         scale = torch.tensor(0.05, requires_grad=True)  # tanh is almost linear there
         td = TensorDict({"x": {"loc": torch.tensor(0.0), "scale": scale}})
         expected = 1 / scale.detach()
-        total = CompositeDistribution(td, {"x": kind}).entropy(200_000, aggregate=True)
+        total = CompositeDistribution(td, {"x": kind}).entropy(
+            200_000, aggregate_probabilities=True
+        )
         (got,) = torch.autograd.grad(total, scale)
     torch.testing.assert_close(got, expected, rtol=0.05, atol=0.01)
 
@@ -345,10 +352,12 @@ def test_value_that_is_a_tensor_is_refused() -> None:
 def test_names_of_tensordict_are_taken() -> None:
     params = TensorDict({"a": {"loc": torch.zeros(3), "scale": torch.ones(3)}}, [3])
     dist = CompositeDistribution(params, {"a": torch.distributions.Normal})
-    value = dist.sample(shape=(2,))  # type: ignore[call-arg]  # a name of tensordict
+    value = dist.sample(shape=(2,))
     assert value.batch_size == (2, 3)
-    assert (dist.log_prob(sample=value) == dist.log_prob(value)).all()  # type: ignore[call-overload]  # as above
-    total = dist.entropy(aggregate_probabilities=True)  # type: ignore[call-overload]  # as above
+    assert torch.equal(
+        dist.log_prob(sample=value, aggregate=True), dist.log_prob(value, aggregate=True)
+    )
+    total = dist.entropy(aggregate_probabilities=True)
     assert total.shape == (3,)
     with_sum = dist.entropy(include_sum=True)  # type: ignore[call-overload]  # as above
     assert list(with_sum.keys()) == ["a_entropy", "entropy"]

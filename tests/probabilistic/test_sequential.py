@@ -82,12 +82,31 @@ def test_random_draws_differ_and_repeat_with_the_seed() -> None:
 def test_distribution_and_its_parameters_are_accessible() -> None:
     actor = ProbabilisticTensorDictSequential(*steps())
     td = data()
-    params = actor.get_dist_params(td)
+    params = actor.get_dist_params(td, apart := TensorDict())
+    assert params is apart
     assert {"loc", "scale"} <= set(params.keys())
     assert set(td.keys()) == {"x"}
+    assert actor.get_dist_params(td) is td
+    assert torch.equal(td["loc"], params["loc"])
     dist = actor.build_dist_from_params(params)
     torch.testing.assert_close(dist.mean, actor.get_dist(td).mean)
     assert (actor.dist_params_keys, actor.dist_sample_keys) == (["loc", "scale"], ["action"])
+
+
+def test_parameters_of_a_distribution_are_in_the_container_afterwards() -> None:
+    actor = ProbabilisticTensorDictSequential(*steps())
+    for call in (actor.get_dist, actor.log_prob):
+        td, out = data().set("action", torch.zeros(3, 4)), TensorDict()
+        call(td, out)
+        assert set(td.keys()) == {"x", "action"}
+        call(td)
+        written = set(td.keys()) - {"x", "action"}
+        assert {"loc", "scale"} <= written == set(out.keys())
+        assert torch.equal(td["action"], torch.zeros(3, 4))
+    composite = ProbabilisticTensorDictSequential(*steps(), return_composite=True)
+    td = data()
+    composite.get_dist(td)
+    assert set(td.keys()) == {"x"}
 
 
 def test_log_prob_scores_the_value_in_the_container() -> None:

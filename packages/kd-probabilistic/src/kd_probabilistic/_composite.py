@@ -20,7 +20,6 @@ from kd_core import (
     is_tensor_collection,
     unravel_key,
 )
-from kd_core.extending import explains_parameters
 from kd_probabilistic._components import (
     Components,
     check_apart,
@@ -207,15 +206,13 @@ class CompositeDistribution(Components, Distribution):  # type: ignore[misc]  # 
         new._assemble(empty, parts, self.log_prob_key, self.entropy_key, self.aggregate)
         return new
 
-    @explains_parameters
-    def sample(self, sample_shape: Sequence[int] = ()) -> TensorDict:  # type: ignore[override]  # values are containers
-        """Draw without gradients: batch size (*sample_shape, *batch_shape)."""
-        shape = Size(sample_shape)
-        return self._container(shape, lambda part: part.sample(shape))
+    def sample(self, shape: Sequence[int] | None = None) -> TensorDict:  # type: ignore[override]  # values are containers
+        """Draw without gradients: batch size (*shape, *batch_shape)."""
+        size = Size(() if shape is None else shape)
+        return self._container(size, lambda part: part.sample(size))
 
-    @explains_parameters
-    def rsample(self, sample_shape: Sequence[int] = ()) -> TensorDict:  # type: ignore[override]  # values are containers
-        """Draw with gradients: batch size (*sample_shape, *batch_shape).
+    def rsample(self, shape: Sequence[int] | None = None) -> TensorDict:  # type: ignore[override]  # values are containers
+        """Draw with gradients: batch size (*shape, *batch_shape).
 
         Raises:
             EstimateNotOffered: If a component cannot.
@@ -226,8 +223,8 @@ class CompositeDistribution(Components, Distribution):  # type: ignore[misc]  # 
                 f"the components {list_keys(fixed)} cannot draw with gradients. Use `sample`, or "
                 "distributions that have `rsample`."
             )
-        shape = Size(sample_shape)
-        return self._container(shape, lambda part: part.rsample(shape))
+        size = Size(() if shape is None else shape)
+        return self._container(size, lambda part: part.rsample(size))
 
     def sample_and_log_prob(
         self, shape: Sequence[int] = ()
@@ -244,28 +241,27 @@ class CompositeDistribution(Components, Distribution):  # type: ignore[misc]  # 
         return value, self.log_prob(value)
 
     @overload  # type: ignore[override]  # values are containers
-    def log_prob(self, value: TensorDictBase, *, aggregate: Literal[True]) -> Tensor: ...
+    def log_prob(self, sample: TensorDictBase, *, aggregate: Literal[True]) -> Tensor: ...
     @overload
-    def log_prob(self, value: TensorDictBase, *, aggregate: Literal[False]) -> TensorDict: ...
+    def log_prob(self, sample: TensorDictBase, *, aggregate: Literal[False]) -> TensorDict: ...
     @overload
     def log_prob(
-        self, value: TensorDictBase, *, aggregate: bool | None = None
+        self, sample: TensorDictBase, *, aggregate: bool | None = None
     ) -> Tensor | TensorDict: ...
-    @explains_parameters
     def log_prob(
-        self, value: TensorDictBase, *, aggregate: bool | None = None
+        self, sample: TensorDictBase, *, aggregate: bool | None = None
     ) -> Tensor | TensorDict:
         """Return the log-probability of a value.
 
         Args:
-            value: Holds the value of each component; other entries do not matter.
+            sample: Holds the value of each component; other entries do not matter.
             aggregate: Whether to return the sum, shape (*sample_shape, *batch_shape), instead of
                 a container; None stands for the `aggregate` of the distribution.
 
         Raises:
             KeyNotFound: If a value is missing.
         """
-        parts = self._log_probs(value)
+        parts = self._log_probs(sample)
         if self._sums(aggregate):
             return self.summed(parts)
         return self._named(parts, "_log_prob")
@@ -287,19 +283,22 @@ class CompositeDistribution(Components, Distribution):  # type: ignore[misc]  # 
         return self._with_sum(made, parts, self.log_prob_key) if include_sum else made
 
     @overload  # type: ignore[override]  # one value per component
-    def entropy(self, samples_mc: int | None = ..., *, aggregate: Literal[True]) -> Tensor: ...
-    @overload
-    def entropy(self, samples_mc: int | None = ..., *, aggregate: Literal[False]) -> TensorDict: ...
+    def entropy(
+        self, samples_mc: int | None = ..., *, aggregate_probabilities: Literal[True]
+    ) -> Tensor: ...
     @overload
     def entropy(
-        self, samples_mc: int | None = None, *, aggregate: bool | None = None
+        self, samples_mc: int | None = ..., *, aggregate_probabilities: Literal[False]
+    ) -> TensorDict: ...
+    @overload
+    def entropy(
+        self, samples_mc: int | None = None, *, aggregate_probabilities: bool | None = None
     ) -> Tensor | TensorDict: ...
-    @explains_parameters
     def entropy(
         self,
         samples_mc: int | None = None,
         *,
-        aggregate: bool | None = None,
+        aggregate_probabilities: bool | None = None,
         include_sum: bool | None = None,
     ) -> Tensor | TensorDict:
         """Return the entropy.
@@ -308,14 +307,14 @@ class CompositeDistribution(Components, Distribution):  # type: ignore[misc]  # 
 
         Args:
             samples_mc: From how many draws. None takes 100 and warns.
-            aggregate: As for `log_prob`.
+            aggregate_probabilities: Whether to return the sum, as `aggregate` of `log_prob`.
             include_sum: Whether a container holds the sum as well, at `entropy_key`.
 
         Warns:
             EntropyEstimateWarning: If an entropy is estimated and `samples_mc` is None.
         """
         parts = self._entropies(samples_mc)
-        if self._sums(aggregate):
+        if self._sums(aggregate_probabilities):
             return self.summed(parts)
         made = self._named(parts, "_entropy")
         return self._with_sum(made, parts, self.entropy_key) if include_sum else made
@@ -333,25 +332,33 @@ class CompositeDistribution(Components, Distribution):  # type: ignore[misc]  # 
         made = self._named(parts, "_entropy")
         return self._with_sum(made, parts, self.entropy_key) if include_sum else made
 
-    @explains_parameters
-    def cdf(self, value: TensorDictBase) -> TensorDict:  # type: ignore[override]  # values are containers
-        """Return the probability of a smaller value, at the key of each value with `_cdf`."""
-        return self._named(
-            self._each("cdf", lambda key, part: part.cdf(value_at(value, key)), value), "_cdf"
-        )
+    def cdf(self, sample: TensorDictBase) -> TensorDictBase:  # type: ignore[override]  # values are containers
+        """Write the probability of a smaller value, at the key of each value with `_cdf`.
 
-    @explains_parameters
-    def icdf(self, value: TensorDictBase) -> TensorDict:  # type: ignore[override]  # values are containers
-        """Return the values at which `cdf` is as given, at the keys of the values.
+        Returns:
+            `sample`.
+        """
+        found = self._each("cdf", lambda key, part: part.cdf(value_at(sample, key)), sample)
+        return sample.update(self._named(found, "_cdf"))
+
+    def icdf(self, sample: TensorDictBase) -> TensorDictBase:  # type: ignore[override]  # values are containers
+        """Write the values at which `cdf` is as given, at the key of each value with `_icdf`.
 
         Args:
-            value: Probabilities, at the key of each value with `_cdf`, as `cdf` returns them.
+            sample: Probabilities, at the key of each value with `_cdf`, as `cdf` writes them; else
+                at the key of the value.
+
+        Returns:
+            `sample`.
         """
+        present = sample.keys(True)
 
         def found(key: NestedKey, part: Distribution) -> Tensor:
-            return part.icdf(value_at(value, with_suffix(key, "_cdf")))
+            given = with_suffix(key, "_cdf")
+            return part.icdf(value_at(sample, given if given in present else key))
 
-        return self._named(self._each("inverse cdf", found, value), "", events=True)
+        made = self._named(self._each("inverse cdf", found, sample), "_icdf", events=True)
+        return sample.update(made)
 
     @property
     def dists(self) -> dict[NestedKey, Distribution]:

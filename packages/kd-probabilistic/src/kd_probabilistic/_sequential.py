@@ -128,15 +128,19 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         """Run the steps before the last probabilistic module.
 
         Args:
-            tensordict: Holds what these steps read; it is not changed.
-            tensordict_out: The container to write, instead of a copy of `tensordict`.
+            tensordict: Holds what these steps read.
+            tensordict_out: The container to write, instead of `tensordict`.
 
         Returns:
-            A container of the input's entries and what the steps wrote, parameters included; or
-            `tensordict_out`, with what the steps wrote.
+            The container that was written: it has what the steps wrote, parameters included. After
+            several draws, which have another batch size, a new one.
         """
         walk = self._kd_walked(tensordict, False, tensordict_out)
-        return walk.container if tensordict_out is None else walk.write(tensordict_out)
+        if tensordict_out is not None:
+            return walk.write(tensordict_out)
+        if walk.container.batch_size != tensordict.batch_size:  # of several draws
+            return walk.container
+        return walk.write(tensordict)
 
     def build_dist_from_params(self, tensordict: TensorDictBase) -> Distribution:
         """Build the last distribution from a container that holds its parameters.
@@ -154,8 +158,9 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         With several probabilistic modules, each is given the values of those before it.
 
         Args:
-            tensordict: Holds what the sequence reads; it is not changed.
-            tensordict_out: A container to write what the steps wrote, parameters included.
+            tensordict: Holds what the sequence reads. What the steps wrote, parameters included,
+                is in it afterwards, unless the distribution is a composite one of all modules.
+            tensordict_out: A container to write that, in place of `tensordict`.
 
         Example:
             >>> import torch
@@ -169,9 +174,17 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         """
         walk = self._kd_walked(tensordict, False, tensordict_out)
         dist = walk.composite(tensordict) if self._kd_is_composite() else walk.found[-1][1]
-        if tensordict_out is not None:
-            walk.write(tensordict_out)
+        self._kd_written(walk, tensordict, tensordict_out)
         return dist
+
+    def _kd_written(
+        self, walk: Walk, tensordict: TensorDictBase, out: TensorDictBase | None
+    ) -> None:
+        """Write what the steps wrote, where the caller finds it."""
+        if out is not None:
+            walk.write(out)
+        elif not self._kd_is_composite() and walk.container.batch_size == tensordict.batch_size:
+            walk.write(tensordict)
 
     @overload
     def log_prob(
@@ -204,8 +217,9 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         Values that it holds are not drawn again: each distribution is conditional on them.
 
         Args:
-            tensordict: Holds the values, and what the sequence reads unless `dist` is given.
-            tensordict_out: A container to write what the steps wrote, parameters included.
+            tensordict: Holds the values, and what the sequence reads unless `dist` is given; it is
+                written as by `get_dist`.
+            tensordict_out: A container to write, in place of `tensordict`.
             dist: The distribution, if it has been built.
             aggregate: Whether those of several values are summed to one tensor; None follows the
                 modules.
@@ -224,8 +238,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         else:
             last, found = walk.found[-1]
             score = last.log_prob(walk.container, found, aggregate=aggregate)
-        if tensordict_out is not None:
-            walk.write(tensordict_out)
+        self._kd_written(walk, tensordict, tensordict_out)
         return score
 
     def _kd_scored_by(
