@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from kd_core import InvalidArgument, InvalidKey, NestedKey, NonTensorData, TensorDict
+from kd_core import InvalidArgument, InvalidKey, NestedKey, NonTensorData, TensorDict, lazy_stack
 from kd_nn import (
     InputMissing,
     OutKeyUnknown,
@@ -480,3 +480,37 @@ def test_nested_outputs_that_no_keys_match_are_a_mismatch() -> None:
     module = TensorDictModule(nn.LSTM(3, 4), ["x"], ["y", "h", "c", "d"])
     with pytest.raises(OutputMismatch, match=r"each of its 4 out_keys .*got 2 outputs"):
         module(x=torch.ones(5, 2, 3))
+
+
+def test_a_missing_input_is_none_where_the_callable_takes_it() -> None:
+    def add(x: Tensor, h: Tensor | None) -> Tensor:
+        return x if h is None else x + h
+
+    module = TensorDictModule(add, ["x", "h"], ["y"])
+    model = TensorDictSequential(module, TensorDictModule(torch.neg, ["y"], ["z"]))
+    by_name = TensorDictModule(add, {"x": "x", "h": "h"}, ["y"])
+    for _ in range(4):
+        assert torch.equal(module(TensorDict(x=X))["y"], X)
+        assert torch.equal(by_name(TensorDict(x=X))["y"], X)
+        assert torch.equal(model(TensorDict(x=X))["z"], -X)
+        assert torch.equal(module(TensorDict(x=X, h=X))["y"], 2 * X)
+    for strict in (None, True):
+        plain = TensorDictModule(torch.add, ["x", "h"], ["y"], strict=strict)
+        with pytest.raises(KeyError, match="reads `h`, which was not found"):
+            plain(TensorDict(x=X))
+    with pytest.raises(KeyError, match="reads `h`"):
+        TensorDictModule(add, ["x", "h"], ["y"], strict=True)(TensorDict(x=X))
+
+
+def test_further_arguments_say_how_entries_are_read() -> None:
+    stack = lazy_stack([TensorDict(x=torch.ones(1)), TensorDict(x=torch.ones(2))])
+    module = TensorDictModule(torch.neg, ["x"], ["y"], get_kwargs={"as_padded_tensor": True})
+    for _ in range(4):
+        assert module(stack.copy())["y"].tolist() == [[-1, 0], [-1, -1]]
+
+
+def test_outputs_go_to_a_new_container_without_a_place() -> None:
+    td = TensorDict(x=X)
+    made = TensorDictModule(torch.neg, ["x"], ["y"], inplace=None)(td)
+    assert list(td.keys()) == ["x"]
+    assert list(made.keys()) == ["y"]

@@ -33,12 +33,12 @@ from kd_nn._keys.specs import DISCARD, InKeySpec, parse_in_keys
 from kd_nn._modules.base import TensorDictModuleBase, is_special
 from kd_nn._modules.settings import (
     Check,
-    checked_flag,
     checked_inplace,
     checked_kwargs,
     checked_method,
     checked_module,
     checked_out_keys,
+    checked_strictness,
 )
 
 InKeys: TypeAlias = (
@@ -68,7 +68,10 @@ class TensorDictModule(TensorDictModuleBase):
             precedence.
         method: The name of the method to call, instead of the module itself.
         method_kwargs: Further keyword arguments of each call.
-        strict: Whether a missing input is an error; else None is passed for it.
+        strict: Whether a missing input is an error (True), or None is passed for it, which a call
+            with tensors may leave out (False). Without it a missing input is None, too, and an
+            error if the callable cannot take that; one with a default is left out.
+        get_kwargs: How entries are read: further arguments of `tensordict.get`.
 
     Attributes:
         _kd_plain_functions: The functions of this class that a plan writes in line; a subclass that
@@ -97,7 +100,7 @@ class TensorDictModule(TensorDictModuleBase):
     inplace: Inplace
     method: str | None
     method_kwargs: Mapping[str, object]
-    strict: bool
+    strict: bool | None
     _kd_in_spec: InKeySpec
     _kd_writes_by_inplace: ClassVar[bool] = True
     _kd_checks: ClassVar[Mapping[str, Check]] = {
@@ -106,7 +109,7 @@ class TensorDictModule(TensorDictModuleBase):
         "method_kwargs": checked_kwargs,
         "module": checked_module,
         "out_keys": checked_out_keys,
-        "strict": checked_flag,
+        "strict": checked_strictness,
     }
 
     @explains_parameters
@@ -120,12 +123,15 @@ class TensorDictModule(TensorDictModuleBase):
         inplace: Inplace = True,
         method: str | None = None,
         method_kwargs: Mapping[str, object] | None = None,
-        strict: bool = True,
+        strict: bool | None = None,
+        get_kwargs: Mapping[str, object] | None = None,
     ) -> None:
         super().__init__()
         self._kd_wrap(module, in_keys, out_keys, inplace, out_to_in_map)
         kwargs = {} if method_kwargs is None else method_kwargs
         self._kd_settle(method=method, method_kwargs=kwargs, strict=strict)
+        if get_kwargs:
+            self._kd_settle(get_kwargs=dict(get_kwargs))
 
     def _kd_wrap(
         self,
@@ -138,7 +144,7 @@ class TensorDictModule(TensorDictModuleBase):
         """Take what the constructor was given; a sequence takes its steps."""
         self._kd_set_in_spec(parse_in_keys(in_keys, out_to_in_map))
         self.out_keys = out_keys  # type: ignore[assignment]  # parsed by the property
-        self._kd_settle(inplace=inplace)
+        self._kd_settle(inplace=False if inplace is None else inplace)
         self.module = module
 
     if not TYPE_CHECKING:  # without a look into `__dict__`, as they are read often
@@ -156,7 +162,7 @@ class TensorDictModule(TensorDictModuleBase):
     @property
     def _kd_optional_in_keys(self) -> list[NestedKey]:
         """The `in_keys` that a call with tensors may leave out."""
-        return [] if self.strict else self.in_keys
+        return self.in_keys if self.strict is False else []
 
     @property
     def _kd_described_as(self) -> str:
@@ -196,13 +202,14 @@ class TensorDictModule(TensorDictModuleBase):
         if outputs_exist(self, tensordict):
             return tensordict
         keys = self._kd_in_spec.keys
-        if kwargs:
+        if kwargs or "get_kwargs" in self.__dict__:
             made = self._kd_run_by_name(tensordict, kwargs)
-        elif self.strict:
+        elif self.strict is not False:
             try:
                 values = read_entries(tensordict, keys, lambda: describe(self))
             except KeyError:
-                if not self._kd_has_defaults([k for k in keys if not has_entry(tensordict, k)]):
+                missing = [k for k in keys if not has_entry(tensordict, k)]
+                if self.strict and not self._kd_has_defaults(missing):
                     raise
                 made = self._kd_run_by_name(tensordict, {})
             else:
@@ -263,19 +270,29 @@ class TensorDictModule(TensorDictModuleBase):
         """Run the callable without inputs that are missing, and with further arguments."""
         reads, names = self._kd_in_spec.reads, self._kd_argument_names()
         missing = [key for key in reads if not has_entry(tensordict, key)]
-        if missing and self.strict and not self._kd_has_defaults(missing):
+        lenient = self.strict is False
+        left_out = () if lenient else [key for key in missing if self._kd_has_defaults([key])]
+        without = [key for key in missing if key not in left_out]
+        if without and self.strict:
             read_entries(tensordict, reads, lambda: describe(self))
-        values = dict(zip(reads, read_optional(tensordict, reads), strict=True))
+        how: Mapping[str, object] = self.__dict__.get("get_kwargs", {})
+        found = [tensordict.get(key, **how) for key in reads] if how else None
+        values = dict(zip(reads, found or read_optional(tensordict, reads), strict=True))
         options = {**further, **self.method_kwargs}
         function = self.module if self.method is None else self._kd_function()
-        by_name = self._kd_in_spec.names is not None or (bool(missing) and self.strict)
+        by_name = self._kd_in_spec.names is not None or bool(left_out)
         given = zip(names, reads, strict=True) if by_name else ()
-        named = {n: values[key] for n, key in given if key not in missing or not self.strict}
+        named = {n: values[key] for n, key in given if key not in left_out}
         placed = () if by_name else tuple(values[key] for key in reads)
         try:
             return self._kd_split_outputs(function(*placed, **named, **options))
         except Exception as error:
             self._kd_add_call_note(error, values)
+            if without and not lenient:  # it cannot take `None`
+                try:
+                    read_entries(tensordict, reads, lambda: describe(self))
+                except KeyError as lacking:
+                    raise lacking from error
             raise
 
     def _kd_forward_values(self, *values: object) -> tuple[object, ...]:
@@ -353,7 +370,7 @@ class TensorDictModule(TensorDictModuleBase):
         Returns:
             One value per key of `out_keys` that is not discarded.
         """
-        if self.strict and len(values) < len(self._kd_in_spec.keys):
+        if self.strict is not False and len(values) < len(self._kd_in_spec.keys):
             outputs = self._kd_run_by_name(container_of(values), {})
         else:
             outputs = self._kd_forward_values(*[values.get(key) for key in self._kd_in_spec.keys])

@@ -126,6 +126,11 @@ def checked_flag(_: nn.Module, name: str, value: object) -> bool:
     raise InvalidArgument(f"`{name}` must be True or False, got {value!r}.")
 
 
+def checked_strictness(owner: nn.Module, name: str, value: object) -> bool | None:
+    """Return what says whether a missing input is an error."""
+    return None if value is None else checked_flag(owner, name, value)
+
+
 R = TypeVar("R")
 
 

@@ -239,7 +239,8 @@ def runs_on_values(step: object) -> bool:
         and "__call__" not in step.__dict__
         and "_call_impl" not in step.__dict__
         and step._compiled_call_impl is None
-        and step.__dict__.get("strict", True)
+        and step.__dict__.get("strict") is not False
+        and "get_kwargs" not in step.__dict__
     )
 
 
