@@ -144,7 +144,7 @@ def structure(td: TensorDictBase, node: Node, path: Path = ()) -> str | None:
     if list(td.keys()) != list(node.entries):
         return f"the keys of {path} became {list(td.keys())}"
     for key, value in node.entries.items():
-        mine: object = td.get(key)
+        mine: object = dict(td.items())[key]  # `get` of a tensor class unwraps
         if isinstance(value, Tensor) and mine is not value:
             return f"{(*path, key)} is another tensor"
         if isinstance(value, Data) and not value.agrees(mine, node.batch):

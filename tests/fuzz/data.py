@@ -101,12 +101,21 @@ class Data:
             return False
         if self.rows is not None and tuple(self.rows.shape[: len(shape)]) != shape:
             return False
+        if self.rows is None and self.kind is NonTensorData and isinstance(found, NonTensorStack):
+            return bool((found == NonTensorData(self.value, shape)).all())  # rows were stacked
         want = self.wrapper(shape)
-        if type(found) is type(want) and found == want:
+        if type(found) is type(want) and (found == want).all():
             return True
         if not self.mixed or self.rows is None or not isinstance(found, NonTensorData):
             return False
         return all(_words(row) == found.data for row in self.rows.flatten().tolist())
+
+
+def of_rows(read: object) -> list[object]:
+    """Return the values of nested lists of rows, or one value, in one list."""
+    if not isinstance(read, list):
+        return [read]
+    return [value for part in read for value in of_rows(part)]
 
 
 def _words(positions: object) -> object:
@@ -140,10 +149,15 @@ def stored(value: object, batch: Batch) -> Data:
 def joined_data(
     column: list[Data], batches: list[Batch], call: Callable[[list[Tensor]], Tensor]
 ) -> Data:
-    """Return the data of several containers: one value where all have one and the same."""
+    """Return the data of several containers: one value where all have one and the same.
+
+    Where rows are stacked, that holds of metadata alone.
+    """
     first = column[0]
     if all(data.rows is None and data.value == first.value for data in column):
-        return first
+        stacks = call([torch.zeros(batch) for batch in batches]).ndim > len(batches[0])
+        if not stacks or all(data.kind is MetaData for data in column):
+            return first
     pairs = zip(column, batches, strict=True)
     return Data(None, NonTensorData, call([data.of_rows(batch) for data, batch in pairs]))
 

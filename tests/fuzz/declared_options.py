@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import TypeAlias, cast
 
 import torch
+from tests.fuzz.data import of_rows
 from torch import Tensor
 
 from kd_core import NonTensorData, NonTensorStack, TensorClass, TensorDict, TensorDictBase
@@ -296,7 +297,9 @@ def content(td: TensorDictBase) -> Values:
         elif isinstance(value, TensorDictBase):
             found[key] = type(value).__name__.removeprefix("LazyStacked"), content(value)
         else:
-            found[key] = type(value).__name__, repr(TensorDictBase.__getitem__(td, key))
+            read: object = TensorDictBase.__getitem__(td, key)
+            words = {repr(each) for each in of_rows(read)}
+            found[key] = words if len(words) == 1 else repr(read)  # rows may have been stacked
     return found
 
 

@@ -186,7 +186,7 @@ def level(rng: Random, depth: int, names: tuple[str, ...] = NAMES) -> Level:
                 cast("Level", keys[name]).extra = (2,)
         elif draw < 0.32:
             value = rng.choice(["text", None, ("x", 1)])
-            data: list[Data | Words] = [Data(value), Data(value, NonTensorData), Words()]
+            data: list[Data | Words] = [Data(value), Data(value), Words()]
             keys[name] = rng.choice(data)
         else:
             keys[name] = Leaf(one_dtype or rng.choice(DTYPES), rng.choice(FEATURES))

@@ -11,6 +11,7 @@ import torch
 from tests.fuzz.chain_worlds import World, a_world, able, inputs
 from tests.fuzz.chains import ChainRunner, Draw, Laws, Walked, added
 from tests.fuzz.conftest import Seeds
+from tests.fuzz.data import of_rows
 from tests.fuzz.laws import log_prob
 from tests.fuzz.plain_models import (
     DISCARD,
@@ -103,7 +104,7 @@ def generators(world: World) -> list[Tensor | None]:
 def agree(found: object, wanted: object) -> None:
     """Compare two values: to the bit."""
     if wanted is None or isinstance(wanted, int):
-        assert found == wanted
+        assert all(each == wanted for each in of_rows(found))  # one for each row after a stack
         return
     assert isinstance(found, Tensor), found
     assert isinstance(wanted, Tensor)

@@ -87,7 +87,8 @@ def check(kind: Kind, ours: TensorClass, model: TensorDict) -> None:
             continue
         one: object = getattr(ours, name)
         other: object = TensorDict.__getitem__(model, name) if name in model else None
-        assert type(one) is type(other) or isinstance(one, TensorDictBase), name
+        plain = isinstance(one, (TensorDictBase, list)) or isinstance(other, list)
+        assert plain or type(one) is type(other), name
         if isinstance(one, torch.Tensor):
             assert torch.equal(one, other), name  # type: ignore[arg-type]  # wrong for the type checker alone
     assert list(kind.fields) == [each.name for each in kind.ours.fields()]
@@ -198,7 +199,7 @@ def converted(rng: Random, kind: Kind, ours: TensorClass, model: TensorDict) -> 
             value = kind.rebuilt(plain, batch) if hints == ["Inner"] else plain
         whole.set(name, value)
     # A dict holds rows and numbers as they are, without what wrapped them.
-    values = [each for _, each in model.non_tensor_items()]
+    values = [model.get_non_tensor(key) for key, _ in model.non_tensor_items()]
     wrapped = [each for each in values if not isinstance(each, (str, type(None)))]
     refused = False
     try:

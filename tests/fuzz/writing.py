@@ -248,7 +248,9 @@ def fill_entry(rng: Random, s: Subject, name: str) -> Call:
 
     def theirs(tree: Plain) -> object:
         found = find(tree, path)
-        if found is None or isinstance(found, Data):
+        if isinstance(found, Data):
+            return ITSELF  # it stays
+        if found is None:
             raise Refusal("no such leaf")
         leaves = found.tensors() if isinstance(found, Plain) else [found]
         if not leaves:
@@ -295,7 +297,9 @@ def as_python(rng: Random, s: Subject, name: str) -> Call:
         ]
 
     def ours(td: TensorDictBase) -> object:
-        return td.to_dict() if name == "to_dict" else td.non_tensor_items(nested)
+        if name == "to_dict":
+            return td.to_dict()
+        return [(key, td.get_non_tensor(key)) for key, _ in td.non_tensor_items(nested)]
 
     return Call(name, f"td.{name}({nested})", ours, theirs)
 

@@ -108,7 +108,8 @@ def test_it_compiles_as_one_graph_for_any_batch(join: Any) -> None:
 
 def test_equal_data_of_batches_stays_one_value() -> None:
     one, other = (TensorDict({"names": {"x", "y"}, "a": [1]}, [1]) for _ in range(2))
-    assert stack([one, other]).get_non_tensor("names") == {"x", "y"}
+    assert cat([one, other]).get_non_tensor("names") == {"x", "y"}
+    assert stack([one, other]).get_non_tensor("names") == [[{"x", "y"}], [{"x", "y"}]]
 
 
 @pytest.mark.parametrize("other", ["text", torch.nn.Identity(), None])

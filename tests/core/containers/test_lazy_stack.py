@@ -24,6 +24,7 @@ from kd_core import (
     TensorClass,
     TensorDict,
     TensorDictBase,
+    cat,
     dense_stack_tds,
     lazy_stack,
     maybe_dense_stack,
@@ -123,7 +124,7 @@ def test_data_of_rows_is_one_value_per_row() -> None:
     assert lazy_stack(rows).get_non_tensor("other") == ["a", "b"]
     assert lazy_stack(rows)[1:].get_non_tensor("other") == ["b"]
     batches = [TensorDict({"word": "x", "other": i}, [2]) for i in "ab"]
-    assert lazy_stack(batches, 1).get_non_tensor("word") == "x"
+    assert lazy_stack(batches, 1).get_non_tensor("word") == [["x", "x"]] * 2
     assert lazy_stack(batches, 1).get_non_tensor("other") == [["a", "b"]] * 2
 
 
@@ -198,7 +199,7 @@ def test_contiguous_stacks_all_entries() -> None:
     assert type(dense) is TensorDict
     assert type(inner(dense, "n")) is TensorDict
     torch.testing.assert_close(dense["n", "a"], torch.tensor([[0.0, 1, 2], [0, 1, 2]]))
-    assert dense["w"] == "x"
+    assert dense["w"] == [["x"] * 3] * 2
 
 
 class Text(TensorClass):
@@ -298,8 +299,23 @@ def test_a_member_is_a_container() -> None:
 def test_equal_arrays_are_one_value() -> None:
     names = NonTensorData(numpy.array(["a", "b"]), [1])
     rows = [TensorDict({"names": copy.deepcopy(names)}, [1]) for _ in range(2)]
-    assert LazyStackedTensorDict(*rows)["names"].tolist() == ["a", "b"]
-    assert stack_dense(rows)["names"].tolist() == ["a", "b"]
+    assert cat(rows)["names"].tolist() == ["a", "b"]
+    for stacked in (LazyStackedTensorDict(*rows), stack_dense(rows)):
+        assert [each.tolist() for [each] in stacked["names"]] == [["a", "b"]] * 2
+
+
+@pytest.mark.parametrize(("dim", "stacked"), [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)])
+def test_stacked_stacks_stay_lazy(dim: int, stacked: int) -> None:
+    rows = [TensorDict({"a": torch.arange(3) + i, "n": {"b": torch.ones(3)}}, [3]) for i in (0, 5)]
+    one, other = lazy_stack(rows, stacked), lazy_stack(rows[::-1], stacked)
+    made: object = torch.stack([one, other], dim)  # type: ignore[arg-type]  # containers
+    assert isinstance(made, LazyStackedTensorDict)
+    assert made.stack_dim == stacked + (dim <= stacked)
+    expected = torch.stack([one["a"], other["a"]], dim)
+    assert made.batch_size == expected.shape
+    assert torch.equal(made["a"], expected)
+    made[0]["a"].fill_(9)
+    assert one["a"].max() < 9
 
 
 def test_stacks_nest_as_deep_as_containers() -> None:

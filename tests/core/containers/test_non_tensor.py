@@ -3,6 +3,7 @@
 import copy
 import pickle
 from collections.abc import Callable
+from typing import Any
 
 import numpy
 import pytest
@@ -22,6 +23,8 @@ from kd_core import (
     TensorDictBase,
     cat,
     is_non_tensor,
+    is_tensor_collection,
+    lazy_stack,
     stack,
 )
 
@@ -39,7 +42,7 @@ def make(word: object = "reach") -> TensorDict:
         (lambda td: td.reshape(-1), (6,)),
         (lambda td: td.split(2)[1], (1, 2)),
         (lambda td: td.unbind(1)[0], (3,)),
-        (lambda td: stack([td, td], 0), (2, 3, 2)),
+        (lambda td: cat([td, td], 0), (6, 2)),
         (lambda td: td + 1, (3, 2)),
         (lambda td: td > td, (3, 2)),
         (lambda td: td.sum(0), (2,)),
@@ -113,10 +116,11 @@ def test_the_value_is_kept_by_reference() -> None:
 
 
 def test_a_wrapper_is_its_value_and_its_batch_size() -> None:
-    assert NonTensorData("x", [2]) == NonTensorData("x", [2])
-    assert NonTensorData("x", [2]) != NonTensorData("y", [2])
-    assert NonTensorData("x", [2]) != NonTensorData("x", [3])
+    assert (NonTensorData("x", [2]) == NonTensorData("x", [2])).tolist() == [True, True]
+    assert (NonTensorData("x", [2]) != NonTensorData("y", [2])).tolist() == [True, True]
+    assert (NonTensorData("x") == NonTensorData("y")).tolist() is False
     assert NonTensorData("x") != "x"
+    assert NonTensorData(NonTensorData("x")).data == "x"
     assert repr(NonTensorData("x", [2])) == "NonTensorData(data='x', batch_size=torch.Size([2]))"
     assert NonTensorData("x", [2], torch.device("cpu")).device == torch.device("cpu")
 
@@ -160,8 +164,11 @@ def test_it_is_written_for_all_rows() -> None:
     with pytest.raises(ShapeMismatch):
         td.update_({"n": {"word": "drop"}, "x": torch.zeros(9)})
     assert td["n", "word"] == "lift"
+    alone = TensorDict({"word": "reach"})
+    assert alone.copy_(TensorDict({"word": "grasp"}))["word"] == "grasp"
+    assert alone.set_("word", "lift").update_({"word": "drop"})["word"] == "drop"
     with pytest.raises(InvalidArgument, match="`word` holds one value, 'reach', which cannot be"):
-        TensorDict({"word": "reach"}).copy_(TensorDict({"word": "grasp"}))
+        make()[0, 0]["n"].set_("word", "grasp")  # type: ignore[attr-defined]  # a container
 
 
 def test_a_path_does_not_go_through_it() -> None:
@@ -186,17 +193,61 @@ def test_values_of_one_row_do_not_collapse_when_stacked() -> None:
     rows = [TensorDict({"word": "to"}) for _ in range(2)]
     assert stack(rows).get_non_tensor("word") == ["to", "to"]
     assert stack(rows)[1].get_non_tensor("word") == "to"
-    assert rows[0][None].get_non_tensor("word") == ["to"]
+    assert rows[0].unsqueeze(0).get_non_tensor("word") == ["to"]
+    assert rows[0][None].get_non_tensor("word") == "to"
     assert rows[0].expand(2).get_non_tensor("word") == ["to", "to"]
 
 
-def test_the_value_of_a_batch_stays_one_value() -> None:
+def test_the_value_of_a_batch_stays_one_value_where_rows_are_not_stacked() -> None:
     td = make()
-    assert stack(td.unbind(0)).get_non_tensor(("n", "word")) == "reach"
     assert cat(td.split(2)).get_non_tensor(("n", "word")) == "reach"
+    assert td.reshape(6).get_non_tensor(("n", "word")) == "reach"
+    assert td.expand(3, 2).get_non_tensor(("n", "word")) == "reach"
+    rows = [["reach"] * 2] * 3
+    assert stack(td.unbind(0)).get_non_tensor(("n", "word")) == rows
+    assert lazy_stack(td.unbind(0)).get_non_tensor(("n", "word")) == rows
+    assert td.unsqueeze(0).get_non_tensor(("n", "word")) == [rows]
+    assert td.expand(2, 3, 2).get_non_tensor(("n", "word")) == [rows] * 2
     row = td[0, 0]
     for copy_ in (pickle.loads(pickle.dumps(row)), copy.deepcopy(row), tree_map(torch.clone, row)):
-        assert stack([copy_, row]).get_non_tensor(("n", "word")) == "reach"
+        assert stack([copy_, row]).get_non_tensor(("n", "word")) == ["reach", "reach"]
+
+
+def test_a_wrapper_is_a_container_without_keys() -> None:
+    for node in (NonTensorData("x", [2]), NonTensorStack("x", "y")):
+        assert is_tensor_collection(node)
+        assert is_tensor_collection(type(node))
+        assert (node.batch_dims, node.names) == (1, [None])
+        borrowed: Any = node  # type checkers know the methods of an entry only
+        assert list(borrowed.keys()) == list(borrowed.items(True)) == []
+        assert borrowed.select().tolist() == borrowed.exp().tolist() == (-node).tolist()
+        assert (2 * node + 1).tolist() == node.tolist()  # type: ignore[operator]  # as a container
+        assert borrowed.get("a") is None
+        assert borrowed.get("a", 3) == 3
+        assert borrowed.zero_() is node
+        assert borrowed.is_locked is False
+        with pytest.raises(AttributeError, match="has no attribute `nothing`"):
+            borrowed.nothing()
+    assert NonTensorData("x", [2]).get("data") == NonTensorData("x", [2]).to_dict() == "x"
+    assert NonTensorStack("x", "y").to_dict() == ["x", "y"]
+
+
+def test_a_wrapper_takes_the_value_of_another() -> None:
+    td = TensorDict({"s": "x", "w": ["u", "v"]}, [2])
+    td.get("s").update(NonTensorData("y"))  # type: ignore[arg-type]  # a wrapper
+    assert td["s"] == "y"
+    td.get("w").copy_(NonTensorStack("p", "q"))  # type: ignore[arg-type]  # as above
+    assert td["w"] == ["p", "q"]
+    with pytest.raises(InvalidArgument, match="must be a non-tensor entry"):
+        NonTensorData("x").update({"a": 1})  # type: ignore[arg-type]  # what is checked
+
+
+def test_what_a_function_makes_shares_no_data() -> None:
+    for value, new, old in (("x", "q", "x"), (["x", "y"], ["q", "y"], ["x", "y"])):
+        td = TensorDict({"a": torch.zeros(2), "s": value}, [2])
+        for made in (td.apply(torch.neg), td.named_apply(lambda _, leaf: -leaf), td + 1):
+            made.set_("s", new)
+            assert td["s"] == old
 
 
 def test_values_of_batches_that_differ_become_one_per_row() -> None:
@@ -226,7 +277,7 @@ def test_a_wrapper_is_known_and_spread_over_rows() -> None:
     assert not is_non_tensor("x")
     assert isinstance(wrapper, NonTensorDataBase)
     assert wrapper.shape == (2,)
-    assert wrapper.maybe_to_stack() == NonTensorStack("x", "x")
+    assert wrapper.maybe_to_stack().tolist() == ["x", "x"]
     assert NonTensorData("x").maybe_to_stack() == NonTensorData("x")
 
 
@@ -256,7 +307,8 @@ def test_a_wrapper_is_moved_as_a_tensor_of_its_batch() -> None:
     assert NonTensorData("x").expand(2).tolist() == ["x", "x"]
     assert bool(NonTensorData("x", [0]))
     joined: object = torch.cat([node, NonTensorData("y", [1])])  # type: ignore[list-item]  # wrappers
-    assert joined == NonTensorStack("x", "x", "x", "y")
+    assert isinstance(joined, NonTensorStack)
+    assert joined.tolist() == ["x", "x", "x", "y"]
     with pytest.raises(InvalidArgument, match="must have a batch dimension"):
         list(NonTensorData("x"))
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kd_core._naming import explains_parameters, leaves_out, offered_names, public_in
 from kd_core._nodes import registry
-from kd_core._nodes.entry import TensorData
+from kd_core._nodes.entry import TensorData, Values
 from kd_core._ops.calls.apply import Apply
 from kd_core._ops.calls.modules import Modules
 from kd_core._ops.calls.parallel import Parallel
@@ -274,10 +274,10 @@ class TensorDictBase(
         """Return a `TensorDict` in which entries that cannot be stacked are nested tensors.
 
         Args:
-            layout: the layout of the nested tensors.
+            layout: the layout of the nested tensors: `torch.strided` or `torch.jagged`.
 
         Raises:
-            ShapeMismatch: if rows differ in more than one dimension.
+            ShapeMismatch: if rows differ in more dimensions than the layout allows.
             InvalidValue: if the rows are not stacked along the first dimension.
 
         Example:
@@ -331,6 +331,8 @@ def is_tensor_collection(datatype: object) -> TypeGuard[TensorDictBase]: ...
 def is_tensor_collection(datatype: object) -> bool:
     """Return whether a value is a container, or a class of containers, which `is_leaf` is given.
 
+    A wrapper of non-tensor data is a container, too, one without keys.
+
     Example:
         >>> from kd_core import TensorDict, is_tensor_collection
         >>> is_tensor_collection(TensorDict()), is_tensor_collection({})
@@ -339,8 +341,8 @@ def is_tensor_collection(datatype: object) -> bool:
         >>> list(td.keys(True, True, is_leaf=lambda kind: not is_tensor_collection(kind)))
         ['a', ('n', 's')]
     """
-    return isinstance(datatype, TensorDictBase) or (
-        isinstance(datatype, type) and issubclass(datatype, TensorDictBase)
+    return isinstance(datatype, (TensorDictBase, Values)) or (
+        isinstance(datatype, type) and issubclass(datatype, (TensorDictBase, Values))
     )
 
 

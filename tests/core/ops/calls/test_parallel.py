@@ -37,7 +37,7 @@ def test_the_results_are_joined_in_order(workers: int, size: int) -> None:
     td = container()
     got = td.map(doubled, num_workers=workers, chunksize=size)
     assert got.batch_size == (5,)
-    assert got["word"] == "text"
+    assert got["word"] in ("text", ["text"] * 5)  # one for each row where rows were stacked
     assert torch.equal(got["a"], td["a"] * 2)
     assert torch.equal(got["n", "b"], td["n", "b"] * 2)
     assert not td.is_shared()

@@ -4,7 +4,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from kd_core import KeyNotFound, ShapeMismatch, TensorDict, lazy_stack
+from kd_core import (
+    KeyNotFound,
+    NonTensorData,
+    NonTensorStack,
+    ShapeMismatch,
+    TensorDict,
+    lazy_stack,
+)
 
 
 def make() -> TensorDict:
@@ -27,7 +34,10 @@ def test_members_of_a_stack_count() -> None:
 
 def test_data_is_listed() -> None:
     assert make().non_tensor_items() == ()
-    assert make().non_tensor_items(include_nested=True) == ((("n", "s"), "text"),)
+    [(key, wrapper)] = make().non_tensor_items(include_nested=True)
+    assert key == ("n", "s")
+    assert isinstance(wrapper, NonTensorData)
+    assert wrapper.data == "text"
 
 
 def test_summary_has_a_line_for_each_leaf_and_totals() -> None:
@@ -79,7 +89,10 @@ def test_ragged_entries_have_a_shape_and_a_line() -> None:
     assert stack.get_item_shape("a") == (2, -1, 4)
     assert lazy_stack([stack, stack]).get_item_shape(("n", "b")) == (2, 2, -1)
     assert (stack.get_item_shape("s"), stack.get_item_shape("n")) == ((2,), (2,))
-    assert stack.non_tensor_items() == (("s", ["x", "x"]),)
+    [(key, rows)] = stack.non_tensor_items()
+    assert key == "s"
+    assert isinstance(rows, NonTensorStack)
+    assert rows.tolist() == ["x", "x"]
     lines = TensorDict({"rows": stack}, [2]).summary().splitlines()
     assert lines[1].split() == ["('rows',", "'a')", "(2,", "-1,", "4)", "float32", "cpu", "80"]
     mixed = lazy_stack([TensorDict({"a": torch.ones(2)}), TensorDict({"a": 1.0})])

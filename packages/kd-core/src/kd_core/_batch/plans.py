@@ -183,6 +183,23 @@ class Viewed:
         return self.batch + batch[self.ndim :]
 
 
+class Grown:
+    """The batch shape after dimensions were inserted: one value for all rows becomes one per row.
+
+    Args:
+        batch: the new batch size.
+        ndim: the number of dimensions that it replaces; a nested container may have more.
+    """
+
+    __slots__ = ("batch", "ndim")
+
+    def __init__(self, batch: Batch, ndim: int) -> None:
+        self.batch, self.ndim = batch, ndim
+
+    def __call__(self, batch: Batch) -> Batch:
+        return self.batch + batch[self.ndim :]
+
+
 class Fresh(Padded):
     """The batch shape of new rows: none of those that were there stays.
 

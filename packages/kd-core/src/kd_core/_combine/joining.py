@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, ClassVar, Final, NoReturn, TypeAlias, TypeGuard, cast
+from typing import TYPE_CHECKING, ClassVar, Final, NoReturn, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -112,27 +112,7 @@ class Join:
         """Join containers into new leaves or the leaves of `out`."""
         if out is not None:
             return _combined_into(self, containers, out)
-        nodes: Sequence[object] = containers
-        if isinstance(nodes[0], Composite):
-            return self._stacked(containers, (), None)  # type: ignore[return-value]  # the kind of the first
-        return self.joined(containers, (), None)  # type: ignore[return-value]  # as above
-
-    def _stacked(self, nodes: Column, path: Path, memo: Memo) -> Entry:
-        """Join lazy stacks; those with ragged entries are stacked member by member."""
-        try:
-            return self.joined(nodes, path, memo)
-        except ShapeMismatch:
-            first = cast("Composite", nodes[0])
-            stacks = [node for node in nodes if _alike(node, first)]
-            if self.name != "stack" or len(stacks) < len(nodes):
-                raise
-            at = first._dim
-            inner = type(self)(self.dim - (self.dim > at))
-            rows = zip(*[stack._members for stack in stacks], strict=True)
-            members = [inner._joined_other(cast("Column", row), path, None) for row in rows]
-            made = first._of(cast("list[TensorDictBase]", members), at + (self.dim <= at))
-            made._kd_describe(made._kd_desc.with_batch(self.descriptor(nodes, path, None).batch))
-            return cast("Entry", made)
+        return self.joined(containers, (), None)  # type: ignore[return-value]  # the kind of the first
 
     def joined(self, nodes: Column, path: Path, memo: Memo) -> Entry:
         """Join containers level by level."""
@@ -171,7 +151,7 @@ class Join:
         first = column[0]
         if isinstance(first, Composite):
             stack = self.members(column)
-            return self._stacked(column, path, memo) if stack is None else stack
+            return self.joined(column, path, memo) if stack is None else stack
         if not isinstance(first, Tensor):
             return self.joined(column, path, memo)
         if not first.is_nested:
@@ -260,13 +240,6 @@ class _Staged:
     def __init__(self) -> None:
         self.columns: list[tuple[Column, Tensor, Path]] = []
         self.copies: list[Write] = []
-
-
-def _alike(node: Entry, first: Composite) -> TypeGuard[Composite]:
-    """Return whether two lazy stacks have as many members along the same dimension."""
-    if not isinstance(node, Composite) or node._kd_desc.batch != first._kd_desc.batch:
-        return False
-    return node._dim == first._dim
 
 
 def _is_other(entry: Entry) -> bool:

@@ -29,7 +29,8 @@ def stack(input: Sequence[C], dim: int | str = 0, *, out: C | None = None) -> C:
     """Stack containers along a new batch dimension; `torch.stack` calls this function too.
 
     Args:
-        input: containers of the same keys and batch size.
+        input: containers of the same keys and batch size. Lazy stacks of the same stacked
+            dimension are stacked member by member: the result is a lazy stack.
         dim: the position of the new dimension; a negative one counts from the end of the result,
             and the name of a dimension is its position.
         out: a container into whose leaves the result is written.
@@ -49,7 +50,8 @@ def stack(input: Sequence[C], dim: int | str = 0, *, out: C | None = None) -> C:
         dim = new_dim(dim, first_of(input, "stack")._kd_desc.batch)
     how = object.__new__(_Stacking)  # calling a class is slow to trace
     how.dim = how.wrapped(dim, input, 1)
-    return how.combined(input, out)
+    joined = how.members(input) if out is None else None
+    return how.combined(input, out) if joined is None else cast("C", joined)
 
 
 class _Stacking(Join):
@@ -68,6 +70,28 @@ class _Stacking(Join):
 
     def even(self, shape: Batch, count: int) -> Batch:
         return (*shape[: self.dim], count, *shape[self.dim :])
+
+    def members(self, containers: Sequence[object]) -> Composite | None:
+        stacks = _alike(containers)
+        if stacks is None or any(
+            each._kd_desc.batch != stacks[0]._kd_desc.batch for each in stacks
+        ):
+            return None
+        at = stacks[0]._dim
+        inner = self.dim - (self.dim > at)
+        rows = zip(*[cast("list[TensorDictBase]", each._members) for each in stacks], strict=True)
+        return stacks[0]._of([stack(list(row), inner) for row in rows], at + (self.dim <= at))
+
+
+def _alike(containers: Sequence[object]) -> list[Composite] | None:
+    """Return containers that all are lazy stacks along the same dimension; else `None`."""
+    first = containers[0]
+    if not isinstance(first, Composite):
+        return None
+    stacks = [
+        each for each in containers if isinstance(each, Composite) and each._dim == first._dim
+    ]
+    return stacks if len(stacks) == len(containers) else None
 
 
 registry.register("stack", stack)
@@ -125,13 +149,11 @@ class _Concatenating(Join):
         return (*shape[:dim], resized(shape[dim], shape[dim] * count), *shape[dim + 1 :])
 
     def members(self, containers: Sequence[object]) -> Composite | None:
-        first, dim = containers[0], self.dim
-        if not isinstance(first, Composite):
+        stacks = _alike(containers)
+        if stacks is None:
             return None
+        first, dim = stacks[0], self.dim
         at, batch = first._dim, first._members[0]._kd_desc.batch
-        stacks = [each for each in containers if isinstance(each, Composite) and each._dim == at]
-        if len(stacks) < len(containers):
-            return None
         rows = [cast("list[TensorDictBase]", each._members) for each in stacks]
         if dim == at:
             members = [member for column in rows for member in column]

@@ -17,7 +17,8 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from kd_core._batch.descriptor import Descriptor, describe_on, restored
-from kd_core._batch.plans import Fresh, Reduced
+from kd_core._batch.names import names_of
+from kd_core._batch.plans import Fresh, Grown, Reduced
 from kd_core._batch.shapes import batch_of
 from kd_core._errors import (
     InvalidArgument,
@@ -25,6 +26,7 @@ from kd_core._errors import (
     one_value_for_all,
     restores,
     shape_text,
+    wrong_type,
 )
 from kd_core._keys import format_key
 from kd_core._leaves.foreach import StandIn
@@ -53,7 +55,7 @@ def _holding(node: NonTensorDataBase) -> AbstractContainer:
 def _all_held(value: object) -> object:
     if isinstance(value, NonTensorDataBase):
         return _holding(value)
-    if value.__class__ is list or value.__class__ is tuple:
+    if _holds_entries(value):
         return [_all_held(each) for each in cast("Sequence[object]", value)]
     return value
 
@@ -68,7 +70,114 @@ def _all_taken(made: object) -> object:
     if isinstance(made, (list, tuple)):
         return tuple(map(_all_taken, made))
     entries: Mapping[str, object] | None = getattr(made, "_kd_entries", None)
-    return made if entries is None else entries[_HELD]
+    return made if entries is None or _HELD not in entries else entries[_HELD]
+
+
+def _empty(node: NonTensorDataBase) -> AbstractContainer:
+    """Return a container without entries of the batch size of an entry."""
+    return cast("AbstractContainer", registry.make_dense({}, node._kd_desc, True))
+
+
+_ASKS_FOR_KEYS: Final = frozenset(
+    {
+        "bytes",
+        "cat_tensors",
+        "clear",
+        "create_nested",
+        "del_",
+        "depth",
+        "empty",
+        "entry_class",
+        "exclude",
+        "fill_",
+        "filter_empty_",
+        "filter_non_tensor_data",
+        "flatten_keys",
+        "get_at",
+        "get_item_shape",
+        "get_non_tensor",
+        "is_empty",
+        "is_non_tensor",
+        "items",
+        "keys",
+        "load_state_dict",
+        "non_tensor_items",
+        "non_tensor_values",
+        "numpy",
+        "pack",
+        "param_count",
+        "pop",
+        "popitem",
+        "rename_key_",
+        "replace",
+        "select",
+        "separates",
+        "set",
+        "set_",
+        "set_at_",
+        "set_non_tensor",
+        "setdefault",
+        "sorted_keys",
+        "split_keys",
+        "stack_tensors",
+        "state_dict",
+        "to_module",
+        "to_namedtuple",
+        "to_struct_array",
+        "unflatten_keys",
+        "update_at_",
+        "valid_keys",
+        "values",
+        "zero_grad",
+    }
+)
+"""Methods that ask for keys: an entry has none."""
+
+
+def _borrowed(node: NonTensorDataBase, name: str) -> object:
+    """Return a method or property of containers for an entry, which is one without keys."""
+    asks_for_keys = name in _ASKS_FOR_KEYS
+    holder = None
+    if not name.startswith("_"):
+        holder = _empty(node) if asks_for_keys else _holding(node)
+    if holder is None or not hasattr(type(holder), name):
+        raise AttributeError(f"`{type(node).__name__}` has no attribute `{name}`.")
+    borrowed = getattr(holder, name)
+    if not callable(borrowed):
+        return borrowed
+
+    def call(*args: object, **options: object) -> object:
+        args = tuple(map(_all_held, args))
+        made = borrowed(*args, **{key: _all_held(value) for key, value in options.items()})
+        if made is holder:
+            return node
+        if asks_for_keys:
+            is_like = isinstance(made, type(holder)) and not made._kd_entries
+            return node.clone() if is_like and made._kd_desc.batch == node._kd_desc.batch else made
+        taken = _all_taken(made)
+        return node._kd_with_descriptor(node._kd_desc) if taken is node else taken
+
+    return call
+
+
+class Cell:
+    """Where the value of one row of several is: an entry of that row reads and writes it there."""
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:
+
+        @abstractmethod
+        def __getitem__(self, index: int) -> object:
+            """Return the value: a cell is read as the tuple of a value is."""
+
+        @abstractmethod
+        def write(self, value: object) -> None:
+            """Replace the value, for every view of the row."""
+
+        @abstractmethod
+        def spread(self, desc: Descriptor) -> Node:
+            """Return the entry of a batch whose rows all are this one."""
 
 
 class NonTensorDataBase(Values):
@@ -108,11 +217,45 @@ class NonTensorDataBase(Values):
         """The number of batch dimensions."""
         return self._kd_desc.ndim
 
+    @property
+    def names(self) -> list[str | None]:
+        """The names of the batch dimensions, `None` for those without a name."""
+        return list(names_of(self._kd_desc.batch))
+
     def dim(self) -> int:
         """Return the number of batch dimensions."""
         return self._kd_desc.ndim
 
+    batch_dims = ndim
     ndimension = dim
+
+    if not TYPE_CHECKING:  # to type checkers an entry has the methods that stand here
+
+        def __getattr__(self, name: str) -> object:
+            """Return a method or property of containers: an entry is one without keys."""
+            return _borrowed(self, name)
+
+    def get(self, key: object, default: object = None) -> object:
+        """Return the value for the key "data", and a default for others: there are none."""
+        return self._kd_item() if key == _HELD and isinstance(self, NonTensorData) else default
+
+    def to_dict(self, **options: object) -> object:
+        """Return the value, or those of all rows as nested lists: what `to_dict` shows of it."""
+        return plain_value(self._kd_item(), False)
+
+    def update(self, input_dict_or_td: NonTensorDataBase | None = None, **options: object) -> Self:
+        """Write the value of another entry, or those of its rows."""
+        if isinstance(input_dict_or_td, NonTensorDataBase):
+            self._write_all(input_dict_or_td)
+        elif input_dict_or_td is not None:
+            raise wrong_type("the source", "a non-tensor entry", input_dict_or_td)
+        return self
+
+    update_ = copy_ = update
+
+    @abstractmethod
+    def _write_all(self, source: NonTensorDataBase) -> None:
+        """Write the values of another entry."""
 
     def size(self, dim: int | None = None) -> torch.Size | int:
         """Return the batch size, or one of its sizes."""
@@ -149,6 +292,58 @@ class NonTensorDataBase(Values):
     def __getitem__(self, index: object) -> NonTensorDataBase:
         """Return the entry of one row or of several rows, as of a tensor of shape `batch_size`."""
         return self._called("__getitem__", index)
+
+    # Arithmetic leaves data that is not a tensor as it is, in a container and alone.
+    def __add__(self, other: object) -> NonTensorDataBase:
+        return self._called("__add__", _all_held(other))
+
+    def __radd__(self, other: object) -> NonTensorDataBase:
+        return self._called("__radd__", _all_held(other))
+
+    def __sub__(self, other: object) -> NonTensorDataBase:
+        return self._called("__sub__", _all_held(other))
+
+    def __rsub__(self, other: object) -> NonTensorDataBase:
+        return self._called("__rsub__", _all_held(other))
+
+    def __mul__(self, other: object) -> NonTensorDataBase:
+        return self._called("__mul__", _all_held(other))
+
+    def __rmul__(self, other: object) -> NonTensorDataBase:
+        return self._called("__rmul__", _all_held(other))
+
+    def __truediv__(self, other: object) -> NonTensorDataBase:
+        return self._called("__truediv__", _all_held(other))
+
+    def __rtruediv__(self, other: object) -> NonTensorDataBase:
+        return self._called("__rtruediv__", _all_held(other))
+
+    def __mod__(self, other: object) -> NonTensorDataBase:
+        return self._called("__mod__", _all_held(other))
+
+    def __pow__(self, other: object) -> NonTensorDataBase:
+        return self._called("__pow__", _all_held(other))
+
+    def __ge__(self, other: object) -> NonTensorDataBase:
+        return self._called("__ge__", _all_held(other))
+
+    def __gt__(self, other: object) -> NonTensorDataBase:
+        return self._called("__gt__", _all_held(other))
+
+    def __le__(self, other: object) -> NonTensorDataBase:
+        return self._called("__le__", _all_held(other))
+
+    def __lt__(self, other: object) -> NonTensorDataBase:
+        return self._called("__lt__", _all_held(other))
+
+    def __neg__(self) -> NonTensorDataBase:
+        return self._called("__neg__")
+
+    def __abs__(self) -> NonTensorDataBase:
+        return self._called("__abs__")
+
+    def __invert__(self) -> NonTensorDataBase:
+        return self._called("__invert__")
 
     def _called(self, method: str, *args: object, **options: object) -> NonTensorDataBase:
         """Return the entry of what a method makes of a container that holds it."""
@@ -227,7 +422,8 @@ class NonTensorDataBase(Values):
 
     def clone(self, recurse: bool = True) -> NonTensorDataBase:
         """Return a copy; the values themselves are not copied."""
-        return self._called("clone", recurse)
+        made = self._called("clone", recurse)
+        return self._kd_with_descriptor(self._kd_desc) if made is self else made
 
     def contiguous(self) -> NonTensorDataBase:
         """Return the entry with its rows in order in memory."""
@@ -280,13 +476,35 @@ class NonTensorDataBase(Values):
         answers = torch.tensor(same, dtype=torch.bool, device=desc.device)
         return answers.expand(desc.batch) if alone and desc.ndim else answers.reshape(desc.batch)
 
+    def __eq__(self, other: object) -> Tensor:  # type: ignore[override]  # as a container does
+        """Return for each row whether its value is equal to that of another entry."""
+        return (
+            self._equal_rows(other, True)
+            if isinstance(other, NonTensorDataBase)
+            else NotImplemented
+        )
+
+    def __ne__(self, other: object) -> Tensor:  # type: ignore[override]  # as above
+        """Return for each row whether its value differs from that of another entry."""
+        return (
+            self._equal_rows(other, False)
+            if isinstance(other, NonTensorDataBase)
+            else NotImplemented
+        )
+
+    __hash__ = None  # type: ignore[assignment]  # the values may not be hashable
+
     def _write_at(self, index: tuple[object, ...], value: object) -> None:
         """Write a value to rows."""
         raise one_value_for_all("of the list", unwrapped(self), value, self._kd_desc.ndim)
 
     def _constant(self) -> object:
         """Return what a pytree stores in its structure to rebuild the entry."""
-        return self
+        return Constant(self)
+
+    @abstractmethod
+    def _is_equal(self, other: NonTensorDataBase) -> bool:
+        """Return whether another entry has the same batch size and values."""
 
     def _restored(self, desc: Descriptor, ndim: int) -> NonTensorDataBase:
         """Rebuild the entry from what `_constant` returned, with the batch of a rebuilt parent.
@@ -333,6 +551,23 @@ class NonTensorDataBase(Values):
         pass  # it does not have a structure to lock
 
 
+class Constant:
+    """An entry in the structure of a pytree, which is equal or not as a whole."""
+
+    __slots__ = ("node",)
+
+    def __init__(self, node: NonTensorDataBase) -> None:
+        self.node = node
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Constant) and self.node._is_equal(other.node)
+
+    __hash__ = None  # type: ignore[assignment]  # the values may not be hashable
+
+    def __repr__(self) -> str:
+        return repr(self.node)
+
+
 @leaves_out("fields", "from_tensordict", "extend")
 class NonTensorData(NonTensorDataBase, Encodes):
     """A non-tensor entry: one value for the whole batch.
@@ -357,8 +592,9 @@ class NonTensorData(NonTensorDataBase, Encodes):
 
     __slots__ = ("_boxed", "_of_batch")
 
-    _boxed: tuple[object]
-    """The value in a tuple: compiled code that passes it on adds no guard on the value."""
+    _boxed: tuple[object] | Cell
+    """The value in a tuple: compiled code that passes it on adds no guard on the value. The cell of
+    the row, if it was read from values of rows."""
 
     _of_batch: bool
 
@@ -366,7 +602,7 @@ class NonTensorData(NonTensorDataBase, Encodes):
     def __init__(
         self, data: object, batch_size: BatchSize = (), device: DeviceLike | None = None
     ) -> None:
-        self.data = data
+        self._boxed = (data.data if isinstance(data, NonTensorData) else data,)
         self._kd_desc = describe_on(batch_of(batch_size), device)
         self._of_batch = self._always_of_batch() or self._kd_desc.ndim > 0
 
@@ -381,7 +617,13 @@ class NonTensorData(NonTensorDataBase, Encodes):
 
     @data.setter
     def data(self, data: object) -> None:
-        self._boxed = (data,)
+        if isinstance(self._boxed, Cell):
+            self._boxed.write(data)
+        else:
+            self._boxed = (data,)
+
+    def _write_all(self, source: NonTensorDataBase) -> None:
+        self.data = source._kd_item()
 
     def tolist(self, *, convert_tensors: bool = False, as_linked_list: bool = False) -> object:
         """Return the value once for each row, as nested lists of shape `batch_size`."""
@@ -402,13 +644,15 @@ class NonTensorData(NonTensorDataBase, Encodes):
 
     def _constant(self) -> object:
         if isinstance(self.data, NonTensorDataBase):  # see `NonTensorStack._restored`
-            return self.data
+            return self.data._constant()
         if type(self) is NonTensorData and self._of_batch is (self._kd_desc.ndim > 0):
             return self.data
-        return self
+        return Constant(self)
 
     def _spread(self, desc: Descriptor) -> Node:
         """Return the value once for each row of a batch."""
+        if isinstance(self._boxed, Cell):
+            return self._boxed.spread(desc)
         return registry.wrap_rows([self.data], torch.zeros((), dtype=torch.int64), desc)
 
     def _encode(
@@ -417,40 +661,44 @@ class NonTensorData(NonTensorDataBase, Encodes):
         """Return a tensor that stands for the value of all rows, and one to copy into it.
 
         Raises:
-            InvalidArgument: if there is a value for each row, or the entry may be a row of a batch,
-                whose value is a copy.
+            InvalidArgument: if there is a value for each row, or the entry is a row of a batch that
+                has one value, of which it is a copy.
         """
         refuse_tensors(value, path)
         if not self._agrees(value):
             by_row = isinstance(value, (list, tuple)) or (
                 isinstance(value, NonTensorDataBase) and not isinstance(value, NonTensorData)
             )
-            if by_row or not self._kd_desc.ndim:
+            if by_row or self._is_row_of_batch():
                 name = format_key(path)
                 raise one_value_for_all(name, unwrapped(self), unwrapped(value), self._kd_desc.ndim)
         return stand_in_for(self, value)
 
+    def _is_row_of_batch(self) -> bool:
+        """Return whether it is a row of a batch that has one value, which a write cannot reach."""
+        return self._of_batch and not self._kd_desc.ndim and not self._always_of_batch()
+
     def _under(self, desc: Descriptor) -> Self:
-        """Return the value under another batch size that an operation made of the present one."""
-        if desc.ndim and not self._of_batch:
-            return cast("Self", self._spread(desc))
-        new = object.__new__(self.__class__)
-        new._boxed = self._boxed
-        new._kd_desc = desc._unlocked
-        new._of_batch = self._of_batch
+        """Return a copy that has another batch size."""
+        new = self._kd_with_descriptor(desc)
+        if isinstance(self._boxed, Cell):
+            new._boxed = (self.data,)
         return new
 
     def _kd_map_each(self, fn: LeafFn, batch: BatchFn | None = None, memo: Memo = None) -> Self:
         desc = self._kd_desc
         if batch is None:
             return self._under(desc if memo is None or memo[0] is not desc else memo[1])
+        if isinstance(batch, Grown) and not self._always_of_batch():
+            return cast("Self", self._spread(desc.with_batch(batch(desc.batch))))
         if not self._of_batch:
             if isinstance(batch, Reduced) and not batch.lead:
                 return self._kd_shallow()
             if isinstance(batch, Fresh):
                 new = desc.with_batch(batch(desc.batch))
-                return cast("Self", wrap_data(None, desc)._under(new))
-        return self._under(desc.with_batch(batch(desc.batch)))
+                none = wrap_data(None, desc)
+                return cast("Self", none._spread(new) if new.ndim else none._under(new))
+        return self._kd_with_descriptor(desc.with_batch(batch(desc.batch)))
 
     def _kd_shallow(self) -> Self:
         return self  # a write to a row of a stack is seen in all copies that share its tensors
@@ -459,7 +707,7 @@ class NonTensorData(NonTensorDataBase, Encodes):
         self, fn: PartsFn, batches: Sequence[BatchFn], memo: PartsMemo = None
     ) -> Sequence[Self]:
         desc = self._kd_desc
-        return [self._under(desc.with_batch(batch(desc.batch))) for batch in batches]
+        return [self._kd_with_descriptor(desc.with_batch(batch(desc.batch))) for batch in batches]
 
     def _kd_rebuild(self, leaves: Iterator[Tensor]) -> Self:
         return self._under(self._kd_desc)
@@ -482,6 +730,13 @@ class NonTensorData(NonTensorDataBase, Encodes):
     def _is_same(self, other: Entry) -> bool:
         return isinstance(other, NonTensorData) and self._holds_same(other)
 
+    def _is_equal(self, other: NonTensorDataBase) -> bool:
+        return (
+            isinstance(other, NonTensorData)
+            and self._kd_desc.batch == other._kd_desc.batch
+            and self._holds_same(other)
+        )
+
     def _holds_same(self, other: NonTensorData) -> bool:
         """Return whether the values are equal; compiled code reads only those of other boxes."""
         return self._boxed is other._boxed or same_data(self.data, other.data)
@@ -492,13 +747,6 @@ class NonTensorData(NonTensorDataBase, Encodes):
         new._kd_desc = desc._unlocked
         new._of_batch = self._of_batch or desc.ndim > 0
         return new
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, NonTensorData):
-            return NotImplemented
-        return self._kd_desc.batch == other._kd_desc.batch and self._holds_same(other)
-
-    __hash__ = None  # type: ignore[assignment]  # the value may not be hashable
 
     def __reduce__(self) -> tuple[object, ...]:
         desc = self._kd_desc
@@ -682,9 +930,16 @@ def restore_meta(data: object, batch: Batch, device: torch.device | None = None)
 def wrap_data(data: object, desc: Descriptor) -> NonTensorData:
     """Wrap a value with an existing descriptor."""
     node = object.__new__(NonTensorData)
-    node.data = data
+    node._boxed = (data,)
     node._kd_desc = desc._unlocked
     node._of_batch = desc.ndim > 0
+    return node
+
+
+def row_of_cell(cell: Cell, desc: Descriptor) -> NonTensorData:
+    """Wrap the value of one row of several, which is read and written where it is."""
+    node = wrap_data(None, desc)
+    node._boxed = cell
     return node
 
 
@@ -696,7 +951,7 @@ def _restore_data(
     data: object, desc: Descriptor, always_of_batch: bool, of_batch: bool
 ) -> NonTensorData:
     node: NonTensorData = object.__new__(MetaData if always_of_batch else NonTensorData)
-    node.data, node._kd_desc, node._of_batch = data, desc._unlocked, of_batch
+    node._boxed, node._kd_desc, node._of_batch = (data,), desc._unlocked, of_batch
     return node
 
 

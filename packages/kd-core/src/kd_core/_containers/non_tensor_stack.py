@@ -18,12 +18,14 @@ from kd_core._batch.descriptor import describe_on, restored
 from kd_core._batch.plans import Fresh, Padded, Reduced
 from kd_core._batch.shapes import batch_of, broadcasts_to, wrap_dim
 from kd_core._containers.non_tensor import (
+    Cell,
     MetaData,
     NonTensorData,
     NonTensorDataBase,
     linked,
     plain_value,
     refuse_tensors,
+    row_of_cell,
     wrap_data,
 )
 from kd_core._containers.row_cells import (
@@ -74,6 +76,31 @@ _SHOWN: Final = 20
 
 _HOLDS: Final = frozenset({NonTensorData, MetaData})
 """Wrappers that values may be, which reading takes off."""
+
+
+class RowCell(Cell):
+    """The cell of one row."""
+
+    __slots__ = ("_cells", "_number", "_positions")
+
+    def __init__(self, cells: Cells, positions: Tensor) -> None:
+        self._cells, self._positions = cells, positions
+        self._number = int(positions)
+
+    def __getitem__(self, index: int) -> object:
+        """Return the value."""
+        return self._cells.read(self._number)
+
+    def write(self, value: object) -> None:
+        """Replace the value, for every view of the row."""
+        self._cells.write((self._number,), (value,))
+
+    def spread(self, desc: Descriptor) -> NonTensorStack:
+        """Return the entry of a batch whose rows all are this one."""
+        node = object.__new__(NonTensorStack)
+        node._positions, node._cells = self._positions.expand(desc.batch), self._cells
+        node._kd_desc, node._loose = desc._unlocked, None
+        return node
 
 
 class NonTensorStack(NonTensorDataBase, RowData):
@@ -197,6 +224,9 @@ class NonTensorStack(NonTensorDataBase, RowData):
             raise cannot_broadcast(source.shape, "rows of the entry", tuple(rows.shape))
         target[index] = source  # type: ignore[index]  # as above
 
+    def _write_all(self, source: NonTensorDataBase) -> None:
+        self[...] = source
+
     def tolist(self, *, convert_tensors: bool = False, as_linked_list: bool = False) -> object:
         """Return the values as nested lists of shape `batch_size`."""
         values = cells_of(self).values if not is_compiling() else []
@@ -225,7 +255,10 @@ class NonTensorStack(NonTensorDataBase, RowData):
             return new
         cells = cells_of(self)
         if not desc.ndim:
-            return cast("Self", wrap_data(cells.values[int(positions)], desc))
+            row = int(positions)
+            if share_storage(positions, self._positions):
+                return cast("Self", row_of_cell(RowCell(cells, positions), desc))
+            return cast("Self", wrap_data(cells.values[row], desc))
         if not share_storage(positions, self._positions):
             _fill(new, cells.values, positions, desc)
             return new
@@ -327,12 +360,17 @@ class NonTensorStack(NonTensorDataBase, RowData):
         new._kd_desc = desc._unlocked if desc.ndim == len(shape) else desc.with_batch(shape)
         return new
 
+    def _is_equal(self, other: NonTensorDataBase) -> bool:
+        if not isinstance(other, NonTensorStack) or self._kd_desc.batch != other._kd_desc.batch:
+            return False
+        return all(map(same_data, flat_values(self), flat_values(other)))
+
     def _restored(self, desc: Descriptor, ndim: int) -> NonTensorDataBase:
         # Under `vmap`, which maps its first dimension, it is not split, and fits again outside.
         if self._kd_desc.batch[: desc.ndim] == desc.batch and desc.ndim >= ndim:
             return self._kd_with_descriptor(desc)
         whole = object.__new__(NonTensorData)
-        whole.data, whole._kd_desc, whole._of_batch = self, desc._unlocked, True
+        whole._boxed, whole._kd_desc, whole._of_batch = (self,), desc._unlocked, True
         return whole
 
     def _encode(
@@ -357,16 +395,6 @@ class NonTensorStack(NonTensorDataBase, RowData):
         if node is not None or not rows or not isinstance(value, (list, tuple)):
             return encoded(self, [value if node is None else node._kd_item()], ())
         return encoded(self, values_of_rows(value, rows, format_key(path)), rows)
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, NonTensorStack):
-            return NotImplemented
-        if self._kd_desc.batch != other._kd_desc.batch:
-            return False
-        pairs = zip(flat_values(self), flat_values(other), strict=True)
-        return all(same_data(mine, theirs) for mine, theirs in pairs)
-
-    __hash__ = None  # type: ignore[assignment]  # the values may not be hashable
 
     def __reduce__(self) -> tuple[object, ...]:
         return restore_rows, (flat_values(self), self._kd_desc.batch, self._kd_desc.device)
@@ -417,7 +445,8 @@ def join_data(
 ) -> NonTensorDataBase:
     """Stack or concatenate non-tensor entries.
 
-    Values of whole batches that are all equal stay one value. Otherwise each row keeps its own.
+    Equal values of whole batches that are concatenated stay one value, and equal `MetaData` does.
+    Otherwise each row has its own.
 
     Args:
         nodes: the entries, of batch sizes that fit.
@@ -426,9 +455,9 @@ def join_data(
         desc: the descriptor of the result.
     """
     first = nodes[0]
-    if isinstance(first, NonTensorData) and all(
-        isinstance(node, NonTensorData) and node._of_batch and first._holds_same(node)
-        for node in nodes
+    kind = MetaData if desc.ndim > first._kd_desc.ndim else NonTensorData
+    if isinstance(first, kind) and all(
+        isinstance(node, kind) and node._of_batch and first._holds_same(node) for node in nodes
     ):
         return first._under(desc)
     pool, columns = pool_rows(nodes)

@@ -127,6 +127,19 @@ class Cells:
         self.later: Later | None = None
         self.kin: list[weakref.ref[Cells]] = []
 
+    def read(self, number: int) -> object:
+        """Return what is in a cell."""
+        self.settle()
+        return self.values[number]
+
+    def settle(self) -> None:
+        """Make the writes that compiled code left to be done."""
+        if self.later is not None:
+            with _LENDING:
+                if self.later is not None:
+                    self.values = loosely(self.values, self.later).written()
+                    self.later, self.lent = None, False
+
     def write(self, numbers: Iterable[int], values: Iterable[object]) -> None:
         """Put values into cells; other cells may be read and written meanwhile."""
         pairs = list(zip(numbers, values, strict=True))
@@ -144,14 +157,11 @@ class Cells:
 
 def cells_of(node: Rows) -> Cells:
     """Return the cells of an entry, after what compiled code left to be done."""
-    if node._loose is not None or node._cells.later is not None:
+    if node._loose is not None:
         with _LENDING:
             if node._loose is not None:
                 _settle(node, node._loose)
-            cells = node._cells
-            if cells.later is not None:
-                cells.values = loosely(cells.values, cells.later).written()
-                cells.later, cells.lent = None, False
+    node._cells.settle()
     return node._cells
 
 

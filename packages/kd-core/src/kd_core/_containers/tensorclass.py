@@ -60,6 +60,7 @@ from kd_core._errors import FROZEN, FrozenField, InvalidArgument, UnknownField, 
 from kd_core._keys import format_key, nearest_key
 from kd_core._naming import explain_attribute, explains_parameters
 from kd_core._nodes import registry
+from kd_core._nodes.entry import is_data
 from kd_core._ops.formats.building import build
 from kd_core._ops.shape.rebatching import named as with_names
 from kd_core._protocol.primitives import AbstractContainer, lock
@@ -416,6 +417,11 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
                         bound = _plain(bound, self._kd_desc)
                         break
             _complete(self, bound, names, lock)
+
+        def get(self, key, default=None, *args, **options):
+            """Read the entry at a key: of a field that is not a tensor, the value itself."""
+            found = Dense.get(self, key, default, *args, **options)
+            return found._kd_item() if is_data(found) and found is not default else found
 
         # Hidden from type checkers, so that they report a misspelt field.
         def __getattr__(self, name):

@@ -37,7 +37,7 @@ from kd_core._batch.descriptor import Descriptor, describe
 from kd_core._batch.names import as_named, names_of
 from kd_core._containers.dense import Dense
 from kd_core._containers.lazy_stack import built_stack
-from kd_core._containers.non_tensor import NonTensorDataBase, wrap_data
+from kd_core._containers.non_tensor import Constant, NonTensorDataBase, wrap_data
 from kd_core._containers.non_tensor_stack import NonTensorStack
 from kd_core._containers.stack_classes import plain_class
 from kd_core._containers.tensordict import TensorDict
@@ -348,7 +348,8 @@ def _put_together(
         if _is_hollow(cast("AbstractContainer", entries[key])):
             entries[key] = _fitted(cast("AbstractContainer", entries[key]), batch, ndim)
     for key, constant in data:
-        if moved is not None and isinstance(constant, NonTensorStack):
+        node = constant.node if isinstance(constant, Constant) else None
+        if moved is not None and isinstance(node, NonTensorStack):
             refuse_rows(key, moved)
         entries[key] = _data(constant, desc, ndim)
     return _kind_of(cls, cast("dict[str, Entry]", entries), desc, nested)
@@ -414,8 +415,8 @@ def _fitted(hollow: AbstractContainer, batch: Batch, ndim: int) -> AbstractConta
 
 def _data(constant: object, desc: Descriptor, ndim: int) -> Entry:
     """Rebuild a non-tensor entry from what the structure holds of it."""
-    if isinstance(constant, NonTensorDataBase):
-        return cast("Entry", constant._restored(desc, ndim))
+    if isinstance(constant, Constant):
+        return cast("Entry", constant.node._restored(desc, ndim))
     return wrap_data(constant, desc)
 
 

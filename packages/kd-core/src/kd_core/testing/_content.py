@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kd_core._base import TensorDictBase
+from kd_core._containers.non_tensor import MetaData
 from kd_core.testing._comparison import assert_close
 
 BATCH = (3, 4)
@@ -39,7 +40,7 @@ class Contract:
                 "c": torch.arange(count * 5.0).reshape(*BATCH, 5) - 7,
                 "d": {"e": torch.arange(count, dtype=torch.int32).reshape(BATCH)},
             },
-            "word": "reach",
+            "word": MetaData("reach"),  # which stays one value in every operation
         }
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from kd_core._base import TensorDictBase, is_tensor_collection
+from kd_core._containers.non_tensor import MetaData
 from kd_core._errors import (
     InvalidKey,
     InvalidValue,
@@ -95,7 +96,7 @@ class _Writing(Contract):
         td["a"] = content["a"] = torch.ones(*BATCH, 2)
         td["n", "c"] = torch.zeros(BATCH)
         content["n"]["c"] = torch.zeros(BATCH)  # type: ignore[index]  # nested
-        td.set("word", "grasp")
+        td.set("word", MetaData("grasp"))
         content["word"] = "grasp"
         holds(td, content)
 

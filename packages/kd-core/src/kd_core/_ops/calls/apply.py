@@ -283,8 +283,9 @@ def _each(
                 raise
             doubtful[key] = entries[key] = _unbatched(found, desc)  # type: ignore[assignment]  # checked below
         else:
+            data = value._kd_map_each(Tensor.clone)  # a write to it does not reach the source
             entries[key] = (
-                value if target is None else value._kd_with_descriptor(target(value._kd_desc))
+                data if target is None else data._kd_with_descriptor(target(data._kd_desc))
             )
     if doubtful and not all_fit(doubtful, desc):
         _check_results(entries, doubtful, desc, path)
@@ -382,11 +383,10 @@ class _Walk:
                 _note(error, path, value)
                 raise
         if not isinstance(value, AbstractContainer):
-            return (
-                value
-                if self.target is None
-                else value._kd_with_descriptor(self.target(value._kd_desc))
-            )
+            data = value._kd_map_each(Tensor.clone)
+            if self.target is None:
+                return data
+            return data._kd_with_descriptor(self.target(data._kd_desc))
         inner = self.level(value, tuple(beside), path)
         return inner if inner._kd_entries or not _leaves_out(value, self.filter_empty) else None
 

@@ -18,6 +18,7 @@ from kd_core._keys import format_key, is_prefix, path_of, plain_str
 from kd_core._leaves.loops import find_entry
 from kd_core._leaves.writes import Targets, collect_writes, copy_pairs
 from kd_core._nodes import registry
+from kd_core._nodes.entry import tensor_of
 from kd_core._ops.entries.updating import (
     Update,
     commit_all,
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from kd_core._batch.descriptor import Descriptor
-    from kd_core._nodes.entry import AnyKey, Entries, Entry, Source
+    from kd_core._nodes.entry import AnyKey, Data, Entries, Entry, Source
     from kd_core._ops.entries.updating import IsLeaf, Staged
     from kd_core._types import BatchSize, DeviceLike, NestedKey, NoDefault
 
@@ -323,7 +324,7 @@ class Structure(AbstractContainer):
         """Return a container of the same batch size and device without entries.
 
         Args:
-            recurse: keep the nested containers, empty.
+            recurse: keep the nested containers, empty, and the data that is not a tensor.
             batch_size: another batch size; cannot be combined with `recurse`.
             device: another device.
             names: other names of the batch dimensions; `None`: no names.
@@ -344,12 +345,13 @@ class Structure(AbstractContainer):
             return self._kd_like({}, describe_on(batch, where))
         if not recurse:
             return self._kd_like({}, desc)
-        nested: dict[str, Entry] = {
-            key: engine(value).empty(value, recurse=True)
-            for key, value in self._kd_entries.items()
-            if is_container(value, self)
-        }
-        return self._kd_like(nested, desc)
+        kept: dict[str, Entry] = {}
+        for key, value in self._kd_entries.items():
+            if is_container(value, self):
+                kept[key] = engine(value).empty(value, recurse=True)
+            elif tensor_of(value) is None:
+                kept[key] = cast("Data", value)._kd_map_each(Tensor.clone)
+        return self._kd_like(kept, desc)
 
     def is_empty(self) -> bool:
         """Return whether there is no leaf and no data at any level."""

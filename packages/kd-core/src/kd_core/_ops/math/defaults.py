@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from kd_core._batch.names import without_names
+from kd_core._batch.plans import Grown
 from kd_core._errors import InvalidValue, KeySetMismatch, ShapeMismatch, a_type, wrong_type
 from kd_core._keys import format_key
 from kd_core._leaves.loops import Selection
@@ -214,4 +215,4 @@ def _expanded(entry: Entry, batch: Batch) -> Entry:
 
     if isinstance(entry, Tensor):
         return expand(entry)
-    return entry._kd_map_each(expand, lambda old: batch + old)
+    return entry._kd_map_each(expand, Grown(batch, 0))

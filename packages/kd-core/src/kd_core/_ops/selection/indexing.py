@@ -58,7 +58,7 @@ from kd_core._ops.selection.index_plan import (
 )
 from kd_core._protocol.composite import Composite, takes
 from kd_core._protocol.primitives import AbstractContainer, check_has, level_at, writes_at
-from kd_core._protocol.validation import as_entry
+from kd_core._protocol.validation import as_entry, with_plain_keys
 
 if TYPE_CHECKING:
     from typing import Self, TypeVar
@@ -437,7 +437,7 @@ class _Rows:
         elif isinstance(new, AbstractContainer):
             entry = registry.make_dense({}, desc.unlocked(), True)
             _stage_level(cast("AbstractContainer", entry), new, path, self, writes, adds=True)
-        elif is_unbatched(new) or registry.state_of_data(new)[0]:
+        elif is_unbatched(new) or not desc.ndim or registry.state_of_data(new)[0]:
             entry = new._kd_with_descriptor(desc)
         else:
             entry = cast("Values", registry.wrap_data(None, desc))._spread(desc)
@@ -570,7 +570,7 @@ def _stage_level(
     if isinstance(value, AbstractContainer):
         source: Mapping[str, object] = value._kd_entries
     elif isinstance(value, Mapping):
-        source = value
+        source = value if all(type(key) is str for key in value) else with_plain_keys(value, path)
     else:
         source = {
             key: value

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from kd_core._batch.names import resized, without_names
-from kd_core._batch.plans import Plan, Viewed, cached, kept, plan
+from kd_core._batch.plans import Grown, Plan, Viewed, cached, kept, plan
 from kd_core._batch.shapes import (
     as_int,
     expanded,
@@ -120,9 +120,10 @@ def squeeze_plan(batch: Batch, dim: Dims | None) -> Plan:
 def unsqueeze_plan(batch: Batch, dim: int) -> Plan:
     at = wrap_dim(dim, len(batch) + 1)
     new = (*batch[:at], 1, *batch[at:])
+    grown = Grown(new, len(batch))
     if at == 0:
-        return plan(batch, lambda leaf: leaf[None], new)
-    return plan(batch, lambda leaf: leaf.unsqueeze(at), new)
+        return lambda leaf: leaf[None], new, grown
+    return lambda leaf: leaf.unsqueeze(at), new, grown
 
 
 @cached
@@ -188,7 +189,7 @@ def expand_plan(batch: Batch, shape: Sizes) -> Plan:
         extra = leaf.ndim - ndim
         return leaf.expand(*single) if extra == 1 else leaf.expand((*sizes, *[-1] * extra))
 
-    return plan(batch, expand_leaf, new)
+    return (expand_leaf, new, Grown(new, ndim)) if lead else plan(batch, expand_leaf, new)
 
 
 @cached

@@ -13,8 +13,8 @@ from torch.compiler import is_compiling
 from kd_core._batch.descriptor import describe, describe_on, device_of
 from kd_core._batch.plans import Fresh
 from kd_core._batch.shapes import sizes_of
-from kd_core._errors import InvalidArgument, KeySetMismatch, listed, wrong_type
-from kd_core._keys import format_key, path_of
+from kd_core._errors import InvalidArgument, KeySetMismatch, listed
+from kd_core._keys import path_of
 from kd_core._leaves.loops import finder
 from kd_core._leaves.writes import (
     check_write,
@@ -28,7 +28,7 @@ from kd_core._ops.math.binary import binary_, unary_
 from kd_core._ops.math.ternary import blended
 from kd_core._ops.selection.index_plan import check_mask
 from kd_core._protocol.composite import Composite
-from kd_core._protocol.primitives import AbstractContainer, check_has, leaves_of, level_at
+from kd_core._protocol.primitives import AbstractContainer, check_has, level_at
 
 if TYPE_CHECKING:
     from typing import Self, TypeVar
@@ -306,11 +306,8 @@ def _key_and_value(*given: object, **named: object) -> tuple[object, object]:
 
 
 def _fill_entry(level: AbstractContainer, path: tuple[str, ...], value: object) -> None:
-    """Fill what is at the last key of a path in one level."""
+    """Fill what is at the last key of a path in one level; data that is not a tensor stays."""
     alone: AbstractContainer = _only(level, path[-1])
-    if not leaves_of(alone):
-        data = cast("AbstractContainer", level._kd_entries[path[-1]])
-        raise wrong_type(f"entry {format_key(path)}", "a tensor or a container", data._kd_item())
     binary_(alone, value, Tensor.fill_, refuse_overlap=isinstance(value, Tensor))
 
 

@@ -140,15 +140,15 @@ class Inventory(AbstractContainer):
     def non_tensor_items(
         self, include_nested: bool = False
     ) -> tuple[tuple[NestedKey, object], ...]:
-        """Return the non-tensor data: keys and values.
+        """List the non-tensor data: keys and wrappers.
 
         Example:
             >>> from kd_core import TensorDict
             >>> TensorDict({"a": 1.0, "b": {"c": "text"}}).non_tensor_items(include_nested=True)
-            ((('b', 'c'), 'text'),)
+            ((('b', 'c'), NonTensorData(data='text', batch_size=torch.Size([]))),)
         """
         return tuple(
-            (path if path[1:] else path[0], cast("Data", kind)._kd_item())
+            (path if path[1:] else path[0], kind)
             for path, _, kind in _kinds(self, (), include_nested)
             if tensor_of(kind) is None
         )
