@@ -93,7 +93,7 @@ def test_options_keep_the_types_of_fields() -> None:
     assert_type(fast.count, int)
     assert_type(fast[0], Fast)
     assert_type(fast.__replace__(count=2), Fast)
-    assert_type(Fast.from_tensordict(make(), {"image": torch.zeros(3)}, check=False), Fast)
+    assert_type(Fast.from_tensordict(make(), {"image": torch.zeros(3)}, safe=False), Fast)
     opened = Open(image=torch.zeros(3))
     assert_type(opened.image, Tensor)
     assert_type(opened + 1, Open)

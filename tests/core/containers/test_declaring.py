@@ -112,7 +112,7 @@ def test_containers_are_taken_and_fields_replaced() -> None:
         s: str = "s"
 
     source: TensorDictBase = TensorDict({"y": torch.zeros(2), "z": torch.ones(2)}, [2])
-    data = Target.from_tensordict(source, {"s": "t"}, check=False)
+    data = Target.from_tensordict(source, {"s": "t"}, safe=False)
     assert data.y is source["y"]
     assert (data.s, data.batch_size) == ("t", (2,))
     other = data.__replace__(s="u")

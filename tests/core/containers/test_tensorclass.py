@@ -15,6 +15,7 @@ from kd_core import (
     InvalidArgument,
     InvalidValue,
     NestedKey,
+    NonTensorData,
     ShapeMismatch,
     TensorClass,
     TensorDict,
@@ -302,7 +303,7 @@ def test_keys_that_a_nested_class_lacks_are_refused_or_left_out() -> None:
     source = TensorDict({"inner": {"x": y, "z": y}, "y": y}, [3])
     with pytest.raises(UnknownField, match="`z` is not a field of `Inner`"):
         Outer.from_tensordict(source)
-    assert list(Outer.from_tensordict(source, check=False).inner.keys()) == ["x"]
+    assert list(Outer.from_tensordict(source, safe=False).inner.keys()) == ["x"]
     assert Outer.from_dict({"inner": {}, "y": y}).inner.x is None
 
 
@@ -316,3 +317,16 @@ def test_what_is_stacked_of_a_lazy_stack_keeps_the_class_of_all_members() -> Non
     mixed = lazy_stack([members[0], members[1].to_tensordict()])
     kinds: list[type] = [type(each.contiguous()) for each in (mixed, stack.select())]
     assert kinds == [TensorDict, Inner]
+
+
+def test_data_of_a_field_is_read_as_its_value() -> None:
+    data = sample()
+    assert data.get("source") == data.source
+    assert data.get(("source",)) == data.source
+    assert data.get("missing", 3) == 3
+    assert isinstance(data.to_tensordict().get("source"), NonTensorData)
+
+
+def test_a_container_is_wanted_where_an_instance_is_built_of_one() -> None:
+    with pytest.raises(RuntimeError, match="`tensordict` must be a container"):
+        Sample.from_tensordict({"image": torch.zeros(2)})  # type: ignore[arg-type]  # on purpose

@@ -51,7 +51,7 @@ def _add_missing(
 ) -> None:
     """Store the entries of a container that another one lacks, level by level."""
     for key, value in source._kd_engine.items(source):
-        mine: object = target._kd_engine.get(target, key)
+        mine: object = TensorDictBase.get(target, key)
         entry: object = value
         if mine is None:
             target._kd_engine.set(target, key, entry)

@@ -56,9 +56,16 @@ from kd_core._containers.field_declarations import (
     split_options,
 )
 from kd_core._containers.tensordict import fill
-from kd_core._errors import FROZEN, FrozenField, InvalidArgument, UnknownField, listed
+from kd_core._errors import (
+    FROZEN,
+    FrozenField,
+    InvalidArgument,
+    UnknownField,
+    listed,
+    wrong_type,
+)
 from kd_core._keys import format_key, nearest_key
-from kd_core._naming import explain_attribute, explains_parameters
+from kd_core._naming import explain_attribute
 from kd_core._nodes import registry
 from kd_core._nodes.entry import is_data
 from kd_core._ops.formats.building import build
@@ -461,13 +468,11 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
         return from_mapping(cls, input_dict, batch_size, device)
 
     @classmethod
-    @explains_parameters
     def from_tensordict(
         cls,
         tensordict: TensorDictBase,
         non_tensordict: Mapping[str, object] | None = None,
-        *,
-        check: bool = True,
+        safe: bool | None = None,
     ) -> Self:
         """Build an instance of a container that has its fields as keys; tensors are shared.
 
@@ -477,7 +482,7 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
         Args:
             tensordict: the container; its batch size and device are kept.
             non_tensordict: more values of fields.
-            check: refuse keys that are not fields; else they are left out.
+            safe: refuse keys that are not fields, as by default; else they are left out.
 
         Raises:
             UnknownField: if a key is not a field.
@@ -490,7 +495,7 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
             >>> Point.from_tensordict(TensorDict({"x": torch.zeros(2)}, [2])).batch_size
             torch.Size([2])
         """
-        return _from_container(cls, tensordict, non_tensordict, check)
+        return _from_container(cls, tensordict, non_tensordict, safe is not False)
 
     @classmethod
     def fields(cls) -> tuple[Field[object], ...]:
@@ -505,6 +510,18 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
             ['x']
         """
         return tuple(cls._kd_declared.fields.values())
+
+    if not TYPE_CHECKING:  # the types are those of any container
+
+        def get(self, key, default=None, *how, **named):
+            """Read the entry at a key; data that is not a tensor as its value."""
+            if key.__class__ is str and not how and not named:
+                found = self._kd_entries.get(key, default)
+            else:
+                found = super().get(key, default, *how, **named)
+            if found.__class__ is Tensor or not is_data(found) or self._kd_declared.more_keys:
+                return found
+            return found._kd_item()
 
     def __replace__(self, **changes: object) -> Self:
         """Return a new instance with some fields changed; called by `copy.replace` too."""
@@ -642,6 +659,8 @@ def _from_container(
     non_tensordict: Mapping[str, object] | None = None,
     check: bool = True,
 ) -> D:
+    if not isinstance(tensordict, AbstractContainer):
+        raise wrong_type("`tensordict`", "a container", tensordict)
     desc = tensordict._kd_desc
     given: dict[str, object] = {**tensordict._kd_entries, **(non_tensordict or {})}
     if not check:

@@ -304,7 +304,7 @@ class TensorClassModuleWrapper(TensorDictModuleBase):
         kind = cast("type[TensorClass]", self.tc_module.input_type)
         given = tensordict
         if not isinstance(given, kind):
-            given = TensorClass.from_tensordict.__func__(kind, tensordict, check=False)  # type: ignore[attr-defined]  # a field may have its name
+            given = TensorClass.from_tensordict.__func__(kind, tensordict, safe=False)  # type: ignore[attr-defined]  # a field may have its name
         made = self.tc_module(given)
         if not isinstance(made, TensorDictBase):
             raise InvalidArgument(
