@@ -213,3 +213,21 @@ def test_exported_program_has_no_vmap_calls() -> None:
 def test_a_function_is_refused() -> None:
     with pytest.raises(InvalidArgument, match=r"`module` must be an `nn.Module`, got <function"):
         EnsembleModule(lambda x: x, 2)  # type: ignore[arg-type]  # wrong on purpose
+
+
+def test_the_state_of_an_ensemble_of_tensordict_loads() -> None:
+    ensemble = EnsembleModule(TensorDictModule(nn.Linear(2, 3), ["x"], ["y"]), 2)
+    theirs = {
+        "module.module.weight": torch.zeros(3, 2),
+        "module.module.bias": torch.zeros(3),
+        "params_td.module.weight": torch.full((2, 3, 2), 5.0),
+        "params_td.module.bias": torch.full((2, 3), 6.0),
+    }
+    ensemble.load_state_dict(theirs)
+    assert len(theirs) == 4
+    assert torch.equal(ensemble.params_td["module", "weight"], theirs["params_td.module.weight"])
+    inside = nn.ModuleList([ensemble])
+    inside.load_state_dict({f"0.{key}": 2 * value for key, value in theirs.items()})
+    assert torch.equal(ensemble.params["module", "bias"], torch.full((2, 3), 12.0))
+    with pytest.raises(RuntimeError, match="Missing key"):
+        ensemble.load_state_dict({key: theirs[key] for key in list(theirs)[:3]})

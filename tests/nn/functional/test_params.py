@@ -378,10 +378,17 @@ def test_parameters_are_given_by_keyword() -> None:
     assert params.get("a", as_list=True) is params["a"]
 
 
-def test_what_a_module_lacks_is_explained() -> None:
-    params = TensorDictParams(a=torch.zeros(2))
-    with pytest.raises(InvalidArgument, match=r"`double\(cast_filter=...\)` is left out"):
-        params.double(cast_filter=lambda path, leaf: True)  # type: ignore[call-arg]  # the error is the promise
+def test_a_filter_makes_a_container_of_what_it_casts() -> None:
+    params = TensorDictParams(a=torch.zeros(2), n=TensorDict(b=torch.zeros(2)))
+    for made in (
+        params.double(cast_filter=lambda path, leaf: "a" in path),
+        params.to(torch.float64, cast_filter=lambda path, leaf: "a" in path),
+        params.type(torch.float64, cast_filter=lambda path, leaf: "a" in path),
+    ):
+        assert isinstance(made, TensorDict)
+        assert (made["a"].dtype, made["n", "b"].dtype) == (torch.float64, torch.float32)
+        assert params["a"].dtype is torch.float32
+        assert made["n", "b"] is params["n", "b"]
     assert params.to(dtype=torch.float64) is params
     assert params["a"].dtype is torch.float64
 

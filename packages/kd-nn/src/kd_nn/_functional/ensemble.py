@@ -103,6 +103,27 @@ class EnsembleModule(TensorDictModuleBase):
         self.__dict__["_kd_template"] = copy.deepcopy(keyed).to("meta")
 
     @property
+    def params_td(self) -> TensorDictParams:
+        """The parameters of all copies, stacked: the same as `params`."""
+        return cast(TensorDictParams, self._modules["params"])
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, object], prefix: str, *rest: object
+    ) -> None:
+        """Take the state of an ensemble of tensordict, too.
+
+        It has the parameters of all copies at `params_td`, and those of one more at `module`.
+        """
+        theirs = f"{prefix}params_td."
+        if any(key.startswith(theirs) for key in state_dict):
+            for key in [*state_dict]:
+                if key.startswith(theirs):
+                    state_dict[f"{prefix}params.{key[len(theirs) :]}"] = state_dict.pop(key)
+                elif key.startswith(f"{prefix}module."):
+                    del state_dict[key]
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+    @property
     def num_copies(self) -> int:
         """How many copies there are."""
         return int(cast(TensorDictParams, self._modules["params"]).batch_size[0])

@@ -56,6 +56,21 @@ def _without_graph(name: str) -> Callable[..., object]:
     return functools.wraps(method)(torch.no_grad()(method))
 
 
+def _casting(whole: Callable[..., object], part: Callable[..., object]) -> Callable[..., object]:
+    """Return a cast of a module, in place; where a filter chooses, it makes a container."""
+
+    @functools.wraps(whole)
+    def cast_leaves(
+        self: TensorDictParams, *args: object, cast_filter: object = None, **named: object
+    ) -> object:
+        if cast_filter is None:
+            return whole(self, *args, **named)
+        plain = make_dense(dict(self._kd_entries), self._kd_desc.unlocked())
+        return part(plain, *args, cast_filter=cast_filter, **named)
+
+    return cast_leaves
+
+
 class TensorDictParams(TensorDictBase, nn.Module):
     """A container of parameters and buffers that is an `nn.Module`.
 
@@ -366,16 +381,16 @@ class TensorDictParams(TensorDictBase, nn.Module):
 
     __dir__ = nn.Module.__dir__  # with the names of tensors
 
-    to = explains_parameters(nn.Module.to)  # type: ignore[assignment]  # a module's: in place
+    to = _casting(nn.Module.to, TensorDictBase.to)  # type: ignore[assignment]  # a module's: in place
     cpu = explains_parameters(nn.Module.cpu)  # type: ignore[assignment]  # a module's: in place
     cuda = explains_parameters(nn.Module.cuda)  # type: ignore[assignment]  # a module's: in place
-    type = explains_parameters(nn.Module.type)  # type: ignore[assignment]  # a module's: in place
+    type = _casting(nn.Module.type, TensorDictBase.type)  # type: ignore[assignment]  # a module's: in place
     requires_grad_ = nn.Module.requires_grad_
     zero_grad = nn.Module.zero_grad  # type: ignore[assignment]  # a module's: in place
-    float = explains_parameters(nn.Module.float)  # type: ignore[assignment]  # a module's: in place
-    double = explains_parameters(nn.Module.double)  # type: ignore[assignment]  # a module's: in place
-    half = explains_parameters(nn.Module.half)  # type: ignore[assignment]  # a module's: in place
-    bfloat16 = explains_parameters(nn.Module.bfloat16)  # type: ignore[assignment]  # a module's: in place
+    float = _casting(nn.Module.float, TensorDictBase.float)  # type: ignore[assignment]  # a module's: in place
+    double = _casting(nn.Module.double, TensorDictBase.double)  # type: ignore[assignment]  # a module's: in place
+    half = _casting(nn.Module.half, TensorDictBase.half)  # type: ignore[assignment]  # a module's: in place
+    bfloat16 = _casting(nn.Module.bfloat16, TensorDictBase.bfloat16)  # type: ignore[assignment]  # a module's: in place
 
 
 _ATTRIBUTES: Final = frozenset({"_data", "_descriptor", "_get_hooks", "no_convert"})
