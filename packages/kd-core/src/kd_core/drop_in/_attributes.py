@@ -37,7 +37,9 @@ _IGNORED = ("num_threads", "checked", "call_on_unbatched", "is_shared", "is_memm
 
 
 def _get(self: TensorDictBase, key: NestedKey, default: object = NO_DEFAULT, **how: Any) -> object:
-    return self[key] if default is NO_DEFAULT and not how else self.get(key, default, **how)
+    if how:
+        return self.get(key, default, **how)
+    return self[key] if default is NO_DEFAULT else self.get(key, default)
 
 
 def _set(
@@ -50,7 +52,9 @@ def _set(
     ignore_lock: bool = False,
     non_blocking: bool = False,
 ) -> TensorDictBase:
-    return self.set(key, value, inplace=inplace, non_blocking=non_blocking)
+    if inplace or non_blocking:
+        return self.set(key, value, inplace=inplace, non_blocking=non_blocking)
+    return self.set(key, value)
 
 
 def _get_at(self: TensorDictBase, key: Any, index: Any, default: object = NO_DEFAULT) -> object:

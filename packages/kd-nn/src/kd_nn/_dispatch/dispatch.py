@@ -236,6 +236,10 @@ class Dispatched(Generic[M]):
         return CallNames(keys, self.separator)
 
     def _function_for(self, module: nn.Module) -> Callable[..., object]:
+        ask = getattr(type(module), "_kd_keys_of_call", None)
+        known = None if ask is None or self.source != "in_keys" else ask(module)
+        if known is not None:  # at once: each question looks whether the steps have changed
+            return self._function_of(*known)
         optional = optional_keys(module) if hasattr(type(module), "_kd_optional_in_keys") else ()
         return self._function_of(keys_of(module, self.source), optional)
 

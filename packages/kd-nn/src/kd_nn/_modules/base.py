@@ -335,6 +335,10 @@ class TensorDictModuleBase(TensorHooks, ModuleFacts):
         """Return the key graph without what only people read: labels, counts of parameters."""
         return KeyGraph((key_node("0", self),), self.__dict__.get("_kd_selected"))
 
+    def _kd_live_for(self, wanted: Keys) -> Mapping[int, Keys]:
+        """Return the steps that some keys need, each with those of its keys that are needed."""
+        return self._kd_graph().live_writes(wanted)
+
     def extra_repr(self) -> str:
         """Return the keys, for printing."""
         keys = (getattr(self, name, None) for name in ("in_keys", "out_keys"))

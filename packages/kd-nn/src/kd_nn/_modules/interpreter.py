@@ -15,6 +15,7 @@ from kd_core import (
     InvalidArgument,
     LazyStackedTensorDict,
     NestedKey,
+    TensorDict,
     TensorDictBase,
     is_tensor_collection,
     lazy_stack,
@@ -155,7 +156,7 @@ def run_steps(
         try:
             if inside:
                 nested = cast("StepList", step)
-                needed = nested._kd_graph().live_writes(live[idx])
+                needed = nested._kd_live_for(live[idx])
                 result: object = run_steps(nested, work, work, needed, live[idx], inside)
             else:
                 result = _run_step(step, work, live[idx])
@@ -226,7 +227,7 @@ def _run_step(step: nn.Module, work: TensorDictBase, live: Keys) -> object:
     if not isinstance(step, StepList) or not runs_in_part(step):
         return step(work)
     if not anyone_skips and not is_watched(step):
-        return run_steps(step, work, work, step._kd_graph().live_writes(live), live)
+        return run_steps(step, work, work, step._kd_live_for(live), live)
     before = _WANTED.call
     _WANTED.call = (step, live)
     try:
@@ -288,7 +289,32 @@ def _commit(
 
 def changed_keys(work: TensorDictBase, source: TensorDictBase) -> list[NestedKey]:
     """Return the keys of the entries of a working copy that are not those of its source."""
+    if type(work) is type(source) is TensorDict:
+        found: list[NestedKey] = []
+        _add_changed(work, source, (), found)
+        return found
     return list(_changed([(work, source)], ()))
+
+
+def _add_changed(
+    work: TensorDictBase, source: TensorDictBase, head: tuple[str, ...], found: list[NestedKey]
+) -> None:
+    """Do what `_changed` does for the usual container: "sequence of own modules"."""
+    after: Mapping[str, object] = dict(work.items())
+    before: Mapping[str, object] = dict(source.items())
+    for name, value in after.items():
+        old = before.get(name)
+        if value is old:
+            continue
+        here = (*head, name)
+        if value.__class__ is Tensor:
+            found.append(here if head else name)
+        elif type(value) is TensorDict and type(old) is TensorDict:
+            _add_changed(value, old, here, found)
+        elif is_tensor_collection(value) and is_tensor_collection(old):
+            found += _changed([(value, old)], here)
+        else:
+            found.append(here if head else name)
 
 
 def _changed(pairs: Sequence[Pair], head: tuple[str, ...]) -> Iterator[NestedKey]:

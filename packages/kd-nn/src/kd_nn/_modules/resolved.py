@@ -24,6 +24,7 @@ from kd_nn._plan.outcome import Plan
 from kd_nn._plan.program import is_watched, keyed, resolve
 
 _ALWAYS: Final[Flag] = [True]
+_PARTS: Final = 64  # more than callers ask of one sequence
 _TRIES: Final = 1000
 """How often an edit of another thread may come in between."""
 _TRIES_COMPUTED: Final = 10
@@ -50,6 +51,7 @@ class Resolved:
         "_computed",
         "_dependency",
         "_members",
+        "_parts",
         "graph",
         "in_keys",
         "live",
@@ -85,6 +87,16 @@ class Resolved:
         announced = all(_announces(holder) for holder, _ in self._members)
         self.unsure = self._changed if announced and not self._computed else _ALWAYS
         self.traced: Plan | None = None
+        self._parts: dict[Keys, dict[int, Keys]] = {}
+
+    def live_for(self, wanted: Keys) -> dict[int, Keys]:
+        """Return the steps that some keys need, as `KeyGraph.live_writes` does, and remember it."""
+        live = self._parts.get(wanted)
+        if live is None:
+            live = self.graph.live_writes(wanted)
+            if len(self._parts) < _PARTS:
+                self._parts[wanted] = live
+        return live
 
     @property
     def is_computed(self) -> bool:

@@ -197,11 +197,11 @@ class TensorDictSequential(StepList, TensorDictModule):  # type: ignore[misc]  #
         if tensordict_out is not None or self.inplace != "empty":
             target = destination(tensordict, self.inplace, tensordict_out)
         resolved = self._kd_resolve()
-        outputs = resolved.graph.outputs if wanted is None else wanted
+        outputs = resolved.visible if wanted is None else wanted
         if anyone_skips and skip_existing():
             live = resolved.graph.trace_back(outputs, skips=True)[0]
         else:
-            live = resolved.live if wanted is None else resolved.graph.live_writes(outputs)
+            live = resolved.live if wanted is None else resolved.live_for(outputs)
         return run_steps(self, tensordict, target, live, outputs)
 
     def _kd_continue_from(
@@ -221,7 +221,7 @@ class TensorDictSequential(StepList, TensorDictModule):  # type: ignore[misc]  #
             What the call returns.
         """
         resolved = self._kd_resolve()
-        live, outputs = resolved.live, resolved.graph.outputs
+        live, outputs = resolved.live, resolved.visible
         if container is not None:
             target = None
             if self.inplace != "empty":
@@ -304,6 +304,16 @@ class TensorDictSequential(StepList, TensorDictModule):  # type: ignore[misc]  #
 
     def _kd_graph(self) -> KeyGraph:
         return self._kd_resolve().graph
+
+    def _kd_live_for(self, wanted: Keys) -> Mapping[int, Keys]:
+        return self._kd_resolve().live_for(wanted)
+
+    def _kd_keys_of_call(self) -> tuple[Keys, Keys] | None:
+        """Return the keys that a call takes, and the optional ones; `None` if a class says them."""
+        if self._kd_computes_keys:
+            return None
+        resolved = self._kd_resolve()
+        return resolved.in_keys, resolved.optional
 
     def _kd_call_traced(self, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         prepare: Callable[[], bool] | None = getattr(self, "_kd_prepare", None)

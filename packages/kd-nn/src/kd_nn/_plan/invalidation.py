@@ -226,12 +226,20 @@ def running_classes(kind: type) -> list[type[Flagged]]:
 
 def is_patched(kind: type) -> bool:
     """Return whether how modules of a class run was assigned on the class after it was made."""
-    return any(
-        base.__dict__.get(name) is not base.__dict__["_kd_defined"].get(name)
-        for base in kind.__mro__
-        if "_kd_defined" in base.__dict__
-        for name in RUNNING
-    )
+    for base in kind.__mro__:  # a generator would cost more than what it tests
+        now = base.__dict__
+        defined: Mapping[str, object] | None = now.get("_kd_defined")
+        if defined is None:
+            continue
+        if _RUNNING.intersection(now) != defined.keys():
+            return True
+        for name, function in defined.items():
+            if now[name] is not function:
+                return True
+    return False
+
+
+_RUNNING: Final = frozenset(RUNNING)
 
 
 def _invalidate(state: dict[str, object]) -> None:

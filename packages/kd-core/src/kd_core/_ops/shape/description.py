@@ -154,16 +154,19 @@ def _redescribe(level: AbstractContainer, desc: Descriptor) -> None:
 
 def _put_on(level: AbstractContainer, device: torch.device | None) -> None:
     """Set the device of a container and of all below; no leaf is moved."""
-    if level._kd_owns_leaves:
+    below = level._kd_below()
+    if below and level._kd_owns_leaves:
         for key, value in list(level._kd_entries.items()):
             if not isinstance(value, Tensor | AbstractContainer):
                 level._kd_set_entry(
                     key, value._kd_with_descriptor(describe(value._kd_desc.batch, device))
                 )
-    for node in level._kd_below():
+        below = level._kd_below()
+    for node in below:
         if isinstance(node, AbstractContainer):
             _put_on(node, device)
-    _redescribe(level, describe(level._kd_desc.batch, device))
+    if level._kd_desc.device != device:
+        _redescribe(level, describe(level._kd_desc.batch, device))
 
 
 def _share_batch(level: AbstractContainer, batch_dims: int | None) -> None:
