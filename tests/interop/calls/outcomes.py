@@ -144,6 +144,8 @@ def tensor(value: torch.Tensor, lib: Library, aliases: Aliases) -> Any:
 def container(value: Any, lib: Library, aliases: Aliases, depth: int) -> Any:
     # the name of a class that users can import: a subclass of it may have a private one
     public = next(cls.__name__ for cls in type(value).__mro__ if not cls.__name__.startswith("_"))
+    if depth and public == "TensorDictParams":
+        public = "TensorDict"  # here each level is a module, so that all its tensors are registered
     facts = {
         "class": public,
         "batch": tuple(inspect.getattr_static(type(value), "batch_size").__get__(value)),

@@ -418,3 +418,23 @@ def test_plain_tensors_take_the_place_of_parameters_that_a_module_keeps_in_a_con
         assert not result.requires_grad
     assert torch.equal(holder(x), expected)
     assert [name for name, _ in holder.named_parameters()] == order
+
+
+def test_entries_stay_in_the_order_in_which_they_were_stored() -> None:
+    params = TensorDictParams({"n": {"c": torch.ones(2)}, "a": torch.ones(2), "i": torch.arange(2)})
+    params["new"] = torch.ones(2)
+    params["m"] = {"d": torch.ones(2)}
+    del params["a"]
+    params["n"] = {"e": torch.zeros(2)}
+    order = ["n", "i", "new", "m"]
+    for each in (params, params.clone(), copy.deepcopy(params), pickle.loads(pickle.dumps(params))):
+        assert list(each.keys()) == order
+    params.register_parameter("torch", nn.Parameter(torch.ones(2)))
+    assert list(params.keys()) == [*order, "torch"]
+
+
+def test_parameters_are_built_as_containers_are() -> None:
+    params = TensorDictParams.from_dict({"w": torch.ones(2), "n": {"b": torch.ones(1)}})
+    assert [name for name, _ in params.named_parameters()] == ["w", "n.b"]
+    assert type(TensorDictParams.from_any({"w": torch.ones(2)})) is TensorDictParams
+    assert type(params.from_dict_instance({"w": torch.ones(2)})) is TensorDictParams

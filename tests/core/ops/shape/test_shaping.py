@@ -360,3 +360,9 @@ def test_reshape_in_place() -> None:
     with pytest.raises(Locked):
         td.lock_().reshape(2, inplace=True)
     assert td.batch_size == (1, 2)
+
+
+def test_a_view_as_a_dtype_takes_a_batch_size() -> None:
+    td = TensorDict({"a": torch.zeros(3, 2)}, [3, 2])
+    assert td.view(torch.int32, batch_size=[3]).batch_size == (3,)
+    assert td.view(6, batch_size=[7]).batch_size == (6,)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NoReturn, Self, TypeAlias, cast
 
 import torch
@@ -124,11 +124,50 @@ class TensorDictParams(TensorDictBase, nn.Module):
             source = TensorDict(source)
         self._descriptor = describe(tuple(source.batch_size), source.device)
         self._data: dict[str, Entry] = {}
+        self._kd_order: dict[str, None] = {}
         self._get_hooks: OrderedDict[int, GetHook] = OrderedDict()
         self.no_convert = no_convert
         self._kd_fill(source, {})
         if lock:
             self.lock_()
+
+    @classmethod
+    def from_dict(
+        cls,
+        input_dict: Mapping[str, object],
+        batch_size: Sequence[int] | int | None = None,
+        device: torch.device | str | int | None = None,
+        *,
+        auto_batch_size: bool = False,
+        batch_dims: int | None = None,
+        names: Sequence[str | None] | None = None,
+    ) -> Self:
+        """Build parameters from nested dicts: `TensorDictParams(TensorDict.from_dict(...))`.
+
+        Args:
+            input_dict: nested dicts of values.
+            batch_size: as of `TensorDict.from_dict`, like the others.
+            device: the device to which every entry is moved.
+            auto_batch_size: infer the batch size.
+            batch_dims: the largest number of batch dimensions to infer.
+            names: the name of each batch dimension.
+
+        Example:
+            >>> import torch
+            >>> params = TensorDictParams.from_dict({"w": torch.ones(2)})
+            >>> [name for name, _ in params.named_parameters()]
+            ['w']
+        """
+        return cls(
+            TensorDict.from_dict(
+                input_dict,
+                batch_size,
+                device,
+                auto_batch_size=auto_batch_size,
+                batch_dims=batch_dims,
+                names=names,
+            )
+        )
 
     @classmethod
     def of_module(cls, module: nn.Module) -> Self:
@@ -271,6 +310,11 @@ class TensorDictParams(TensorDictBase, nn.Module):
             counts.update_(latest)
             return self
 
+    def __setstate__(self, state: dict[str, object]) -> None:
+        super().__setstate__(state)  # type: ignore[misc]  # of a module
+        if "_kd_order" not in state:  # a pickle of before
+            self._kd_order = {}
+
     def __setattr__(self, name: str, value: object) -> None:
         """Set an attribute; a tensor with the name of one that is there becomes an entry."""
         if name in _ATTRIBUTES and isinstance(value, Tensor):
@@ -293,6 +337,9 @@ class TensorDictParams(TensorDictBase, nn.Module):
             **self._modules,  # type: ignore[dict-item]  # whose modules are containers
             **self._data,
         }
+        order = self._kd_order
+        if len(order) != len(self._parameters):  # of one kind, they are in their order anyway
+            entries = {key: entries[key] for key in order if key in entries} | entries
         for leaf in entries.values():
             if leaf is None:  # as torch notes a parameter that was taken away
                 return {key: leaf for key, leaf in entries.items() if leaf is not None}
@@ -316,6 +363,7 @@ class TensorDictParams(TensorDictBase, nn.Module):
             if other is not store and key in other:
                 del cast("dict[str, object]", other)[key]
         cast("dict[str, object]", store)[key] = entry
+        self._kd_order.setdefault(key)
         if unsaved:
             self._non_persistent_buffers_set.add(key)
         else:
@@ -363,6 +411,7 @@ class TensorDictParams(TensorDictBase, nn.Module):
 
     def _kd_del_entry(self, key: str) -> None:
         self._non_persistent_buffers_set.discard(key)
+        self._kd_order.pop(key, None)
         for store in (self._parameters, self._buffers, self._modules, self._data):
             if key in store:
                 del cast("dict[str, object]", store)[key]
@@ -393,7 +442,7 @@ class TensorDictParams(TensorDictBase, nn.Module):
     bfloat16 = _casting(nn.Module.bfloat16, TensorDictBase.bfloat16)  # type: ignore[assignment]  # a module's: in place
 
 
-_ATTRIBUTES: Final = frozenset({"_data", "_descriptor", "_get_hooks", "no_convert"})
+_ATTRIBUTES: Final = frozenset({"_data", "_descriptor", "_get_hooks", "_kd_order", "no_convert"})
 
 
 def _cloned(
@@ -416,6 +465,7 @@ def _cloned(
         store = next(s for s in _stores(source) if key in s)
         at = _stores(source).index(store)
         cast("dict[str, object]", _stores(made)[at])[key] = entry if known is None else known
+        made._kd_order[key] = None
     made._non_persistent_buffers_set |= source._non_persistent_buffers_set
     return made
 
@@ -489,6 +539,7 @@ def build(entries: dict[str, Entry], desc: Descriptor, state: object) -> TensorD
             made._buffers[key] = value
         else:
             made._kd_set_entry(key, value)
+        made._kd_order[key] = None
     made._non_persistent_buffers_set |= set(cast("list[str]", unsaved))
     made._kd_describe(desc)
     return made

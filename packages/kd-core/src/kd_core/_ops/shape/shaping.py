@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from kd_core._batch.shapes import fitted, one_per_dim
+from kd_core._batch.shapes import batch_of, fitted, one_per_dim
 from kd_core._compat import traced_as
 from kd_core._errors import InvalidArgument, InvalidValue, wrong_type
 from kd_core._keys import format_key
@@ -45,7 +45,7 @@ from kd_core._protocol.primitives import AbstractContainer, engine, locked_as
 if TYPE_CHECKING:
     from typing import Self, TypeVar
 
-    from kd_core._types import Batch, Dims, Sizes
+    from kd_core._types import Batch, BatchSize, Dims, Sizes
 
     T = TypeVar("T")
     W = TypeVar("W", bound=AbstractContainer)
@@ -72,7 +72,10 @@ class Shape(AbstractContainer):
         return locked_as(self, result)
 
     def view(
-        self, *shape: int | Sequence[int] | torch.dtype, size: Sequence[int] | None = None
+        self,
+        *shape: int | Sequence[int] | torch.dtype,
+        size: Sequence[int] | None = None,
+        batch_size: BatchSize | None = None,
     ) -> Self:
         """Return a view with another shape of the batch; storage is shared.
 
@@ -80,6 +83,7 @@ class Shape(AbstractContainer):
             *shape: the new batch size, one size may be -1, it is worked out; or a dtype of the same
                 width, as which all leaves are read.
             size: the new batch size by keyword.
+            batch_size: the batch size of a view as a dtype; without a dtype it does nothing.
 
         Raises:
             ShapeMismatch: if the sizes do not fit the batch size.
@@ -93,7 +97,11 @@ class Shape(AbstractContainer):
             torch.Size([6, 4])
         """
         if len(shape) == 1 and isinstance(shape[0], torch.dtype):
-            return _view_as_dtype(self, shape[0])
+            viewed = _view_as_dtype(self, shape[0])
+            if batch_size is None:
+                return viewed
+            after = viewed._kd_desc.unlocked().with_batch(batch_of(batch_size))
+            return locked_as(self, viewed._kd_with_descriptor(after))
         if size is not None:
             shape = _sizes_or(shape, size, "size")
         sizes: Sizes = shape  # type: ignore[assignment]  # a dtype stands alone
