@@ -311,7 +311,7 @@ class TensorDictParams(TensorDictBase, nn.Module):
             return self
 
     def __setstate__(self, state: dict[str, object]) -> None:
-        super().__setstate__(state)  # type: ignore[misc]  # of a module
+        super().__setstate__(state)  # type: ignore[no-untyped-call]  # by torch
         if "_kd_order" not in state:  # a pickle of before
             self._kd_order = {}
 
