@@ -62,7 +62,6 @@ if TYPE_CHECKING:
 
 
 @public_in("kd_core")
-@leaves_out("to_mds")
 @leaves_out("qint8", "qint32", "quint8", "quint4x2")
 @leaves_out("asend", "arecv")
 class TensorDictBase(

@@ -53,27 +53,25 @@ def columns_of(td: AbstractContainer, separator: str) -> dict[str, Column]:
     """
     columns: dict[str, Column] = {}
     for path, leaf in leaves_of(td):
-        name = _joined(path, separator)
+        name = joined(path, separator)
         flat = leaf.flatten(1) if leaf.ndim > 1 else leaf
         for place, suffix in enumerate(_elements(leaf, path)):
             columns[f"{name}{suffix}"] = flat[:, place] if suffix else leaf
-    _add_data(td, separator, (), columns)
+    add_data(td, separator, (), columns)
     return columns
 
 
-def _add_data(
+def add_data(
     td: AbstractContainer, separator: str, path: tuple[str, ...], columns: dict[str, Column]
 ) -> None:
     for key, value in td._kd_entries.items():
         if isinstance(value, AbstractContainer):
-            _add_data(value, separator, (*path, key), columns)
+            add_data(value, separator, (*path, key), columns)
         elif not isinstance(value, Tensor):
-            columns[_joined((*path, key), separator)] = rows_of_data(
-                value, value._kd_desc.batch[:1]
-            )
+            columns[joined((*path, key), separator)] = rows_of_data(value, value._kd_desc.batch[:1])
 
 
-def _joined(path: tuple[str, ...], separator: str) -> str:
+def joined(path: tuple[str, ...], separator: str) -> str:
     for part in path:
         if separator in part or _ELEMENT.fullmatch(part):
             raise KeyCollision(

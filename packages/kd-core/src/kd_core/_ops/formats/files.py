@@ -6,7 +6,7 @@ keys, batch sizes, dtypes and non-tensor data. Tables of CSV, JSON Lines and pan
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, cast
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from kd_core._convert.columns import DtypeOf
+    from kd_core._convert.mds_shards import Writer
     from kd_core._types import BatchSize, DeviceLike, NestedKey
 
 PathLike: TypeAlias = "str | Path"
@@ -383,6 +384,57 @@ class Formats(AbstractContainer):
             MissingDependency: if redis is not installed.
         """
         return cast("AbstractContainer", registry.to_store(self, options))
+
+    def to_mds(
+        self,
+        *,
+        columns: Mapping[str, str] | None = None,
+        out: str | tuple[str, str] | None = None,
+        keep_local: bool = False,
+        compression: str | None = None,
+        hashes: list[str] | None = None,
+        size_limit: int | str | None = 1 << 26,
+        writer: Writer | None = None,
+        finish_writer: bool | None = None,
+        **options: object,
+    ) -> None:
+        """Write the rows as shards of MosaicML Streaming, for `streaming.StreamingDataset`.
+
+        Each row along the first batch dimension is a sample: tensors are arrays, those of one
+        number are numbers, nested keys are joined by dots. No value is pickled.
+
+        Args:
+            columns: the encoding of each column; `None`: that of the entries.
+            out: the directory of the shards, or a local and a remote one.
+            keep_local: keep the local files where `out` is remote.
+            compression: the compression of shards, as `streaming` names it.
+            hashes: the hashes of shards, as `streaming` names them.
+            size_limit: the bytes of a shard before it is compressed.
+            writer: an open `streaming.MDSWriter`, in place of `out`.
+            finish_writer: close the writer; `None`: only one that was made here.
+            **options: what else `streaming.MDSWriter` takes.
+
+        Raises:
+            MissingDependency: if `streaming` (`pip install mosaicml-streaming`) is not installed.
+            InvalidArgument: if not exactly one of `out` and `writer` is given.
+            InvalidValue: if a value has no encoding; nothing is written.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorDict
+            >>> td = TensorDict({"obs": torch.zeros(8, 3), "name": ["a"] * 8}, [8])
+            >>> td.to_mds(out="shards")  # doctest: +SKIP
+        """
+        from kd_core._convert.mds_shards import write_shards
+
+        asked = {
+            "keep_local": keep_local,
+            "compression": compression,
+            "hashes": hashes,
+            "size_limit": size_limit,
+        }
+        finish = writer is None if finish_writer is None else finish_writer
+        write_shards(self, out, columns, writer, finish, {**asked, **options})
 
     def to_zarr(self, filename: PathLike, *, allow_pickle: bool | None = None) -> Self:
         """Write a store of Zarr: a group for each container, an array for each leaf; return self.
