@@ -2,4 +2,4 @@
 
 from importlib.util import find_spec
 
-collect_ignore = [] if find_spec("tensordict") else ["calls/comparing.py"]
+collect_ignore = [] if find_spec("tensordict") else ["calls/comparing.py", "programs.py"]

@@ -127,7 +127,7 @@ def test_a_renamed_parameter_is_taken_under_both_names(
         call(**{parameter: None, renamed: None})
 
 
-@pytest.mark.parametrize("area", INSTANCES)
+@pytest.mark.parametrize("area", [area for area in INSTANCES if not area.startswith("NonTensor")])
 def test_no_attribute_pays_for_those_that_are_left_out(area: str) -> None:
     assert not hasattr(type(INSTANCES[area]()), "__getattr__")  # with one, all are read slowly
 

@@ -336,9 +336,8 @@ def is_tensor_collection(datatype: object) -> bool:
         >>> from kd_core import TensorDict, is_tensor_collection
         >>> is_tensor_collection(TensorDict()), is_tensor_collection({})
         (True, False)
-        >>> td = TensorDict({"a": 1, "n": {"s": "word"}})
-        >>> list(td.keys(True, True, is_leaf=lambda kind: not is_tensor_collection(kind)))
-        ['a', ('n', 's')]
+        >>> is_tensor_collection(TensorDict({"s": "word"}).get("s"))
+        True
     """
     return isinstance(datatype, (TensorDictBase, Values)) or (
         isinstance(datatype, type) and issubclass(datatype, (TensorDictBase, Values))

@@ -1,9 +1,8 @@
 """Non-tensor entries of a container: the base of all, and one value for the whole batch.
 
-A value that is stored in a container without batch dimensions belongs to that one row. It becomes
-one value per row (`NonTensorStack`) where an operation adds batch dimensions or stacks rows, so
-rows of equal values never collapse. A value that is stored in a batch belongs to all of its rows,
-and stays one value.
+A value becomes one value per row (`NonTensorStack`) where an operation adds batch dimensions or
+stacks rows, so rows of equal values never collapse. Otherwise a value that is stored in a batch
+belongs to all of its rows, and stays one value; `MetaData` does in any case.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from kd_core._keys import format_key
 from kd_core._leaves.foreach import StandIn
 from kd_core._leaves.loops import Selection, same_data, unwrapped
 from kd_core._leaves.writes import Targets
-from kd_core._naming import explains_parameters, leaves_out
+from kd_core._naming import explain_attribute, explains_parameters, leaves_out
 from kd_core._nodes import registry
 from kd_core._nodes.entry import Encodes, Values, is_node
 
@@ -141,7 +140,10 @@ def _borrowed(node: NonTensorDataBase, name: str) -> object:
     if not name.startswith("_"):
         holder = _empty(node) if asks_for_keys else _holding(node)
     if holder is None or not hasattr(type(holder), name):
-        raise AttributeError(f"`{type(node).__name__}` has no attribute `{name}`.")
+        kind = type(node)
+        raise explain_attribute(kind, name) or AttributeError(
+            f"`{kind.__name__}` has no attribute `{name}`."
+        )
     borrowed = getattr(holder, name)
     if not callable(borrowed):
         return borrowed

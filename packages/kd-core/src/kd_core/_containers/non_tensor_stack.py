@@ -127,8 +127,8 @@ class NonTensorStack(NonTensorDataBase, RowData):
         >>> td = TensorDict({"x": torch.arange(3), "word": ["to", "be", "to"]}, [3])
         >>> td["word"], td[1]["word"], td[td["x"] != 1]["word"]
         (['to', 'be', 'to'], 'be', ['to', 'to'])
-        >>> td.get("word") == NonTensorStack("to", "be", "to")
-        True
+        >>> td.get("word") == NonTensorStack("to", "be", "or")
+        tensor([ True,  True, False])
     """
 
     __slots__ = ("_cells", "_loose", "_positions")
