@@ -14,7 +14,6 @@ from tests.repo.tree import IMPORT_NAMES, ROOT
 from tools.render_decided import MOST, PAGE, SOURCE, is_stale, table
 
 from kd_core import (
-    MemoryMappedTensor,
     NonTensorData,
     NonTensorStack,
     NotOffered,
@@ -32,7 +31,6 @@ INSTANCES: dict[str, Callable[[], object]] = {
     "TensorDict": TensorDict,
     "LazyStackedTensorDict": lambda: lazy_stack([TensorDict({"a": torch.zeros(2)})]),
     "NonTensorData": lambda: NonTensorData("word"),
-    "MemoryMappedTensor": lambda: MemoryMappedTensor.zeros(2),
 }
 
 

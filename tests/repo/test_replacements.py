@@ -28,7 +28,6 @@ ADVICE: Final = [
 PIECES: Final = sorted({code for text in ADVICE for code in re.findall(r"`(.+?)`", text)})
 # What stands for a piece that is not code by itself.
 SPELLED: Final = {
-    "filename": "MemoryMappedTensor(tensor)",
     "WrapModule(lambda td: ...)": "WrapModule(lambda td: td)(td)",
     "TensorDictParams(td.double(cast_filter=...))": (
         "TensorDictParams(td.double(cast_filter=lambda path, leaf: path != ('a',)))"
@@ -134,11 +133,6 @@ def test_what_is_to_be_written_runs(piece: str, scope: dict[str, object]) -> Non
         scope |= {"td": TensorDict.load_memmap("arena"), "key": "c"}
     if piece.startswith("type(td).from_module") and "update_" in piece:
         scope["td"] = TensorDict.from_module(nn.Linear(2, 2)).detach()
-    if piece.startswith("MemoryMappedTensor"):
-        scope |= {"source": torch.ones(2), "shape": [2], "dtype": torch.float32}
-        scope["filename"] = "mapped.bin"
-        if "from_filename" in piece:
-            kd_core.MemoryMappedTensor.ones(2, filename="mapped.bin")
     code = SPELLED.get(piece, piece)
     with torch.no_grad():
         exec(compile(code, piece, "exec"), scope)

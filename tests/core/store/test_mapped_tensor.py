@@ -255,3 +255,30 @@ def test_a_new_file_takes_its_shape_by_keyword_and_replaces_another(tmp_path: Pa
     assert MemoryMappedTensor.full(shape=(1,), fill_value=1).tolist() == [1]
     with pytest.raises(InvalidArgument, match="expected `shape` once"):
         MemoryMappedTensor.empty(2, shape=(2,))
+
+
+def test_memory_of_somebody_else_is_mapped() -> None:
+    from multiprocessing.shared_memory import SharedMemory
+
+    memory = SharedMemory(create=True, size=64)
+    try:
+        tensor = MemoryMappedTensor.from_handler(memory, torch.int64, (2, 3))
+        assert type(tensor) is MemoryMappedTensor
+        tensor.fill_(7)
+        assert memory.buf is not None
+        assert bytes(memory.buf[:8]) == (7).to_bytes(8, "little")
+        row = MemoryMappedTensor.from_handler(memory, torch.int64, (2, 3), index=1)
+        assert row.tolist() == [7, 7, 7]
+        with pytest.raises(InvalidValue, match="expected memory of at least 800 bytes, got 64"):
+            MemoryMappedTensor.from_handler(memory, torch.int64, (100,))
+        del tensor, row
+    finally:
+        memory.close()
+        memory.unlink()
+    with pytest.raises(InvalidValue, match="that can be written to"):
+        MemoryMappedTensor.from_handler(b"12345678", torch.int64, (1,))
+    with pytest.raises(InvalidArgument, match="`handler` must be memory"):
+        MemoryMappedTensor.from_handler(3, torch.int64, (1,))
+    assert MemoryMappedTensor.from_handler(bytearray(), torch.int64, (0, 2)).shape == (0, 2)
+    tensor = MemoryMappedTensor(torch.ones(2), handler=None)
+    assert tensor.tolist() == [1, 1]

@@ -6,6 +6,7 @@ created, and one that is there is replaced, never cut: a tensor that maps it kee
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 from multiprocessing.reduction import ForkingPickler
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from kd_core._errors import InvalidArgument, InvalidValue, shape_text, wrong_type
-from kd_core._naming import explains_parameters, leaves_out, public_in
+from kd_core._naming import public_in
 from kd_core._protocol.primitives import AbstractContainer, leaves_of
 from kd_core._store.places import place_of, roots_at
 
@@ -39,7 +40,6 @@ class _InMap(type(Tensor)):  # type: ignore[misc]  # the metaclass of tensors
 
 
 @public_in("kd_core")
-@leaves_out("from_handler")
 class MemoryMappedTensor(Tensor, metaclass=_InMap):
     """A tensor in a file, or in memory that processes share.
 
@@ -57,6 +57,7 @@ class MemoryMappedTensor(Tensor, metaclass=_InMap):
         index: which part is returned; only an index that gives a view.
         device: the CPU, where files are mapped.
         filename: the file; it must not exist yet. `None`: memory without a file.
+        handler: nothing: memory without a file is made here; see `from_handler`.
 
     Example:
         >>> import torch
@@ -73,7 +74,6 @@ class MemoryMappedTensor(Tensor, metaclass=_InMap):
     # Results of operations are plain tensors.
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # as torch documents
 
-    @explains_parameters
     def __new__(
         cls,
         source: object,
@@ -83,6 +83,7 @@ class MemoryMappedTensor(Tensor, metaclass=_InMap):
         index: Index | None = None,
         device: DeviceLike | None = None,
         filename: PathLike | None = None,
+        handler: object = None,
     ) -> Self:
         """Copy a tensor to a file."""
         _check_device(device)
@@ -193,7 +194,48 @@ class MemoryMappedTensor(Tensor, metaclass=_InMap):
         return whole if index is None else whole._taken(index)
 
     @classmethod
-    @explains_parameters
+    def from_handler(
+        cls,
+        handler: object,
+        dtype: torch.dtype,
+        shape: Sequence[int],
+        index: Index | None = None,
+    ) -> Self:
+        """Return a tensor in memory that somebody else holds, such as other processes.
+
+        Args:
+            handler: the memory, which can be written to: a `SharedMemory` of `multiprocessing`, an
+                `mmap`, a `bytearray`, or an object with it as `buf` or `buffer`.
+            dtype: the dtype of the elements.
+            shape: the shape; the memory may be larger.
+            index: which part is returned; only an index that gives a view.
+
+        Raises:
+            InvalidValue: if the memory is too small, or must not be written to.
+            InvalidArgument: if it is no memory.
+
+        Example:
+            >>> memory = bytearray(8)
+            >>> MemoryMappedTensor.from_handler(memory, torch.float32, (2,)).fill_(1.0)
+            MemoryMappedTensor([1., 1.])
+            >>> len(memory.strip(bytes(1)))
+            6
+        """
+        held = getattr(handler, "buf", getattr(handler, "buffer", handler))
+        try:
+            memory = memoryview(held)  # type: ignore[arg-type]  # what is no memory is told below
+        except TypeError:
+            raise wrong_type("`handler`", "memory, such as a `SharedMemory`", handler) from None
+        sizes = tuple(shape)
+        size = math.prod(sizes) * dtype.itemsize
+        if memory.readonly or memory.nbytes < size:
+            what = "that can be written to" if memory.readonly else f"of at least {size} bytes"
+            raise InvalidValue(f"expected memory {what}, got {memory.nbytes} bytes.")
+        flat = torch.frombuffer(memory, dtype=torch.uint8)[:size] if size else torch.empty(0)
+        whole = cls._of(flat.view(dtype).view(sizes) if size else flat.to(dtype).view(sizes), None)
+        return whole if index is None else whole._taken(index)
+
+    @classmethod
     def from_storage(
         cls,
         storage: torch.UntypedStorage,
@@ -203,6 +245,7 @@ class MemoryMappedTensor(Tensor, metaclass=_InMap):
         device: DeviceLike | None = None,
         index: Index | None = None,
         filename: PathLike | None = None,
+        handler: object = None,
     ) -> Self:
         """Return a tensor in a file with the elements of a storage.
 
@@ -213,6 +256,7 @@ class MemoryMappedTensor(Tensor, metaclass=_InMap):
             device: the CPU, where files are mapped.
             index: which part is returned; only an index that gives a view.
             filename: the file, which must not exist yet. `None`: memory without a file.
+            handler: nothing: memory without a file is made here; see `from_handler`.
 
         Raises:
             InvalidValue: if the file exists.
