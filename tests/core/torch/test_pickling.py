@@ -11,7 +11,7 @@ from collections.abc import Callable
 from multiprocessing.context import set_spawning_popen
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -189,7 +189,7 @@ def test_a_forged_pickle_is_refused(kind: type, entries: object, batch: list[int
 def test_what_a_pickle_goes_on_to_change_does_not_reach_a_container() -> None:
     entries = {"a": torch.zeros(3)}
     td = restore_dense(TensorDict, dict(entries), (3,), None, None)
-    made = restore_dense(TensorDict, entries, (3,), None, None)
+    made = restore_dense(TensorDict, cast("dict[str, Any]", entries), (3,), None, None)
     entries["b"] = torch.zeros(7)
     assert [*made.keys()] == [*td.keys()] == ["a"]
 
