@@ -90,7 +90,7 @@ class _Collector:
 
     def __init__(self) -> None:
         self.found: defaultdict[int, dict[str, Spec]] = defaultdict(dict)
-        self._kinds: dict[tuple[str, tuple[int, ...]], Spec] = {}
+        self._kinds: dict[tuple[object, ...], Spec] = {}
 
     def add(self, node: object, depth: int) -> None:
         """Add the tensors of a node."""
@@ -124,25 +124,30 @@ class _Collector:
 
     def _level(self, entries: list[object], depth: int) -> None:
         for pair in entries:
-            if not isinstance(pair, list) or len(pair) != 2 or not isinstance(pair[0], str):
+            if pair.__class__ is not list or len(pair) != 2 or pair[0].__class__ is not str:
                 raise _invalid("entry", pair)
             node = pair[1]
             # Tensors are the most frequent nodes: "io" in the benchmarks.
-            if isinstance(node, dict) and len(node) == 1 and "tensor" in node:
+            if node.__class__ is dict and len(node) == 1 and "tensor" in node:
                 self._tensor(node["tensor"])
             else:
                 self.add(node, depth + 1)
 
     def _tensor(self, row: object) -> bool:
         """Add a tensor; return whether no other node named it before."""
-        # Without patterns, which are slow: "io" in the benchmarks.
+        # Without patterns and calls, which are slow: "io" in the benchmarks.
         if isinstance(row, list) and len(row) == 4:
             segment, name, dtype, sizes = row
             if type(segment) is int and type(name) is str and type(dtype) is str:
-                kind = dtype, _sizes_of(sizes)
+                if type(sizes) is not list:
+                    raise _invalid("shape", sizes)
+                for size in sizes:
+                    if type(size) is not int or not 0 <= size <= _LARGEST:
+                        raise _invalid("shape", sizes)
+                kind = dtype, *sizes
                 spec = self._kinds.get(kind)
                 if spec is None:
-                    spec = self._kinds[kind] = _spec_of(*kind)
+                    spec = self._kinds[kind] = _spec_of(dtype, tuple(sizes))
                 tensors = self.found[segment]
                 if name not in tensors:
                     tensors[name] = spec
@@ -271,13 +276,14 @@ class Decoder:
                 if key in wanted
             }
         entries: dict[str, Entry] = {}
-        batch, ndim = desc.batch, desc.ndim
+        batch, ndim, known, fits = desc.batch, desc.ndim, self._known, None
         for key, node in nodes.items():
             leaf = None
             if "tensor" in node:  # mostly: "io" in the benchmarks
                 segment, name, _, _ = node["tensor"]
-                if self._specs[segment][name].shape[:ndim] == batch:
-                    leaf = self._known[segment].get(name)
+                spec = self._specs[segment][name]
+                if spec is fits or spec.shape[:ndim] == batch:
+                    fits, leaf = spec, known[segment].get(name)
             entries[key] = self._entry(node, None, desc, (*path, key)) if leaf is None else leaf
         return desc, entries
 

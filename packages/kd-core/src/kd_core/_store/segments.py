@@ -74,9 +74,10 @@ def layout_of(specs: Mapping[str, Spec], metadata: Mapping[str, str] | None = No
         order.sort(key=lambda item: -stored[id(item[1])].itemsize)
     rows: dict[str, str] = {}
     starts: dict[str, int] = {}
-    end = 0
+    end, last = 0, None
     for name, spec in order:
-        _, nbytes, rest = stored[id(spec)]
+        if spec is not last:  # mostly it is
+            last, (_, nbytes, rest) = spec, stored[id(spec)]
         starts[name] = start = end
         end += nbytes
         rows[name] = f'{{"data_offsets":[{start},{end}],{rest}}}'
