@@ -35,7 +35,7 @@ class Handle:
     """A container in the arena, tensors taken from it, and whether they may be written to."""
 
     def __init__(self, td: TensorDictBase) -> None:
-        self.td, self.open = td, True
+        self.td, self.open, self.sealed = td, True, False
         self.leaves = {key: td[key] for key in KEYS}
         self.views = {key: td[key].view(-1) for key in KEYS}
 
@@ -118,7 +118,8 @@ class Life:
         if handle.open:
             assert not told
             self.held[key].fill_(value)
-        elif told:
+        assert told or not handle.sealed
+        if told:
             self.seeds.count("refused")
             assert "was sealed" in told
             assert torch.equal(handle.td[key], before)
@@ -135,6 +136,8 @@ class Life:
             return
         store.seal(self.path)
         self.sealed = True
+        for handle in self.handles:
+            handle.sealed = handle.sealed or handle.open
         self.replaced()
 
     def reopen(self) -> None:

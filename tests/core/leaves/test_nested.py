@@ -3,13 +3,25 @@
 import io
 import pickle
 from collections.abc import Callable
+from pathlib import Path
 from random import Random
 
 import pytest
 import torch
 from torch import Tensor
 
-from kd_core import InvalidValue, TensorDict, TensorDictBase, cat, lazy_stack, stack
+from kd_core import (
+    FormatError,
+    InvalidValue,
+    TensorDict,
+    TensorDictBase,
+    cat,
+    lazy_stack,
+    stack,
+    store,
+)
+from kd_core._store.decoding import Decoder
+from kd_core._store.segments import Spec
 
 LENGTHS = (2, 3, 0, 1)
 
@@ -281,3 +293,71 @@ def test_rows_with_gaps_beside_rows_without() -> None:
     for made in (td[[0, 1]], cat([td, td])[:2]):
         assert [row.tolist() for row in made["whole"].unbind()] == [[0, 1, 2], [3, 4, 5]]
         assert [row.tolist() for row in made["cut"].unbind()] == [[0], [3, 4]]
+
+
+def strided(*lengths: int) -> TensorDict:
+    """Return a container of a nested tensor of the strided layout, whose rows differ."""
+    rows = [torch.arange(2.0 * n).view(n, 2) + n for n in lengths]
+    return TensorDict({"n": torch.nested.nested_tensor(rows)}, [len(lengths)])
+
+
+def same_rows(found: TensorDictBase, wanted: TensorDictBase) -> None:
+    pairs = zip(found["n"].unbind(), wanted["n"].unbind(), strict=True)
+    assert all(torch.equal(mine, theirs) for mine, theirs in pairs)
+    assert found["n"].dtype is wanted["n"].dtype
+    assert found["n"].layout is torch.strided
+    assert found["n"].is_nested
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype")
+def test_rows_of_the_strided_layout_are_stored_and_come_back(tmp_path: Path) -> None:
+    td = strided(3, 0, 5)
+    for name in ("td", "td.safetensors"):
+        td.save(tmp_path / name)
+        same_rows(TensorDict.load(tmp_path / name, verify="full"), td)
+    mapped = td.memmap(tmp_path / "arena")
+    same_rows(mapped, td)
+    mapped["n"].mul_(2)
+    same_rows(TensorDict.load_memmap(tmp_path / "arena"), td * 2)
+    assert mapped.is_memmap()
+    zeros = td.memmap_like(tmp_path / "zeros")
+    same_rows(zeros, td * 0)
+    td.append_to(tmp_path / "td")
+    same_rows(TensorDict.load(tmp_path / "td"), strided(3, 0, 5, 3, 0, 5))
+    assert "nested float32, 3 rows" in str(store.inspect(tmp_path / "td.safetensors"))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype")
+def test_values_of_the_strided_layout_are_written_to_rows_of_the_same_sizes() -> None:
+    writes: list[Callable[[TensorDict], object]] = [
+        lambda td: td.load_state_dict((td * 2).state_dict()),
+        lambda td: td.update_(td * 2),
+        lambda td: td.copy_(td * 2),
+    ]
+    for write in writes:
+        td = strided(3, 5)
+        before = td["n"]
+        write(td)
+        assert td["n"] is before
+        same_rows(td, strided(3, 5) * 2)
+    td = strided(3, 5)
+    with pytest.raises(InvalidValue, match="`n`"):
+        td.update_(strided(5, 3))
+    same_rows(td, strided(3, 5))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype")
+@pytest.mark.parametrize(
+    "sizes",
+    [[[3, 2], [4, 2]], [[3, 2], [-1, 2]], [[8], [9]], [[16]], [], [[1 << 40, 1 << 40], [1, 1]]],
+)
+def test_forged_sizes_of_rows_are_refused(sizes: list[list[int]]) -> None:
+    values, given = torch.zeros(16), torch.tensor(sizes, dtype=torch.int64)
+    specs = [{"v": Spec(torch.float32, (16,)), "s": Spec(torch.int64, tuple(given.shape))}]
+    shape = list(given.shape)
+    node = {
+        "strided": [{"tensor": [0, "v", "float32", [16]]}, {"tensor": [0, "s", "int64", shape]}]
+    }
+    tree = {"td": {"batch": [2], "entries": [["n", node]]}}
+    with pytest.raises(FormatError):
+        Decoder(specs, [lambda _: {"v": values, "s": given}]).container_of(tree)

@@ -23,6 +23,9 @@ def shapeless() -> Tensor:
     return torch.nested.nested_tensor(rows, layout=torch.strided)
 
 
+ONE = torch.ones(1)
+
+
 def batched() -> TensorDict:
     return TensorDict({"a": torch.zeros(2, 3), "x": {"b": torch.zeros(2)}}, [2])
 
@@ -48,7 +51,7 @@ CALLS: dict[str, Callable[[], object]] = {
     "update": lambda: batched().update({"a": shapeless()}),
     "update in place": lambda: batched().update({"a": shapeless()}, inplace=True),
     "update_": lambda: batched().update_({"a": shapeless()}),
-    "update_ from a container": lambda: alone().update_(alone()),
+    "update_ of other rows": lambda: alone().update_({"a": torch.nested.nested_tensor([ONE])}),
     "replace": lambda: batched().replace(a=shapeless()),
     "set_": lambda: batched().set_("a", shapeless()),
     "set_at_": lambda: batched().set_at_("a", shapeless(), 0),

@@ -21,6 +21,7 @@ from torch.nn import Parameter
 from kd_core._errors import InvalidValue
 from kd_core._keys import format_key
 from kd_core._leaves.foreach import run_copies
+from kd_core._leaves.shapeless import is_shapeless
 from kd_core._leaves.writes import check_write
 from kd_core._nodes.entry import is_unbatched, tensor_of
 from kd_core._protocol.composite import Composite
@@ -423,10 +424,11 @@ def _check_dense(path: Path, leaf: Tensor) -> None:
     Raises:
         InvalidValue: if not; the message names the entry.
     """
-    if leaf.layout is not torch.strided:
+    if leaf.layout is not torch.strided or is_shapeless(leaf):
+        kind = "a nested tensor" if is_shapeless(leaf) else "a tensor"
         raise InvalidValue(
-            f"entry {format_key(path)} is of layout {leaf.layout}: only dense and jagged leaves "
-            "can be exchanged. `exclude` it first, or make it dense."
+            f"entry {format_key(path)} is {kind} of layout {leaf.layout}: only dense and jagged "
+            "leaves can be exchanged. `exclude` it first, or make it dense."
         )
     if leaf.is_meta:
         raise InvalidValue(

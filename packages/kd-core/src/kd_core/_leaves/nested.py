@@ -236,6 +236,34 @@ def joined_rows(leaves: Sequence[Tensor]) -> Tensor:
     return _jagged(values, _shared_offsets(leaves, counts, torch.cat(lengths), _JOINED), dim)
 
 
+def strided_parts(leaf: Tensor) -> tuple[Tensor, Tensor]:
+    """Return all values of a nested tensor of the strided layout in a row, and the sizes of rows.
+
+    The sizes are those of each row, one row each.
+    """
+    rows = [row.reshape(-1) for row in leaf.unbind()]
+    values = torch.cat(rows) if rows else torch.empty(0, dtype=leaf.dtype)
+    sizes: Tensor = leaf._nested_tensor_size()
+    return values.detach(), sizes.clone()
+
+
+def strided_view(values: Tensor, sizes: Tensor) -> Tensor:
+    """Return a nested tensor of the strided layout that shares the memory of its values.
+
+    Args:
+        values: the values of all rows, one behind the other, in one dimension.
+        sizes: the sizes of each row, one row each; their products must sum to all values.
+    """
+    if not len(sizes):
+        return torch.nested.nested_tensor([], dtype=values.dtype)
+    counts = sizes.prod(1)
+    behind = sizes.flip(1).cumprod(1).flip(1)[:, 1:]  # how far apart neighbours are
+    strides = torch.cat([behind, sizes.new_ones(len(sizes), 1)], 1)[:, : sizes.shape[1]]
+    starts = counts.cumsum(0) - counts
+    made: Tensor = torch._nested_view_from_buffer(values, sizes, strides, starts)
+    return made
+
+
 def _offsets(leaf: Tensor) -> Tensor:
     offsets: Tensor = leaf.offsets()  # type: ignore[attr-defined]  # of a nested tensor
     return offsets

@@ -17,6 +17,13 @@ def is_shapeless(leaf: Tensor) -> bool:
     return leaf.is_nested and leaf.layout is torch.strided
 
 
+def have_same_rows(one: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors without a shape have rows of the same sizes."""
+    if not (is_shapeless(one) and is_shapeless(other)):
+        return False
+    return torch.equal(one._nested_tensor_size(), other._nested_tensor_size())
+
+
 def explain_shapeless(error: Exception | None, what: str, *tensors: Tensor) -> None:
     """Raise the clear error if the one of torch is that a tensor has no shape.
 

@@ -36,7 +36,7 @@ from kd_core._leaves.foreach import (
     shares_storage,
 )
 from kd_core._leaves.loops import unwrapped
-from kd_core._leaves.shapeless import explain_shapeless, is_shapeless
+from kd_core._leaves.shapeless import explain_shapeless, have_same_rows, is_shapeless
 from kd_core._nodes.entry import encodes, is_data, is_unbatched
 
 if TYPE_CHECKING:
@@ -424,8 +424,11 @@ def writable_source(where: Where, entry: Entry, value: object) -> Tensor:
     try:
         fits = broadcasts_to(source.shape, entry.shape)
     except RuntimeError as error:
-        explain_shapeless(error, f"entry {_name(where)} and what is written there", source, entry)
-        raise
+        fits = have_same_rows(source, entry)
+        if not fits:
+            what = f"entry {_name(where)} and what is written there"
+            explain_shapeless(error, what, source, entry)
+            raise
     if not fits:
         raise cannot_broadcast(
             source.shape, _name(where), entry.shape, "Use `set` to replace the entry."

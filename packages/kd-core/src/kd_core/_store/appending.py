@@ -123,6 +123,7 @@ _CHECKS = {
     "lazy": _check_stack,
     "tensor": _check_tensor,
     "jagged": _check_jagged,
+    "strided": _check_jagged,
     "data": _check_data,
     "rows": _check_rows,
     "unbatched": _check_unbatched,

@@ -18,6 +18,7 @@ from kd_core._batch.names import checked_names, with_names
 from kd_core._errors import FormatError, KdError, KeyNotFound, a_type, listed, walks_through_leaf
 from kd_core._keys import format_key, nearest_key, path_of, several
 from kd_core._leaves.loops import leaf_fits
+from kd_core._leaves.nested import strided_view
 from kd_core._nodes import registry
 from kd_core._protocol.primitives import AbstractContainer
 from kd_core._protocol.validation import MAX_DEPTH
@@ -105,12 +106,15 @@ class _Collector:
                 self._level(entries, depth)
             case "unbatched", {"tensor": row}:
                 self._tensor(row)
-            case "unbatched", {"jagged": _}:
+            case "unbatched", {"jagged": _} | {"strided": _}:
                 self.add(value, depth + 1)
             case "jagged", [*parts, int()]:
                 for part in parts:
                     if part is not None:
                         self.add(part, depth + 1)
+            case "strided", [_, _] as parts:
+                for part in parts:
+                    self.add(part, depth + 1)
             case "rows", {"values": {"tensor": row}}:
                 if not self._tensor(row):
                     raise _invalid("tensor of rows, which one node names", row)
@@ -294,7 +298,7 @@ class Decoder:
                 format_key((*path, *wanted)), format_key(path), f"`{kind}` of the file"
             )
         if kind in _LEAVES:
-            leaf = self._tensor(value) if kind == "tensor" else self._jagged(value)
+            leaf = self._leaf(kind, value)
             if not leaf_fits(leaf, above):
                 raise _does_not_fit(path)
             return leaf
@@ -306,8 +310,7 @@ class Decoder:
         match kind, value:
             case "unbatched", _:
                 inside, leaf_node = _kind_of(value)
-                tensor = self._tensor(leaf_node) if inside == "tensor" else self._jagged(leaf_node)
-                return registry.wrap_tensor(tensor, above)
+                return registry.wrap_tensor(self._leaf(inside, leaf_node), above)
             case "rows", {"values": blob, **more}:
                 desc = self._descriptor_of(more) if more else above
                 values = _list_of(read(parsed(_bytes_of(self.leaf_of(blob)), "non-tensor data")))
@@ -325,6 +328,22 @@ class Decoder:
                     raise _does_not_fit(path)
                 return registry.restore_data(read(data), desc, constant, of_batch)
         raise _invalid(kind, value)
+
+    def _leaf(self, kind: str, value: object) -> Tensor:
+        if kind == "tensor":
+            return self._tensor(value)
+        return self._jagged(value) if kind == "jagged" else self._strided(value)
+
+    def _strided(self, value: object) -> Tensor:
+        match value:
+            case [values_node, sizes_node]:
+                values, sizes = self.leaf_of(values_node), self.leaf_of(sizes_node)
+                ragged = id(values), id(sizes)
+                if ragged not in self._ragged:
+                    _check_rows(values, sizes)
+                    self._ragged[ragged] = strided_view(values, sizes)
+                return self._ragged[ragged]
+        raise _invalid("strided", value)
 
     def _jagged(self, value: object) -> Tensor:
         match value:
@@ -368,7 +387,7 @@ class Decoder:
         return known[name]
 
 
-_LEAVES: Final = frozenset({"tensor", "jagged"})
+_LEAVES: Final = frozenset({"tensor", "jagged", "strided"})
 LEVELS: Final = frozenset({"td", "class", "lazy"})
 
 
@@ -450,6 +469,15 @@ def _end_of(offsets: Tensor, lengths: Tensor | None) -> int:
     if bool((offsets < 0).any() | (sizes < 0).any() | (ends < starts).any()):
         raise _invalid("jagged tensor", tuple(offsets.shape))
     return int(ends.max()) if len(ends) else 0
+
+
+def _check_rows(values: Tensor, sizes: Tensor) -> None:
+    """Check that rows of some sizes are all the values, which torch does not check."""
+    if values.ndim != 1 or sizes.ndim != 2 or sizes.dtype is not torch.int64 or not sizes.shape[1]:
+        raise _invalid("tensor of sizes", tuple(sizes.shape))
+    rows = sizes.tolist()
+    if any(size < 0 for row in rows for size in row) or sum(map(math.prod, rows)) != len(values):
+        raise _invalid("nested tensor", tuple(values.shape))
 
 
 def _check_there(wanted: dict[str, Wanted], keys: Collection[str], path: Path) -> None:

@@ -10,6 +10,7 @@ A node is an object with one key, its kind:
 | `cat` | the nodes of the parts, joined along the first dimension |
 | `tensor` | position of the segment, name in it, dtype, shape |
 | `jagged` | nodes of values, offsets and perhaps lengths, and the ragged dimension |
+| `strided` | nodes of the values of all rows and of the sizes of each: another nested tensor |
 | `unbatched` | the node of a tensor that does not start with the batch size |
 | `data` | non-tensor data of the whole batch |
 | `rows` | the node of a tensor of bytes: non-tensor data of all rows, as canonical JSON |
@@ -31,6 +32,7 @@ from kd_core._batch.descriptor import describe
 from kd_core._batch.names import names_of, without_names
 from kd_core._errors import InvalidValue
 from kd_core._keys import format_key
+from kd_core._leaves.nested import strided_parts
 from kd_core._nodes import registry
 from kd_core._nodes.entry import is_row_data, is_unbatched
 from kd_core._protocol.composite import Composite
@@ -128,13 +130,17 @@ class Encoder:
         known = self._ragged.get(id(leaf))
         if known is not None:
             return known[1]
-        if leaf.layout is not torch.jagged:
-            raise _not_dense(leaf, path)
+        if leaf.layout is torch.strided:
+            values, sizes = strided_parts(leaf)
+            node: Json = {"strided": [self.add(values, path), self.add(sizes, path)]}
+            self.rows.append(self._known[id(sizes)])
+            self._ragged[id(leaf)] = leaf, node
+            return node
         lengths: Tensor | None = leaf.lengths()  # type: ignore[attr-defined]  # of a nested tensor
         parts: list[Tensor | None] = [leaf.values(), leaf.offsets(), lengths]  # type: ignore[attr-defined]  # as above
         nodes = [None if part is None else self.add(part, path) for part in parts]
         self.rows += [self._known[id(part)] for part in parts[1:] if part is not None]
-        node: Json = {"jagged": [*nodes, leaf._ragged_idx]}  # type: ignore[attr-defined]  # as above
+        node = {"jagged": [*nodes, leaf._ragged_idx]}  # type: ignore[attr-defined]  # as above
         self._ragged[id(leaf)] = leaf, node
         return node
 

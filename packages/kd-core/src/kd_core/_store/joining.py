@@ -43,6 +43,9 @@ class Joiner:
                 return self._encoder.add(self._tensor(nodes), path)
             case "jagged":
                 return {kind: self._jagged(values, path)}
+            case "strided":
+                parts = [[value[at] for value in values] for at in range(2)]
+                return {kind: [self.node_of(part, path) for part in parts]}
             case "rows":
                 return {kind: {**_batch_of(values), "values": self._rows(values, path)}}
             case _:

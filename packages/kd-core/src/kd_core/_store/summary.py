@@ -107,6 +107,8 @@ def _lines(node: Any, name: str, depth: int) -> Iterator[str]:
             yield f"{start}{value[2]} {value[3]}"
         case "jagged":
             yield f"{start}jagged {value[0]['tensor'][2]}, {value[1]['tensor'][3][0] - 1} rows"
+        case "strided":
+            yield f"{start}nested {value[0]['tensor'][2]}, {value[1]['tensor'][3][0]} rows"
         case "data" | "rows":
             yield f"{start}{kind}"
         case "lazy":
