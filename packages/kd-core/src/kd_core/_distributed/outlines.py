@@ -425,9 +425,9 @@ def _check_dense(path: Path, leaf: Tensor) -> None:
         InvalidValue: if not; the message names the entry.
     """
     if leaf.layout is not torch.strided or is_shapeless(leaf):
-        kind = "a nested tensor" if is_shapeless(leaf) else "a tensor"
+        kind = "a nested tensor of" if is_shapeless(leaf) else "of"
         raise InvalidValue(
-            f"entry {format_key(path)} is {kind} of layout {leaf.layout}: only dense and jagged "
+            f"entry {format_key(path)} is {kind} layout {leaf.layout}: only dense and jagged "
             "leaves can be exchanged. `exclude` it first, or make it dense."
         )
     if leaf.is_meta:
