@@ -8,7 +8,10 @@ import pytest
 PAGES = Path(__file__).parents[2] / "docs" / "tutorials"
 
 
-@pytest.mark.parametrize("page", ["stable-baselines3"])
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # rl_games compiles with it
+@pytest.mark.parametrize(
+    "page", ["stable-baselines3", "torchrl", "rsl-rl", "skrl", "tianshou", "rl-games"]
+)
 def test_the_page_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     pytest.importorskip(page.replace("-", "_"), reason="the lane `policies` installs it")

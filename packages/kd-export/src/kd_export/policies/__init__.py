@@ -6,6 +6,7 @@ from kd_core.extending import publish as _publish
 from kd_export.policies._policy import Policy as Policy
 
 if TYPE_CHECKING:
+    from kd_export.policies._rl_games import from_rl_games as from_rl_games
     from kd_export.policies._rsl_rl import from_rsl_rl as from_rsl_rl
     from kd_export.policies._skrl import from_skrl as from_skrl
     from kd_export.policies._spaces import from_gymnasium as from_gymnasium
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 _publish(
     __name__,
     later={
+        "kd_export.policies._rl_games": "from_rl_games",
         "kd_export.policies._rsl_rl": "from_rsl_rl",
         "kd_export.policies._skrl": "from_skrl",
         "kd_export.policies._spaces": "from_gymnasium",

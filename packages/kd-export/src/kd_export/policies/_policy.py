@@ -92,7 +92,7 @@ class Policy:
             KeyMismatch: An observation is missing.
             ShapeMismatch: An observation has not the rank of the example's.
         """
-        given = self._kd_read(observations)
+        given = self._given(observations)
         rows = next(iter(given.values())).shape[:1]
         container = TensorDict({}, batch_size=rows)
         for key, value in given.items():
@@ -143,7 +143,7 @@ class Policy:
             found[key] = start
         return found
 
-    def _kd_read(self, observations: object) -> dict[Key, Tensor]:
+    def _given(self, observations: object) -> dict[Key, Tensor]:
         keys = self._observations()
         given: Mapping[Key, object]
         if isinstance(observations, Mapping):
