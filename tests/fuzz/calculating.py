@@ -271,6 +271,8 @@ def where_padded(rng: Random, s: Subject, name: str) -> Call:
     operand = build(node)
 
     def choose(leaf: Tensor, other: Tensor) -> Tensor:
+        if pad == 0 and torch.bool in (leaf.dtype, other.dtype):  # which a boolean can hold
+            leaf, other = (x if x.ndim else x.bool() for x in (leaf, other))
         ndim = max(leaf.ndim, other.ndim)
         behind = condition.reshape((*s.batch, *(1,) * (ndim - len(s.batch))))
         return torch.where(behind, leaf, other)
