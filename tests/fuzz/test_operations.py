@@ -52,6 +52,7 @@ LEFT_OUT = {
     "to_store": "needs a server: `tests/interop/test_redis.py`",
     "attrs": "describes leaves, as `schema` does: `tests/core/containers/test_attributes.py`",
     "to_pandas": "makes a table of another library: `tests/core/convert`",
+    "to_mds": "writes files of another library: `tests/core/convert`",
     "to_parquet": "writes a file: `tests/core/convert`",
     "to_zarr": "writes a file: `tests/core/convert`",
     **dict.fromkeys(
