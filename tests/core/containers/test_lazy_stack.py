@@ -291,6 +291,15 @@ def test_a_ragged_stack_is_written_by_apply_() -> None:
     assert stacked[0]["r"].tolist() == [1, 1, 1]
 
 
+def test_an_index_of_everything_is_the_container() -> None:
+    td = TensorDict({"a": torch.zeros(3, 2), "s": "word"}, [3, 2])
+    for index in (slice(None), ..., (), (slice(None),), (..., slice(None))):
+        assert td[index] is td
+        assert lazy_stack([td])[index] is not td
+    with pytest.raises(IndexError):
+        td[:, :, :]
+
+
 def test_a_member_is_a_container() -> None:
     with pytest.raises(InvalidArgument, match=r"member 1 .* got a `dict`"):
         LazyStackedTensorDict(TensorDict(), {})  # type: ignore[arg-type]  # wrong on purpose

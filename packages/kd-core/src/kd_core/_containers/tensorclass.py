@@ -425,11 +425,6 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
                         break
             _complete(self, bound, names, lock)
 
-        def get(self, key, default=None, *args, **options):
-            """Read the entry at a key: of a field that is not a tensor, the value itself."""
-            found = Dense.get(self, key, default, *args, **options)
-            return found._kd_item() if is_data(found) and found is not default else found
-
         # Hidden from type checkers, so that they report a misspelt field.
         def __getattr__(self, name):
             raise explain_attribute(type(self), name) or _unknown(type(self), name)

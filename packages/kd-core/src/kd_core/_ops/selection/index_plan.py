@@ -7,7 +7,7 @@ leaf. The functions that take rows of leaves by a mask or by numbers stand here,
 from __future__ import annotations
 
 from operator import itemgetter
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -277,9 +277,19 @@ def behind(tensor: Tensor, leaf: Tensor) -> Tensor:
     return there.reshape(*sizes) if sizes else there  # one argument for all sizes is slower
 
 
+def _takes_all(index: object) -> bool:
+    """Return whether an index is `:`, `...`, or a tuple of these."""
+    if index.__class__ is tuple:
+        return all(map(_takes_all, cast("tuple[object, ...]", index)))
+    return index is ... or (index.__class__ is slice and index == slice(None))
+
+
 def rows_at(container: W, index: object) -> W:
-    """Return the rows at an index of any kind."""
+    """Return the rows at an index of any kind: the container itself, if it is `:` or `...`."""
     desc = container._kd_desc
+    if _takes_all(index) and container._kd_owns_leaves and container._kd_tensor_class is None:
+        resolve(index, desc.batch)  # it may have too many items
+        return container
     fn, after = resolve(index, desc.batch)
     ndim = desc.ndim
     if container._kd_nested and not is_dynamo_compiling():
