@@ -317,7 +317,17 @@ def test_a_locked_container_gives_locked_results() -> None:
         assert result.is_locked
         result.unlock_()["new"] = torch.ones(3)
         assert "n" not in result or not result.nested("n", TensorDict).is_locked
-    for free in (td == td, td.sum(0), td.clone(), td.add(td, default=0), td.type(torch.int32)):
+    rows = torch.ones(3)
+    for free in (
+        td + rows,
+        rows * td,
+        td.clamp_min(rows),
+        td == td,
+        td.sum(0),
+        td.clone(),
+        td.add(td, default=0),
+        td.type(torch.int32),
+    ):
         assert not free.is_locked
     assert td.is_locked
     assert td.nested("n", TensorDict).is_locked

@@ -41,6 +41,7 @@ from kd_core._ops.math.operands import (
     as_operand,
     check_batches,
     has_rows,
+    is_of_rows,
     keeps_batch,
     leaves_batch,
     lift_scalars,
@@ -97,7 +98,9 @@ def unary_(td: W, fn: _LeafOp, kernel: Kernel | None = None, refuse_overlap: boo
 def binary(
     td: W, other: object, fn: _LeafOp, kernel: Kernel | None = None, exact: Kernel | None = None
 ) -> W:
-    """Apply a function of two to every leaf and the operand; see `unary` for the lock.
+    """Apply a function of two to every leaf and the operand.
+
+    The result is locked as the container is, unless the operand is a tensor over the batch.
 
     Args:
         td: the first operand.
@@ -120,7 +123,7 @@ def binary(
     except RuntimeError as error:
         _explain(td, other, fn, error)
         raise
-    return lock(result) if td._kd_desc.frozen else result
+    return lock(result) if td._kd_desc.frozen and not is_of_rows(other) else result
 
 
 def compared(td: W, other: object, fn: _LeafOp) -> W:

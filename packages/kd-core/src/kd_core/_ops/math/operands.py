@@ -83,6 +83,11 @@ def is_plain(operand: object) -> bool:
     return operand is None or operand.__class__ in NUMBERS
 
 
+def is_of_rows(operand: object) -> bool:
+    """Return whether an operand is a tensor with dimensions, which stand for those of the batch."""
+    return isinstance(operand, Tensor) and operand.ndim > 0
+
+
 def padded(td: AbstractContainer, operand: Tensor, leaves: list[Tensor]) -> list[Tensor]:
     """Return a tensor operand for each collected leaf; members receive their rows."""
     batch = td._kd_desc.batch

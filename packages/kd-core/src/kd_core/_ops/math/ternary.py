@@ -22,6 +22,7 @@ from kd_core._ops.math.operands import (
     as_operand,
     check_batches,
     has_rows,
+    is_of_rows,
     is_plain,
     keeps_batch,
     leaves_batch,
@@ -44,7 +45,7 @@ _LeafOp: TypeAlias = Callable[..., Tensor]
 
 
 def blend(td: W, fn: _LeafOp, first: object, second: object, kernel: Kernel | None = None) -> W:
-    """Apply a function of three to every leaf and two operands; it is locked as the container is.
+    """Apply a function of three to every leaf and two operands; see `binary` for the lock.
 
     Args:
         td: the container.
@@ -53,7 +54,8 @@ def blend(td: W, fn: _LeafOp, first: object, second: object, kernel: Kernel | No
         second: the second operand.
         kernel: the foreach function for two lists and a number.
     """
-    return locked_as(td, blended(td, fn, first, second, kernel))
+    result = blended(td, fn, first, second, kernel)
+    return result if is_of_rows(first) or is_of_rows(second) else locked_as(td, result)
 
 
 def blended(td: W, fn: _LeafOp, first: object, second: object, kernel: Kernel | None = None) -> W:

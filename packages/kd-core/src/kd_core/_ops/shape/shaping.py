@@ -101,7 +101,7 @@ class Shape(AbstractContainer):
             if batch_size is None:
                 return viewed
             after = viewed._kd_desc.unlocked().with_batch(batch_of(batch_size))
-            return locked_as(self, viewed._kd_with_descriptor(after))
+            return viewed._kd_with_descriptor(after)
         if size is not None:
             shape = _sizes_or(shape, size, "size")
         sizes: Sizes = shape  # type: ignore[assignment]  # a dtype stands alone
@@ -413,7 +413,7 @@ def _view_as_dtype(td: W, dtype: torch.dtype) -> W:
             raise _cannot_view(td, leaf, dtype, "the last batch dimension would change")
         return seen
 
-    return locked_as(td, td._kd_map_each(view))
+    return td._kd_map_each(view)
 
 
 def _cannot_view(
