@@ -307,10 +307,43 @@ def sent_later_to_each_other(rank: int) -> object:
     mine, theirs = rows(rank), rows(other)
     theirs["a"].fill_(-1)
     handle = mine.isend(other, init_tag=7)
-    pending = theirs.irecv(group_src=other, init_tag=7)
-    pending.wait()
+    for pending in theirs.irecv(group_src=other, init_tag=7, return_premature=True):
+        pending.wait()
     handle.wait()
     return [theirs["a"].tolist(), theirs["word"], [row["x"].tolist() for row in theirs["stack"]]]
+
+
+@program
+def sent_as_programs_of_tensordict_do(rank: int) -> object:
+    """Handles are dropped, switches are set that change nothing, a mapped leaf receives."""
+    if rank == 2:
+        return []
+    td = TensorDict({"a": torch.full((2,), float(1 - rank)), "n": {"b": torch.ones(2) - rank}}, [2])
+    found: list[object] = []
+    for early in (False, True):
+        if rank == 0:
+            td.isend(1, pseudo_rand=True)
+            td.isend(1, return_early=True, consolidated=True)
+            td.send(1, pseudo_rand=True, consolidated=True)
+            continue
+        mapped = (td * 0).memmap_()
+        for target in (td.zero_(), mapped, (td * 0)):
+            if early:
+                for handle in target.irecv(0, return_premature=True, pseudo_rand=True):
+                    handle.wait()
+            else:
+                target.irecv(0, consolidated=True)
+            found.append([target["a"].tolist(), target["n", "b"].tolist()])
+    return found
+
+
+@program
+def scattered_by_a_method(rank: int) -> object:
+    td = TensorDict({"a": torch.zeros(2)}, [2])
+    parts = [td + each for each in range(3)] if rank == 1 else None
+    first = td.scatter(1, parts)
+    again = td.scatter(src=1, tensordicts=parts)
+    return [first["a"].tolist(), again["a"].tolist()]
 
 
 @program

@@ -105,6 +105,12 @@ def test_two_ranks_send_before_they_receive(results: Results) -> None:
     ]
 
 
+def test_calls_of_programs_of_tensordict_run(results: Results) -> None:
+    received = [[[1.0, 1.0], [1.0, 1.0]]] * 6
+    assert results["sent_as_programs_of_tensordict_do"] == [[], received, []]
+    assert results["scattered_by_a_method"] == [[[float(rank)] * 2] * 2 for rank in range(3)]
+
+
 def test_a_rank_makes_a_container_from_another_one(results: Results) -> None:
     assert results["made_from_another_rank"] == [ROWS[0], [ROWS[0]] * 2, [ROWS[0]] * 2]
 

@@ -74,9 +74,11 @@ def _posted(team: Team, peer: int, form: Form, tag: int) -> list[Work]:
         messages.append(text_tensor(form.header, team))
     messages += [octets_of(flat, team) for flat in form.buffers if flat.numel()]
     to = team.global_rank(peer)
-    works = [dist.isend(message, to, team.group, tag) for message in messages]
+    begun = [dist.isend(message, to, team.group, tag) for message in messages]
+    works = [work for work in begun if work is not None]
+    team.sending = [work for work in team.sending if not work.is_completed()] + works
     team.sent[peer, tag] = digest
-    return [work for work in works if work is not None]
+    return works
 
 
 def irecv(

@@ -28,6 +28,7 @@ class Team:
         device: where messages of few bytes are.
         sent: the digest of the last header sent to each peer under a tag.
         received: the last header received from each peer under a tag.
+        sending: what is being sent: a program may drop the handle of `isend`.
     """
 
     def __init__(self, group: ProcessGroup) -> None:
@@ -36,6 +37,7 @@ class Team:
         self.size = dist.get_world_size(group)
         self.sent: dict[tuple[int, int], bytes] = {}
         self.received: dict[tuple[int, int], tuple[bytes, bytes]] = {}
+        self.sending: list[dist.Work] = []
         self._types = {row.partition(":")[0] for row in _config_of(group).split(",")}
         on_cpu = "cpu" in self._types or not torch.cuda.is_available()
         self.device = torch.device("cpu" if on_cpu else "cuda")

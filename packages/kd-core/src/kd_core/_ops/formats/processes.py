@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Literal, cast, overload
 
-from kd_core._naming import explains_parameters
 from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
@@ -102,16 +101,16 @@ class Processes(AbstractContainer):
 
         return all_reduce(self, op, group, async_op, bucket_bytes)
 
-    @explains_parameters
     def reduce(
         self,
         dst: int,
         op: Op | None = None,
         async_op: bool = False,
+        return_premature: bool = False,
         group: ProcessGroup | None = None,
         *,
         bucket_bytes: int | None = None,
-    ) -> Handle | None:
+    ) -> Handle | list[Handle] | None:
         """Replace each value on one rank by a reduction over all ranks; see `all_reduce`.
 
         The containers of other ranks stay as they are.
@@ -120,6 +119,7 @@ class Processes(AbstractContainer):
             dst: the rank in the default group whose container is written to.
             op: the reduction.
             async_op: return a handle.
+            return_premature: return it in a list.
             group: the process group; `None`: the default group.
             bucket_bytes: the most bytes of one message.
 
@@ -133,7 +133,8 @@ class Processes(AbstractContainer):
         """
         from kd_core._distributed.reducing import reduce
 
-        return reduce(self, dst, op, group, async_op, bucket_bytes)
+        handle = reduce(self, dst, op, group, async_op, bucket_bytes)
+        return [handle] if return_premature and handle is not None else handle
 
     def all_gather(self, *, group: ProcessGroup | None = None) -> list[Self]:
         """Return the containers of all ranks, in the order of ranks, on each rank.
@@ -185,7 +186,6 @@ class Processes(AbstractContainer):
 
         return cast("Self | None", gather_and_stack(self, dst, group))
 
-    @explains_parameters
     def send(
         self,
         dst: int | None = None,
@@ -193,6 +193,8 @@ class Processes(AbstractContainer):
         group: ProcessGroup | None = None,
         group_dst: int | None = None,
         init_tag: int = 0,
+        pseudo_rand: bool = False,
+        consolidated: bool = False,
     ) -> None:
         """Send the container to a rank, which calls `recv` or `from_remote_init`.
 
@@ -201,6 +203,8 @@ class Processes(AbstractContainer):
             group: the process group; `None`: the default group.
             group_dst: the rank in `group`, instead of `dst`.
             init_tag: the tag of all messages.
+            pseudo_rand: accepted; the messages of a container keep their order.
+            consolidated: accepted; all leaves of a dtype are one message anyway.
 
         Raises:
             InvalidArgument: if the type of an entry cannot be sent.
@@ -219,7 +223,7 @@ class Processes(AbstractContainer):
 
         isend(self, dst, group, group_dst, init_tag, "send").wait()
 
-    @explains_parameters
+    @overload
     def isend(
         self,
         dst: int | None = None,
@@ -227,11 +231,38 @@ class Processes(AbstractContainer):
         group: ProcessGroup | None = None,
         group_dst: int | None = None,
         init_tag: int = 0,
-    ) -> Handle:
+        pseudo_rand: bool = False,
+        return_early: Literal[False] = False,
+        consolidated: bool = False,
+    ) -> Handle: ...
+    @overload
+    def isend(
+        self,
+        dst: int | None = None,
+        *,
+        group: ProcessGroup | None = None,
+        group_dst: int | None = None,
+        init_tag: int = 0,
+        pseudo_rand: bool = False,
+        return_early: Literal[True],
+        consolidated: bool = False,
+    ) -> list[Handle]: ...
+    def isend(
+        self,
+        dst: int | None = None,
+        *,
+        group: ProcessGroup | None = None,
+        group_dst: int | None = None,
+        init_tag: int = 0,
+        pseudo_rand: bool = False,
+        return_early: bool = False,
+        consolidated: bool = False,
+    ) -> Handle | list[Handle]:
         """Start to send the container to a rank; arguments as those of `send`.
 
         Returns:
-            A handle; the leaves must not be written to before its `wait` returned.
+            A handle; the leaves must not be written to before its `wait` returned. With
+            `return_early` a list of it.
 
         Example:
             >>> from kd_core import TensorDict
@@ -242,9 +273,9 @@ class Processes(AbstractContainer):
         """
         from kd_core._distributed.exchanging import isend
 
-        return isend(self, dst, group, group_dst, init_tag)
+        handle = isend(self, dst, group, group_dst, init_tag)
+        return [handle] if return_early else handle
 
-    @explains_parameters
     def recv(
         self,
         src: int | None = None,
@@ -252,6 +283,8 @@ class Processes(AbstractContainer):
         group: ProcessGroup | None = None,
         group_src: int | None = None,
         init_tag: int = 0,
+        pseudo_rand: bool = False,
+        consolidated: bool = False,
     ) -> None:
         """Write the values of a container that another rank sends into this one.
 
@@ -260,6 +293,8 @@ class Processes(AbstractContainer):
             group: the process group; `None`: the default group.
             group_src: the rank in `group`, instead of `src`.
             init_tag: the tag of all messages.
+            pseudo_rand: accepted; the messages of a container keep their order.
+            consolidated: accepted; all leaves of a dtype are one message anyway.
 
         Raises:
             KeySetMismatch: if the keys differ from those that were sent; nothing is written.
@@ -279,37 +314,72 @@ class Processes(AbstractContainer):
 
         irecv(self, src, group, group_src, init_tag, "recv").wait()
 
-    @explains_parameters
+    @overload
     def irecv(
         self,
         src: int | None = None,
         *,
         group: ProcessGroup | None = None,
         group_src: int | None = None,
+        return_premature: Literal[False] = False,
         init_tag: int = 0,
-    ) -> Handle:
-        """Start to receive the values of a container; arguments as those of `recv`.
+        pseudo_rand: bool = False,
+        consolidated: bool = False,
+    ) -> None: ...
+    @overload
+    def irecv(
+        self,
+        src: int | None = None,
+        *,
+        group: ProcessGroup | None = None,
+        group_src: int | None = None,
+        return_premature: Literal[True],
+        init_tag: int = 0,
+        pseudo_rand: bool = False,
+        consolidated: bool = False,
+    ) -> list[Handle]: ...
+    def irecv(
+        self,
+        src: int | None = None,
+        *,
+        group: ProcessGroup | None = None,
+        group_src: int | None = None,
+        return_premature: bool = False,
+        init_tag: int = 0,
+        pseudo_rand: bool = False,
+        consolidated: bool = False,
+    ) -> list[Handle] | None:
+        """Receive the values of a container, or start to; arguments as those of `recv`.
+
+        Args:
+            return_premature: start to receive, and return.
 
         Returns:
-            A handle, whose `wait` receives the rest and writes the values. Wait for several ones of
-            one rank and tag in the order in which they were begun.
+            With `return_premature` a list of a handle, whose `wait` receives the rest and writes
+            the values. Wait for several ones of one rank and tag in the order in which they were
+            begun.
 
         Example:
             >>> from kd_core import TensorDict
             >>> def receive_and_work(td: TensorDict) -> None:
-            ...     handle = td.irecv(src=0)
+            ...     handles = td.irecv(src=0, return_premature=True)
             ...     ...  # what does not read td
-            ...     handle.wait()
+            ...     for handle in handles:
+            ...         handle.wait()
         """
         from kd_core._distributed.exchanging import irecv
 
-        return irecv(self, src, group, group_src, init_tag)
+        handle = irecv(self, src, group, group_src, init_tag)
+        if return_premature:
+            return [handle]
+        handle.wait()
+        return None
 
-    @explains_parameters
     def init_remote(
         self,
         dst: int | None = None,
         group: ProcessGroup | None = None,
+        device: DeviceLike | None = None,
         use_broadcast: bool = False,
     ) -> None:
         """Send the container to a rank that does not have it yet, or to all ranks.
@@ -319,6 +389,7 @@ class Processes(AbstractContainer):
         Args:
             dst: the rank in the default group; `None` with `use_broadcast`.
             group: the process group; `None`: the default group.
+            device: the device from which it is sent; `None`: where it is.
             use_broadcast: send it to all ranks of the group.
 
         Raises:
@@ -335,8 +406,9 @@ class Processes(AbstractContainer):
             ...     return td
         """
         from kd_core._distributed.exchanging import init_remote
+        from kd_core._distributed.transport import moved_to
 
-        init_remote(self, dst, group, use_broadcast)
+        init_remote(moved_to(self, device), dst, group, use_broadcast)
 
     @classmethod
     def from_remote_init(

@@ -22,7 +22,6 @@ from kd_core._batch.shapes import as_int, int_or_ints, slice_length, wrap_dim
 from kd_core._errors import InvalidArgument, InvalidValue, OutOfRange, ShapeMismatch
 from kd_core._keys import path_of
 from kd_core._leaves.loops import Selection, has_entry, refuse_leaf
-from kd_core._naming import explains_parameters
 from kd_core._nodes import registry
 from kd_core._ops.entries.updating import Update, merge
 from kd_core._ops.math.operands import written_to
@@ -49,9 +48,11 @@ from kd_core._protocol.primitives import (
 if TYPE_CHECKING:
     from typing import Self, TypeVar
 
+    from torch.distributed import ProcessGroup
+
     from kd_core._nodes.entry import Entry
     from kd_core._protocol.composite import Side
-    from kd_core._types import Batch, BatchFn, Index, PartsFn
+    from kd_core._types import Batch, BatchFn, DeviceLike, Index, PartsFn
 
     T = TypeVar("T")
     W = TypeVar("W", bound=AbstractContainer)
@@ -178,18 +179,42 @@ class Partition(AbstractContainer):
         result = map_by((how[0], new, _leading_sizes(new, len(batch))), self)
         return become(self, result, "gather in place") if inplace else written_to(out, result)
 
-    @explains_parameters
-    def scatter(self, dim: int | str, index: Tensor, src: AbstractContainer | float) -> Self:
-        """Return a copy with rows written at the given numbers, as `torch.scatter` does.
+    @overload
+    def scatter(self, dim: int | str, index: Tensor, src: AbstractContainer | float) -> Self: ...
+    @overload
+    def scatter(
+        self,
+        src: int,
+        tensordicts: Sequence[AbstractContainer] | None = None,
+        *,
+        group: ProcessGroup | None = None,
+        device: DeviceLike | None = None,
+    ) -> Self: ...
+    def scatter(self, *places: object, **named: object) -> Self:
+        """Write rows at numbers, as `torch.scatter` does; or give each rank its container.
+
+        `td.scatter(dim, index, src)` returns a copy with rows written at the given numbers.
+        `td.scatter(src, tensordicts)` returns the container that the rank `src` has for this one.
 
         Args:
-            dim: the batch dimension.
-            index: row numbers; it has as many dimensions as the batch.
-            src: a container of the same keys, at least as large as `index`, or one number.
+            *places: the batch dimension, row numbers and what is written (a container of the same
+                keys, at least as large as the numbers, or one number); or a rank, and its
+                containers, one for each rank.
+            **named: the same by name; `group`, the process group; `device`, where the container is
+                put that is received.
 
         Raises:
-            KeySetMismatch: if the keys of `src` differ.
+            KeySetMismatch: if the keys of what is written differ.
         """
+        ranked = {"tensordicts", "group", "device"} & named.keys()
+        if not ranked and "index" not in named and not isinstance((*places, 0, 0)[1], Tensor):
+            ranked = {"src"} if len(places) < 3 else ranked
+        if ranked:
+            return _from_rank(self, *places, **named)  # type: ignore[arg-type]  # any call
+        return self._kd_scattered(*places, **named)  # type: ignore[arg-type]  # any call
+
+    def _kd_scattered(self, dim: int | str, index: Tensor, src: AbstractContainer | float) -> Self:
+        """Return a copy with rows written at the given numbers."""
         batch, ndim = self._kd_desc.batch, self._kd_desc.ndim
         at = _check_index(index, batch, dim, "scatter")
         if isinstance(src, AbstractContainer):
@@ -475,6 +500,20 @@ def _narrow(batch: Batch, dim: int | str, start: int, length: int) -> Plan:
 def _rows(index: Tensor, leaf: Tensor, ndim: int) -> Tensor:
     """Return an index of rows, expanded over the trailing dimensions of a leaf."""
     return behind(index.long(), leaf).expand(*index.shape, *leaf.shape[ndim:])
+
+
+def _from_rank(
+    td: W,
+    src: int,
+    tensordicts: Sequence[AbstractContainer] | None = None,
+    *,
+    group: ProcessGroup | None = None,
+    device: DeviceLike | None = None,
+) -> W:
+    """Return the container that a rank has for this one."""
+    from kd_core._distributed.exchanging import scatter
+
+    return cast("W", scatter(tensordicts, src, group, device))
 
 
 def _check_index(index: Tensor, batch: Batch, dim: int | str, method: str) -> int:
