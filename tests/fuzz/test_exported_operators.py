@@ -31,7 +31,8 @@ CHANGES: list[Change] = [
     lambda x: x,
     lambda x: x * (1 + 3e-7),
     lambda x: x * (1 - 3e-7),
-    lambda x: torch.where((x == 0) | x.isnan(), -x, x),
+    lambda x: torch.where((x == 0) | x.isnan(), x.abs(), x),
+    lambda x: torch.where((x == 0) | x.isnan(), -x.abs(), x),
 ]
 UNSURE = {"sort_descending", "argsort"}
 """Places of ties, which torch does not promise."""
