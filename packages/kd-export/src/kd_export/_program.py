@@ -7,6 +7,7 @@ installed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
@@ -165,7 +166,8 @@ class KeyedProgram:
         allowed = Tolerance(rtol, atol)
         own = replace(
             self.schema,
-            tolerance={name: float(x) for name, x in given.items() if x is not None},
+            # An infinite one is for this call: JSON has no such number, and a file must be checked.
+            tolerance={n: float(x) for n, x in given.items() if x is not None and x < math.inf},
             versions={**self.schema.versions, **_opset(opset, backend)},
         )
         schema = backend.lower(self.exported_program, own)
