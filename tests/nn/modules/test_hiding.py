@@ -3,7 +3,13 @@ import torch
 from torch import Tensor
 
 from kd_core import NestedKey, TensorClass, TensorDict, TensorDictBase, lazy_stack
-from kd_nn import TensorDictModuleBase, TensorDictModuleWrapper, TensorDictSequential, dispatch
+from kd_nn import (
+    OutKeyUnknown,
+    TensorDictModuleBase,
+    TensorDictModuleWrapper,
+    TensorDictSequential,
+    dispatch,
+)
 
 X, OLD = torch.ones(2), torch.zeros(2)
 
@@ -97,3 +103,31 @@ def test_compiled_hides_as_well(fullgraph: bool) -> None:
     module = Writer("y", "z").select_out_keys("z")
     compiled = torch.compile(module, backend="eager", fullgraph=fullgraph)
     assert names(compiled(TensorDict(x=X))) == ["x", "z"]
+
+
+class Losses(TensorDictModuleBase):
+    """A module whose class says which keys it writes, and keeps them as it likes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.in_keys = ["x"]
+        self._out_keys = ["first", "second", "third"]
+
+    @property
+    def out_keys(self) -> list[NestedKey]:  # type: ignore[override]  # as users write it
+        return [*self._out_keys]
+
+    @dispatch
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        x = tensordict["x"]
+        return TensorDict({"first": x, "second": x + 1, "third": x + 2})
+
+
+def test_outputs_of_a_class_that_says_its_keys_are_selected() -> None:
+    module, x = Losses(), torch.tensor(1.0)
+    assert [float(value) for value in module(x)] == [1, 2, 3]
+    module.select_out_keys("first", "third")
+    assert [float(value) for value in module(x)] == [1, 3]
+    assert list(module(TensorDict(x=x)).keys()) == ["first", "third"]
+    with pytest.raises(OutKeyUnknown):
+        module.select_out_keys("fourth")

@@ -229,9 +229,17 @@ def _aggregates(self: object) -> bool:
     return bool(import_module("kd_probabilistic").composite_lp_aggregate())
 
 
+class _OutKeys:
+    """Read as what a module writes, whatever is selected; what a module assigns itself wins."""
+
+    def __get__(self, module: Any, owner: type) -> object:
+        return self if module is None else module.out_keys_source
+
+
 def serve_modules() -> None:
     """Add the attributes of keyed modules."""
     package = import_module("kd_nn")
+    package.TensorDictModuleBase._out_keys = _OutKeys()
     package.TensorDictModuleBase._write_to_tensordict = _write_to_tensordict
     package.TensorDictSequential._compute_in_and_out_keys = _compute_in_and_out_keys
     if find_spec("kd_probabilistic") is None:

@@ -220,6 +220,9 @@ class Dispatched(Generic[M]):
         if not is_tensor_collection(result):
             raise not_a_container(describe(module), result)
         keys = [key for key in keys_of(module, self.dest) if key != DISCARD]
+        selected: Keys | None = module.__dict__.get("_kd_selected")
+        if selected is not None and self.dest == "out_keys":  # a class may say all of its keys
+            keys = [key for key in selected if key in keys]
         # On the class: a module looks for a missing attribute among its parameters, which is slow.
         if hasattr(type(module), "_kd_may_skip") and getattr(module, "_kd_may_skip", False) is True:
             return _bare(read_optional(result, keys))

@@ -359,6 +359,8 @@ class TensorDictModuleBase(TensorHooks, ModuleFacts):
 
     def _kd_own_out_keys(self) -> Keys:
         keys: Keys | None = self.__dict__.get("_kd_out_keys", type(self)._kd_class_out_keys)
+        if keys is None and _is_computed(type(self), "out_keys"):
+            keys = parse_out_keys(self.out_keys)
         if keys is None:
             raise AttributeError("out_keys")
         return keys
