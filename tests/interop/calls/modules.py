@@ -1,0 +1,92 @@
+"""Keyed modules, and calls of them, for both libraries.
+
+Knows public names of modules alone; must not know which results are expected.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from tests.interop.calls.subjects import Library
+from torch import nn
+from torch.distributions import Normal
+
+Made = Callable[[Library], Any]
+Call = Callable[[Library, Any, Any], Any]
+
+
+def plus(x: torch.Tensor, h: torch.Tensor | None) -> torch.Tensor:
+    return x if h is None else x + h
+
+
+def step(lib: Library, fn: Callable[..., object] = torch.neg, **options: Any) -> Any:
+    return lib.TensorDictModule(fn, ["x"], ["y"], **options)
+
+
+def sequence(lib: Library, **options: Any) -> Any:
+    more = lib.TensorDictModule(torch.abs, ["y"], ["z"])
+    return lib.TensorDictSequential(step(lib), more, **options)
+
+
+def drawing(lib: Library, **options: Any) -> Any:
+    return lib.ProbabilisticTensorDictModule(
+        ["loc", "scale"], ["a"], distribution_class=Normal, **options
+    )
+
+
+def policy(lib: Library, **options: Any) -> Any:
+    both = lib.TensorDictModule(lambda x: (x, x.abs() + 1), ["x"], ["loc", "scale"])
+    last = drawing(lib, return_log_prob=True)
+    return lib.ProbabilisticTensorDictSequential(both, last, **options)
+
+
+MODULES: dict[str, Made] = {
+    "step": step,
+    "step, new": lambda lib: step(lib, inplace=False),
+    "step, empty": lambda lib: step(lib, inplace="empty"),
+    "step, none": lambda lib: step(lib, inplace=None),
+    "optional": lambda lib: lib.TensorDictModule(plus, ["x", "missing"], ["y"]),
+    "named": lambda lib: lib.TensorDictModule(plus, {"x": "x", "h": "missing"}, ["y"]),
+    "lacking": lambda lib: lib.TensorDictModule(torch.add, ["x", "missing"], ["y"]),
+    "strict": lambda lib: lib.TensorDictModule(plus, ["x", "missing"], ["y"], strict=True),
+    "several": lambda lib: lib.TensorDictModule(lambda x: (x, -x), ["x"], ["_", ("n", "y")]),
+    "too many": lambda lib: step(lib, lambda x: (x, x)),
+    "container": lambda lib: step(lib, lambda x: lib.TensorDict({"q": x}, [2])),
+    "linear": lambda lib: step(lib, nn.Identity()),
+    "sequence": sequence,
+    "sequence, new": lambda lib: sequence(lib, inplace=False),
+    "sequence, empty": lambda lib: sequence(lib, inplace="empty"),
+    "sequence, selected": lambda lib: sequence(lib, selected_out_keys=["z"]),
+    "function": lambda lib: lib.TensorDictSequential(lambda td: td.set("y", td["x"] * 2)),
+    "policy": policy,
+    "policy, composite": lambda lib: policy(lib, return_composite=True),
+}
+"""Modules that read `x`; other inputs are missing on purpose."""
+
+CALLS: dict[str, Call] = {
+    "container": lambda lib, module, td: module(td),
+    "out": lambda lib, module, td: module(td, tensordict_out=lib.TensorDict({}, [2])),
+    "twice": lambda lib, module, td: [module(td), module(td)],
+    "tensor": lambda lib, module, td: module(x=td["x"]),
+    "selected": lambda lib, module, td: module.select_out_keys(module.out_keys[-1])(td),
+    "keys": lambda lib, module, td: [module.in_keys, module.out_keys],
+    "distribution": lambda lib, module, td: module.get_dist(td).mean,
+    "parameters": lambda lib, module, td: module.get_dist_params(td),
+    "score": lambda lib, module, td: module.log_prob(td.set("a", torch.zeros(2))),
+    "slice": lambda lib, module, td: module[:1](td),
+    "subsequence": lambda lib, module, td: module.select_subsequence(out_keys=["z"])(td),
+}
+
+
+def given(lib: Library) -> Any:
+    return lib.TensorDict({"x": torch.tensor([1.0, -2.0]), "kept": torch.ones(2)}, [2])
+
+
+DELIBERATE = {
+    ("lacking", "tensor"),  # what is missing is named before the call: `DispatchError`
+    ("named", "tensor"),
+    ("optional", "tensor"),
+    ("strict", "tensor"),
+    ("sequence, selected", "subsequence"),  # a part keeps what was selected
+}
+"""Calls with tensors alone name every input that is missing, also where `None` would do."""
