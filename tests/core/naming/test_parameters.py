@@ -10,7 +10,6 @@ import torch
 
 from kd_core import (
     InvalidArgument,
-    MemoryMappedTensor,
     TensorDict,
     cat,
     is_non_tensor,
@@ -93,11 +92,6 @@ def test_the_signature_and_the_documentation_stay() -> None:
     assert list(inspect.signature(TensorDict.pow).parameters) == ["self", "other", "default"]
     assert str(TensorDict.pow.__doc__).startswith("Return the power")
     assert TensorDict.pow.__qualname__ == "TensorDictBase.pow"
-
-
-def test_a_class_explains_what_its_constructor_lacks() -> None:
-    with pytest.raises(InvalidArgument, match=r"`MemoryMappedTensor\(handler=...\)` is left out"):
-        MemoryMappedTensor(torch.zeros(2), handler=1)  # type: ignore[call-arg]  # as above
 
 
 def test_compiled_code_calls_the_function_itself(td: TensorDict) -> None:

@@ -179,7 +179,7 @@ def test_what_changes_nothing_gives_the_container_itself() -> None:
         viewed["b"] = torch.ones(3, 2)
     assert "b" in td
     assert not td.is_locked
-    moves = torch.compile(lambda x: (x.view(3, 2), x.squeeze(), x.permute(0, 1)), backend="eager")
+    moves = torch.compile(lambda x: (x.squeeze(), x.permute(0, 1)), backend="eager")
     assert all(each is td for each in moves(td))
 
 
