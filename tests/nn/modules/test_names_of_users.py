@@ -1,7 +1,10 @@
 """What a keyed module needs for itself begins with `_kd_`: other names are those of the user."""
 
 import copy
+import os
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -133,3 +136,26 @@ def test_a_copy_keeps_attributes_that_are_called_like_names_of_before() -> None:
     for other in copies:
         assert other._selected == other._out_keys == other._settings == "mine"
         assert torch.equal(other(TensorDict(x=torch.ones(2)))["y"], -torch.ones(2))
+
+
+def test_private_names_of_modules_that_libraries_read() -> None:
+    program = (
+        "from kd_core import drop_in\n"
+        "drop_in.install()\n"
+        "from tensordict.nn import TensorDictModule as M, TensorDictModuleBase\n"
+        "import torch\n"
+        "module = M(torch.neg, ['x'], ['y'])\n"
+        "class Own(TensorDictModuleBase):\n"
+        "    in_keys = ['x']\n"
+        "own = Own()\n"
+        "own._out_keys = ['z']\n"
+        "print(module._out_keys, own._out_keys)\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+    )
+    assert result.stdout == "['y'] ['z']\n", result.stderr
