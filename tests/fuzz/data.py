@@ -104,7 +104,7 @@ class Data:
         if self.rows is None and self.kind is NonTensorData and isinstance(found, NonTensorStack):
             return bool((found == NonTensorData(self.value, shape)).all())  # rows were stacked
         want = self.wrapper(shape)
-        if type(found) is type(want) and (found == want).all():
+        if type(found) is type(want) and bool((found == want).all()):
             return True
         if not self.mixed or self.rows is None or not isinstance(found, NonTensorData):
             return False
@@ -133,7 +133,7 @@ class Found(Data):
         self.found = wrapper
 
     def agrees(self, found: object, batch: Batch) -> bool:
-        return type(found) is type(self.found) and found == self.found
+        return type(found) is type(self.found) and bool((found == self.found).all())
 
     def __repr__(self) -> str:
         return repr(self.found)

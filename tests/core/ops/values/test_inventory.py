@@ -89,10 +89,10 @@ def test_ragged_entries_have_a_shape_and_a_line() -> None:
     assert stack.get_item_shape("a") == (2, -1, 4)
     assert lazy_stack([stack, stack]).get_item_shape(("n", "b")) == (2, 2, -1)
     assert (stack.get_item_shape("s"), stack.get_item_shape("n")) == ((2,), (2,))
-    [(key, rows)] = stack.non_tensor_items()
+    [(key, words)] = stack.non_tensor_items()
     assert key == "s"
-    assert isinstance(rows, NonTensorStack)
-    assert rows.tolist() == ["x", "x"]
+    assert isinstance(words, NonTensorStack)
+    assert words.tolist() == ["x", "x"]
     lines = TensorDict({"rows": stack}, [2]).summary().splitlines()
     assert lines[1].split() == ["('rows',", "'a')", "(2,", "-1,", "4)", "float32", "cpu", "80"]
     mixed = lazy_stack([TensorDict({"a": torch.ones(2)}), TensorDict({"a": 1.0})])

@@ -135,11 +135,11 @@ _ASKS_FOR_KEYS: Final = frozenset(
 
 def _borrowed(node: NonTensorDataBase, name: str) -> object:
     """Return a method or property of containers for an entry, which is one without keys."""
+    if name.startswith("_"):  # loops over levels ask for these, in compiled code too
+        raise AttributeError(f"`{type(node).__name__}` has no attribute `{name}`.")
     asks_for_keys = name in _ASKS_FOR_KEYS
-    holder = None
-    if not name.startswith("_"):
-        holder = _empty(node) if asks_for_keys else _holding(node)
-    if holder is None or not hasattr(type(holder), name):
+    holder = _empty(node) if asks_for_keys else _holding(node)
+    if not hasattr(type(holder), name):
         kind = type(node)
         raise explain_attribute(kind, name) or AttributeError(
             f"`{kind.__name__}` has no attribute `{name}`."
