@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from kd_core._batch.descriptor import describe_on, restored
+from kd_core._batch.names import without_names
 from kd_core._batch.plans import Fresh, Padded, Reduced
 from kd_core._batch.shapes import batch_of, broadcasts_to, wrap_dim
 from kd_core._containers.non_tensor import (
@@ -472,7 +473,7 @@ def wrap_rows(pool: list[object], positions: Tensor, desc: Descriptor) -> NonTen
     node = object.__new__(NonTensorStack)
     positions = without_wrappers(positions)
     if positions.shape[: desc.ndim] != desc.size:
-        positions = positions.expand(desc.batch).clone()
+        positions = positions.expand(without_names(desc.batch)).clone()
     _fill(node, pool, positions, desc)
     return node
 
