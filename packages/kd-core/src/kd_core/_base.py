@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeGuard, cast, overload
 import torch
 from torch import Tensor
 
-from kd_core._naming import explains_parameters, leaves_out, offered_names, public_in
+from kd_core._naming import also_named, leaves_out, offered_names, public_in
 from kd_core._nodes import registry
 from kd_core._nodes.entry import TensorData, Values
 from kd_core._ops.calls.apply import Apply
@@ -63,7 +63,6 @@ if TYPE_CHECKING:
 
 @public_in("kd_core")
 @leaves_out("qint8", "qint32", "quint8", "quint4x2")
-@leaves_out("asend", "arecv")
 class TensorDictBase(
     Access,
     Description,
@@ -164,7 +163,7 @@ class TensorDictBase(
         return cast("C", registry.cat(input, dim, out=out))
 
     @staticmethod
-    @explains_parameters
+    @also_named(items="input")
     def lazy_stack(
         input: Sequence[TensorDictBase],
         dim: int | str = 0,
@@ -204,11 +203,20 @@ class TensorDictBase(
         return cast("TensorDictBase", stack)
 
     @staticmethod
-    @explains_parameters
+    @also_named(items="input")
     def maybe_dense_stack(
-        input: Sequence[TensorDictBase], dim: int | str = 0, *, out: TensorDictBase | None = None
+        input: Sequence[TensorDictBase],
+        dim: int | str = 0,
+        out: TensorDictBase | None = None,
+        strict: bool = False,
     ) -> TensorDictBase:
         """Stack containers densely if their entries fit, else lazily: `kd_core.maybe_dense_stack`.
+
+        Args:
+            input: the containers; the name `items` is taken, too.
+            dim: the position of the new dimension.
+            out: a container that takes the values.
+            strict: nothing: members with other keys make a lazy stack in any case.
 
         Example:
             >>> from kd_core import TensorDict

@@ -2,8 +2,7 @@
 
 Where kd does something else than tensordict stands in `differences.toml` beside this file, which
 also makes the page "Coming from tensordict"; rows with names are the reasons for those that are
-left out. `left_out.toml` has parameters that have another name here, or do nothing: a call that
-names one of them works.
+left out.
 `elsewhere.toml` says which package of kd has a name that tensordict has in another one: it may not
 be installed, so it is not asked. Both are read when a name is not found, never by an import.
 
@@ -48,7 +47,7 @@ MODULES: Final = (
 @cache
 def decided() -> dict[str, Rows]:
     """Return all rows: for each area, names and their `reason` and `instead`."""
-    areas: dict[str, Rows] = _read("left_out.toml")
+    areas: dict[str, Rows] = {}
     for row in _read("differences.toml")["difference"]:
         text = {"reason": row["here"], "instead": row.get("write", "")}
         for area, names in row.get("names", {}).items():
@@ -166,31 +165,11 @@ def offered_names(self: object) -> list[str]:
     ]
 
 
-def explains_parameters(function: C) -> C:
-    """Decorate a function so that it knows the parameters of tensordict which it does not have.
-
-    Not for what is called in a fraction of a microsecond, such as `get` and `set`: the call through
-    the decorator would show in the benchmarks.
-    """
-    code = function.__code__
-    names = frozenset(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
-
-    @traced_as(cast("Callable[..., object]", function))
-    @wraps(function)
-    def call(*args: object, **given: object) -> object:
-        if given and not names.issuperset(given):
-            given = known_parameters(function.__qualname__, given, names)
-        return function(*args, **given)
-
-    # dynamo, which traces the function itself, guards the defaults that it finds here
-    call.__defaults__, call.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
-    return cast("C", call)
-
-
 def also_named(**parameters: str) -> Callable[[C], C]:
     """Decorate a function so that arguments may have further names: those that torch gives them.
 
-    Not for what is called in a fraction of a microsecond; see `explains_parameters`.
+    Not for what is called in a fraction of a microsecond, such as `get` and `set`: the call through
+    the decorator would show in the benchmarks.
 
     Args:
         **parameters: by further name, the name of the parameter.
@@ -207,68 +186,11 @@ def also_named(**parameters: str) -> Callable[[C], C]:
                 given[new] = given.pop(name)
             return function(*args, **given)
 
-        # as in `explains_parameters`
+        # dynamo, which traces the function itself, guards the defaults that it finds here
         call.__defaults__, call.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
         return cast("C", call)
 
     return decorate
-
-
-def known_parameters(
-    function: str, given: Mapping[str, object], names: frozenset[str]
-) -> dict[str, object]:
-    """Return keyword arguments under the names that a function has for them.
-
-    Args:
-        function: the qualified name of the function.
-        given: the keyword arguments; unknown names are kept, so that Python refuses them.
-        names: the parameters of the function.
-
-    Raises:
-        InvalidArgument: if one of them is left out on purpose, or given under both names.
-    """
-    known: dict[str, object] = {}
-    for name, value in given.items():
-        row = None if name in names else _row(function, name)
-        if row is not None and "ignored" in row:
-            continue
-        if row is not None and "renamed" not in row:
-            refuse_parameter(function, name)
-        new = name if row is None else row["renamed"]
-        if new != name and new in given:
-            raise InvalidArgument(f"expected `{new}` once, got it as `{name}`, too.")
-        known[new] = value
-    return known
-
-
-def refuse_parameter(function: str, name: str) -> Never:
-    """Raise the error that says why a parameter is left out, and what to write instead."""
-    row = _row(function, name) or {"reason": "", "instead": ""}
-    raise InvalidArgument(
-        f"`{_called(function)}({name}=...)` is left out on purpose. {row['reason']} "
-        f"{row['instead']}"
-    )
-
-
-def _called(function: str) -> str:
-    """Return how users call a function: a class by its own name."""
-    owner, _, name = function.rpartition(".")
-    return owner if name in ("__init__", "__new__") else name
-
-
-def _row(function: str, parameter: str) -> Mapping[str, str] | None:
-    """Return the row of a parameter of a function or a method; `None` if there is none."""
-    owner, _, name = function.rpartition(".")
-    areas = decided()
-    if name in ("__init__", "__new__"):
-        places = [(owner, "()"), *((area, owner) for area in MODULES)]
-    else:
-        places = [(area, name) for area in ((owner, "TensorDict", *areas) if owner else MODULES)]
-    for area, called in places:
-        row = areas.get(area, {}).get(f"{called}({parameter})")
-        if row is not None:
-            return row
-    return None
 
 
 def publish(package: str, later: Mapping[str, str] | None = None) -> None:

@@ -3,11 +3,10 @@
 A kind implements the primitives that `kd_core._protocol.primitives` lists. Their signatures use the
 names below; `assume_constant_result` is for what compiled code need not trace, `plain_str` and
 `is_prefix` for keys; `add_class` and `StoredClass` make a kind one that files can hold. A sibling
-package calls `publish` last in its `__init__`, with `public_in` on classes that it imports later,
-`explains_parameters` on functions that lack a parameter which users may know, its plans store
-outputs with `assign_levels`, and it asks `is_eager` before it reads values of tensors, and
-`signature_of` for what a callable takes and `field_keys` for what a tensor class holds; rows of
-texts are shown as a `Table`. `restore_dense`, `restore_leaf`, `restore_stack` and
+package calls `publish` last in its `__init__`, with `public_in` on classes that it imports later;
+its plans store outputs with `assign_levels`; it asks `is_eager` before it reads values of tensors,
+`signature_of` for what a callable takes, and `field_keys` for what a tensor class holds; it shows
+rows of texts as a `Table`. `restore_dense`, `restore_leaf`, `restore_stack` and
 `restore_descriptor` are what pickles call, so their names and places stay. Everything else in this
 package stays private.
 """
@@ -27,7 +26,6 @@ from kd_core._keys import is_prefix as is_prefix
 from kd_core._keys import plain_str as plain_str
 from kd_core._leaves.foreach import is_eager as is_eager
 from kd_core._leaves.packing import restore_leaf as restore_leaf
-from kd_core._naming import explains_parameters as explains_parameters
 from kd_core._naming import public_in as public_in
 from kd_core._naming import publish as publish
 from kd_core._nodes.entry import Entry as Entry

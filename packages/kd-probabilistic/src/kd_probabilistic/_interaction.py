@@ -18,7 +18,6 @@ from typing import ParamSpec, TypeVar, cast
 import torch
 
 from kd_core import InvalidArgument, InvalidValue, nearest_key
-from kd_core.extending import explains_parameters
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -117,7 +116,6 @@ class set_interaction_type:  # noqa: N801 - named as a context manager
         None
     """
 
-    @explains_parameters
     def __init__(
         self,
         type: InteractionType | str | None = InteractionType.DETERMINISTIC,
@@ -258,7 +256,6 @@ class set_composite_lp_aggregate:  # noqa: N801 - named as a context manager
         False
     """
 
-    @explains_parameters
     def __init__(self, mode: bool = True, *, thread_local: bool = False) -> None:
         self.mode = bool(mode)
 

@@ -34,7 +34,6 @@ from kd_core._errors import (
 from kd_core._keys import format_key, is_path, path_of, plain_str
 from kd_core._leaves.loops import has_entry
 from kd_core._leaves.writes import write_all
-from kd_core._naming import explains_parameters
 from kd_core._nodes import registry
 from kd_core._ops.math.operands import written_to
 from kd_core._ops.scopes.undoing import Flattened, Unflattened, record
@@ -93,7 +92,6 @@ class LazyStackedTensorDict(Members):
         """Create a stack of the class that its members ask for."""
         return object.__new__(_class_for(cls, members))
 
-    @explains_parameters
     def __init__(
         self,
         *members: TensorDictBase,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import Field, dataclass, fields
 from typing import TYPE_CHECKING, Final, cast
 
 import torch
@@ -16,11 +17,12 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from kd_core._batch.descriptor import Descriptor, describe_on, restored
-from kd_core._batch.names import names_of
+from kd_core._batch.names import checked_names, names_of, with_names
 from kd_core._batch.plans import Fresh, Grown, Reduced
 from kd_core._batch.shapes import batch_of
 from kd_core._errors import (
     InvalidArgument,
+    KeyNotFound,
     KeySetMismatch,
     one_value_for_all,
     restores,
@@ -31,7 +33,7 @@ from kd_core._keys import format_key
 from kd_core._leaves.foreach import StandIn
 from kd_core._leaves.loops import Selection, same_data, unwrapped
 from kd_core._leaves.writes import Targets
-from kd_core._naming import explain_attribute, explains_parameters, leaves_out
+from kd_core._naming import explain_attribute, leaves_out
 from kd_core._nodes import registry
 from kd_core._nodes.entry import Encodes, Values, is_node
 
@@ -570,7 +572,14 @@ class Constant:
         return repr(self.node)
 
 
-@leaves_out("fields", "from_tensordict", "extend")
+@dataclass
+class _Held:
+    """What the fields of an entry are."""
+
+    data: object
+
+
+@leaves_out("extend")
 class NonTensorData(NonTensorDataBase, Encodes):
     """A non-tensor entry: one value for the whole batch.
 
@@ -583,6 +592,7 @@ class NonTensorData(NonTensorDataBase, Encodes):
         data: the value; kept by reference.
         batch_size: the batch size of the container that it belongs to.
         device: the device of the container.
+        names: the names of the batch dimensions.
 
     Example:
         >>> import torch
@@ -600,17 +610,57 @@ class NonTensorData(NonTensorDataBase, Encodes):
 
     _of_batch: bool
 
-    @explains_parameters
     def __init__(
-        self, data: object, batch_size: BatchSize = (), device: DeviceLike | None = None
+        self,
+        data: object,
+        batch_size: BatchSize = (),
+        device: DeviceLike | None = None,
+        names: Sequence[str | None] | None = None,
     ) -> None:
         self._boxed = (data.data if isinstance(data, NonTensorData) else data,)
-        self._kd_desc = describe_on(batch_of(batch_size), device)
+        batch = batch_of(batch_size)
+        if names is not None:
+            batch = with_names(batch, checked_names(names, batch))
+        self._kd_desc = describe_on(batch, device)
         self._of_batch = self._always_of_batch() or self._kd_desc.ndim > 0
 
     @classmethod
     def _always_of_batch(cls) -> bool:
         return False
+
+    @classmethod
+    def fields(cls) -> tuple[Field[object], ...]:
+        """Return the fields, as those of a dataclass: the value alone."""
+        return fields(_Held)
+
+    @classmethod
+    def from_tensordict(
+        cls,
+        tensordict: AbstractContainer,
+        non_tensordict: Mapping[str, object] | None = None,
+        safe: bool | None = None,
+    ) -> Self:
+        """Return the value under the key `"data"`, with the batch size of the container.
+
+        Args:
+            tensordict: a container, which may hold the value.
+            non_tensordict: what holds it else.
+            safe: nothing: the key is asked for.
+
+        Raises:
+            KeyNotFound: if neither holds it.
+        """
+        held = tensordict._kd_entries.get(_HELD)
+        if held is None and _HELD not in (non_tensordict or {}):
+            raise KeyNotFound(f"key `{_HELD}` not found in the container or beside it.")
+        value = (non_tensordict or {})[_HELD] if held is None else unwrapped(held)
+        return cls(value, tensordict._kd_desc.batch, tensordict._kd_desc.device)
+
+    def __replace__(self, **changes: object) -> Self:
+        """Return an entry with another value, batch size or device: `copy.replace`."""
+        desc = self._kd_desc
+        held = {"data": self.data, "batch_size": desc.batch, "device": desc.device}
+        return type(self)(**{**held, **changes})  # type: ignore[arg-type]  # the constructor checks them
 
     @property
     def data(self) -> object:

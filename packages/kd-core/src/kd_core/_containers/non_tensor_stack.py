@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from kd_core._batch.descriptor import describe_on, restored
-from kd_core._batch.names import without_names
+from kd_core._batch.names import checked_names, with_names, without_names
 from kd_core._batch.plans import Fresh, Padded, Reduced
 from kd_core._batch.shapes import batch_of, broadcasts_to, wrap_dim
 from kd_core._containers.non_tensor import (
@@ -59,7 +59,6 @@ from kd_core._errors import (
 from kd_core._keys import format_key
 from kd_core._leaves.loops import Selection, same_data
 from kd_core._leaves.writes import Targets
-from kd_core._naming import explains_parameters
 from kd_core._nodes import registry
 from kd_core._nodes.entry import RowData
 from kd_core._protocol.validation import values_of_rows
@@ -118,6 +117,8 @@ class NonTensorStack(NonTensorDataBase, RowData):
         device: the device of the container.
         batch_size: the batch size, which the values have anyway.
         strict_shape: of no effect: the values have one batch size in any case.
+        names: the names of the batch dimensions.
+        stack_dim_name: the name of the dimension at `stack_dim`.
 
     Raises:
         ShapeMismatch: if wrappers of different batch sizes are stacked, or `batch_size` is another.
@@ -143,7 +144,6 @@ class NonTensorStack(NonTensorDataBase, RowData):
     _loose: Loose | None
     """The values that the numbers count, in what compiled code made; see `row_cells`."""
 
-    @explains_parameters
     def __init__(
         self,
         *values: object,
@@ -151,6 +151,8 @@ class NonTensorStack(NonTensorDataBase, RowData):
         device: DeviceLike | None = None,
         batch_size: BatchSize | None = None,
         strict_shape: bool = False,
+        names: Sequence[str | None] | None = None,
+        stack_dim_name: str | None = None,
     ) -> None:
         nodes = [value for value in values if isinstance(value, NonTensorDataBase)]
         if nodes and len(nodes) == len(values):
@@ -173,20 +175,25 @@ class NonTensorStack(NonTensorDataBase, RowData):
                 f"`batch_size` must be that of the values, {shape_text(self._kd_desc.batch)}, got "
                 f"{shape_text(batch_of(batch_size))}. Leave it out."
             )
+        batch = self._kd_desc.batch
+        if names is None and stack_dim_name is not None:
+            at = wrap_dim(stack_dim, len(batch))
+            names = [stack_dim_name if dim == at else None for dim in range(len(batch))]
+        if names is not None:
+            self._kd_desc = self._kd_desc.with_batch(with_names(batch, checked_names(names, batch)))
 
     @classmethod
-    @explains_parameters
     def from_list(
         cls,
-        values: Sequence[object],
+        non_tensors: Sequence[object],
         batch_size: BatchSize | None = None,
         device: DeviceLike | None = None,
     ) -> NonTensorStack:
         """Build the entry from nested lists.
 
         Args:
-            values: one value for each row, as nested lists of shape `batch_size`; wrappers are
-                taken off.
+            non_tensors: one value for each row, as nested lists of shape `batch_size`; wrappers
+                are taken off.
             batch_size: the batch size; `None`: a dimension for each level of lists that have the
                 same length.
             device: the device of the container.
@@ -199,8 +206,8 @@ class NonTensorStack(NonTensorDataBase, RowData):
             >>> NonTensorStack.from_list([["a", "b"], ["c", "d"]], [2, 2]).batch_size
             torch.Size([2, 2])
         """
-        batch = _batch_of_lists(values) if batch_size is None else batch_of(batch_size)
-        rows = values_of_rows(values, batch, "the list")
+        batch = _batch_of_lists(non_tensors) if batch_size is None else batch_of(batch_size)
+        rows = values_of_rows(non_tensors, batch, "the list")
         rows = [each._kd_item() if isinstance(each, NonTensorDataBase) else each for each in rows]
         return restore_rows(rows, batch, device)
 

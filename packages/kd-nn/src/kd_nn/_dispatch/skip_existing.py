@@ -17,7 +17,6 @@ from torch import nn
 from torch.compiler import is_compiling
 
 from kd_core import InvalidArgument, NestedKey, TensorDictBase, is_tensor_collection
-from kd_core.extending import explains_parameters
 from kd_nn._dispatch.dispatch import keys_of
 from kd_nn._dispatch.entries import has_entry
 from kd_nn._keys.specs import DISCARD, parse_keys
@@ -92,7 +91,6 @@ class set_skip_existing:  # noqa: N801  # used like a function, as a context man
         tensor([-1., -1.])
     """
 
-    @explains_parameters
     def __init__(
         self,
         mode: Mode | None = True,

@@ -34,7 +34,6 @@ from kd_core.extending import (
     StoredClass,
     add_class,
     describe,
-    explains_parameters,
     make_dense,
     register,
 )
@@ -57,11 +56,18 @@ def _without_graph(name: str) -> Callable[..., object]:
 
 
 def _casting(whole: Callable[..., object], part: Callable[..., object]) -> Callable[..., object]:
-    """Return a cast of a module, in place; where a filter chooses, it makes a container."""
+    """Return a cast of a module, in place; where a filter chooses, it makes a container.
+
+    `num_threads` does nothing: it only tunes speed.
+    """
 
     @functools.wraps(whole)
     def cast_leaves(
-        self: TensorDictParams, *args: object, cast_filter: object = None, **named: object
+        self: TensorDictParams,
+        *args: object,
+        cast_filter: object = None,
+        num_threads: int | None = None,
+        **named: object,
     ) -> object:
         if cast_filter is None:
             return whole(self, *args, **named)
@@ -431,8 +437,8 @@ class TensorDictParams(TensorDictBase, nn.Module):
     __dir__ = nn.Module.__dir__  # with the names of tensors
 
     to = _casting(nn.Module.to, TensorDictBase.to)  # type: ignore[assignment]  # a module's: in place
-    cpu = explains_parameters(nn.Module.cpu)  # type: ignore[assignment]  # a module's: in place
-    cuda = explains_parameters(nn.Module.cuda)  # type: ignore[assignment]  # a module's: in place
+    cpu = _casting(nn.Module.cpu, TensorDictBase.cpu)  # type: ignore[assignment]  # a module's: in place
+    cuda = _casting(nn.Module.cuda, TensorDictBase.cuda)  # type: ignore[assignment]  # a module's: in place
     type = _casting(nn.Module.type, TensorDictBase.type)  # type: ignore[assignment]  # a module's: in place
     requires_grad_ = nn.Module.requires_grad_
     zero_grad = nn.Module.zero_grad  # type: ignore[assignment]  # a module's: in place

@@ -16,7 +16,7 @@ from kd_core import (
     is_tensor_collection,
     unravel_key_to_tuple,
 )
-from kd_core.extending import explains_parameters, signature_of
+from kd_core.extending import signature_of
 from kd_nn._dispatch.dispatch import describe, dispatch
 from kd_nn._dispatch.entries import (
     Inplace,
@@ -112,7 +112,6 @@ class TensorDictModule(TensorDictModuleBase):
         "strict": checked_strictness,
     }
 
-    @explains_parameters
     def __init__(
         self,
         module: Callable[..., object],

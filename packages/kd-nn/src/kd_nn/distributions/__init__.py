@@ -7,6 +7,7 @@ from kd_nn.distributions._checks import values_unchecked as values_unchecked
 
 if TYPE_CHECKING:
     from kd_nn.distributions._delta import Delta as Delta
+    from kd_nn.distributions._deprecation import deprecated_attributes as deprecated_attributes
     from kd_nn.distributions._mappings import add_custom_mapping as add_custom_mapping
     from kd_nn.distributions._mappings import mappings as mappings
     from kd_nn.distributions._normal_params import (
@@ -23,6 +24,7 @@ _publish(
     __name__,
     later={
         "kd_nn.distributions._delta": "Delta",
+        "kd_nn.distributions._deprecation": "deprecated_attributes",
         "kd_nn.distributions._mappings": "add_custom_mapping mappings",
         "kd_nn.distributions._normal_params": (
             "AddStateIndependentNormalScale NormalParamExtractor NormalParamWrapper"

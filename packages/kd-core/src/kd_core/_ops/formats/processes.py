@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, cast, overload
+from typing import TYPE_CHECKING, Literal, Protocol, cast, overload
 
 from kd_core._protocol.primitives import AbstractContainer
 
@@ -14,6 +14,16 @@ if TYPE_CHECKING:
     from kd_core._distributed.handles import Handle
     from kd_core._distributed.reducing import Op
     from kd_core._types import DeviceLike
+
+
+class Pipe(Protocol):
+    """What sends and receives containers in an event loop."""
+
+    async def asend(self, td: AbstractContainer) -> None:
+        """Send a container."""
+
+    async def arecv(self) -> AbstractContainer:
+        """Return the container that was sent."""
 
 
 class Processes(AbstractContainer):
@@ -275,6 +285,24 @@ class Processes(AbstractContainer):
 
         handle = isend(self, dst, group, group_dst, init_tag)
         return [handle] if return_early else handle
+
+    async def asend(self, dst: Pipe) -> None:
+        """Send the container through a pipe of another library, without waiting for it.
+
+        Args:
+            dst: an object with a coroutine `asend` that takes a container.
+        """
+        await dst.asend(self)
+
+    async def arecv(self, src: Pipe, *, device: DeviceLike | None = None) -> AbstractContainer:
+        """Return the container that comes through a pipe of another library.
+
+        Args:
+            src: an object with a coroutine `arecv` that returns a container.
+            device: where its tensors are moved; `None`: they stay where they are.
+        """
+        received = await src.arecv()
+        return received if device is None else received._kd_engine.to(received, device)  # type: ignore[attr-defined]  # of a concern
 
     def recv(
         self,
