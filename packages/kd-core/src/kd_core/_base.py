@@ -262,11 +262,23 @@ class TensorDictBase(
         """
         return cast("TensorDictBase", as_stack(self, dim))
 
-    def attrs(self) -> TensorDictBase:
+    def attrs(
+        self,
+        *,
+        fields: Sequence[str] = ("device", "dtype", "shape"),
+        num_threads: int | None = None,
+    ) -> TensorDictBase:
         """Return a container without batch of the device, dtype and shape of each leaf.
 
         They are the fields `tgt_device`, `tgt_dtype` and `tgt_shape` of a `TensorAttrs`; data that
         is not a tensor is kept. See `schema` for a plain dict.
+
+        Args:
+            fields: which of them are read; the others are `None`.
+            num_threads: nothing: it only tunes speed.
+
+        Raises:
+            InvalidArgument: if there is no such field.
 
         Example:
             >>> import torch
@@ -275,7 +287,7 @@ class TensorDictBase(
             >>> attrs["a"].tgt_dtype, attrs["a"].tgt_shape
             (torch.float32, torch.Size([3, 2]))
         """
-        return cast("TensorDictBase", registry.attributes_of(self))
+        return cast("TensorDictBase", registry.attributes_of(self, tuple(fields)))
 
     def densify(self, layout: torch.layout = torch.jagged) -> TensorDictBase:
         """Return a `TensorDict` in which entries that cannot be stacked are nested tensors.

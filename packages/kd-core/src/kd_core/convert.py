@@ -6,6 +6,7 @@ class, as in `Sample.from_pandas(frame)`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
 
@@ -13,10 +14,12 @@ from kd_core._base import TensorDictBase
 from kd_core._containers.tensordict import TensorDict
 from kd_core._convert.schema import LeafSchema as LeafSchema
 from kd_core._errors import InvalidValue, refuse_pickles
+from kd_core._naming import also_named
 from kd_core._ops.values.memory_maps import TensorDictFuture as TensorDictFuture
 
 if TYPE_CHECKING:
-    from kd_core._types import DeviceLike
+    from kd_core._protocol.primitives import AbstractContainer
+    from kd_core._types import BatchSize, DeviceLike
 
 C = TypeVar("C", bound=TensorDictBase)
 
@@ -25,8 +28,6 @@ from_arrow = TensorDict.from_arrow
 from_consolidated = TensorDict.from_consolidated
 from_csv = TensorDict.from_csv
 from_dataclass = TensorDict.from_dataclass
-from_dict = TensorDict.from_dict
-from_h5 = TensorDict.from_h5
 from_json = TensorDict.from_json
 from_list = TensorDict.from_list
 from_modules = TensorDict.from_modules
@@ -37,10 +38,94 @@ from_pytree = TensorDict.from_pytree
 from_schema = TensorDict.from_schema
 from_struct_array = TensorDict.from_struct_array
 from_tuple = TensorDict.from_tuple
-from_zarr = TensorDict.from_zarr
 fromkeys = TensorDict.fromkeys
 load = TensorDict.load
 load_memmap = TensorDict.load_memmap
+
+
+@also_named(input_dict="d")
+def from_dict(
+    d: Mapping[str, object],
+    *,
+    auto_batch_size: bool | None = None,
+    batch_dims: int | None = None,
+    device: DeviceLike | None = None,
+    batch_size: BatchSize | None = None,
+    names: Sequence[str | None] | None = None,
+) -> TensorDict:
+    """Build a container from nested dicts: `TensorDict.from_dict` as a function.
+
+    Example:
+        >>> from kd_core import from_dict
+        >>> from_dict({"a": {"b": [1, 2]}})["a", "b"]
+        tensor([1, 2])
+    """
+    return TensorDict.from_dict(
+        d,
+        auto_batch_size=bool(auto_batch_size),
+        batch_dims=batch_dims,
+        device=device,
+        batch_size=batch_size,
+        names=names,
+    )
+
+
+@also_named(filename="h5_file")
+def from_h5(
+    h5_file: str | Path,
+    *,
+    mode: str = "r",
+    auto_batch_size: bool = False,
+    batch_dims: int | None = None,
+    batch_size: BatchSize | None = None,
+    non_tensor_as_stack: bool = False,
+) -> AbstractContainer:
+    """Open a file of HDF5: `TensorDict.from_h5` as a function.
+
+    Example:
+        >>> from kd_core import TensorDict, from_h5
+        >>> stored = TensorDict({"a": [1, 2]}, [2]).to_h5("data.h5")  # doctest: +SKIP
+        >>> from_h5("data.h5")["a"]  # doctest: +SKIP
+        tensor([1, 2])
+    """
+    return TensorDict.from_h5(
+        h5_file,
+        mode=mode,
+        auto_batch_size=auto_batch_size,
+        batch_dims=batch_dims,
+        batch_size=batch_size,
+        non_tensor_as_stack=non_tensor_as_stack,
+    )
+
+
+@also_named(filename="zarr_file")
+def from_zarr(
+    zarr_file: str | Path,
+    *,
+    mode: str = "r",
+    auto_batch_size: bool = False,
+    batch_dims: int | None = None,
+    batch_size: BatchSize | None = None,
+    non_tensor_as_stack: bool = False,
+    allow_pickle: bool | None = None,
+) -> TensorDict:
+    """Read a store of Zarr: `TensorDict.from_zarr` as a function.
+
+    Example:
+        >>> from kd_core import TensorDict, from_zarr
+        >>> stored = TensorDict({"a": [1, 2]}, [2]).to_zarr("data.zarr")  # doctest: +SKIP
+        >>> from_zarr("data.zarr")["a"]  # doctest: +SKIP
+        tensor([1, 2])
+    """
+    return TensorDict.from_zarr(
+        zarr_file,
+        mode=mode,
+        auto_batch_size=auto_batch_size,
+        batch_dims=batch_dims,
+        batch_size=batch_size,
+        non_tensor_as_stack=non_tensor_as_stack,
+        allow_pickle=allow_pickle,
+    )
 
 
 def save(

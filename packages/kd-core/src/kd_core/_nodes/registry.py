@@ -55,7 +55,7 @@ foreign_tensor: Callable[[Tensor], Node]
 from_dataclass: Callable[..., object]
 """Convert an instance of a dataclass to one of a tensor class; set by `_containers.declaring`."""
 
-attributes_of: Callable[[Node], Node]
+attributes_of: Callable[[Node, tuple[str, ...]], Node]
 """Make a container of what each leaf is; set by `_containers.attributes`."""
 
 stack: Callable[..., Node]
