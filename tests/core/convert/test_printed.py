@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.core.content import DTYPES, containers
 
-from kd_core import InvalidValue, TensorDict
+from kd_core import InvalidValue, TensorDict, UnbatchedTensor, set_printoptions
 from kd_core.convert import parse_tensor_dict_string
 
 KEYS = st.text(alphabet="ab. [", max_size=3).map(str.strip)
@@ -15,9 +15,11 @@ KEYS = st.text(alphabet="ab. [", max_size=3).map(str.strip)
 @settings(max_examples=80, deadline=None)
 @given(td=containers(KEYS, DTYPES, data=False))
 def test_what_is_printed_is_read(td: TensorDict) -> None:
-    back = parse_tensor_dict_string(repr(td))
-    assert back.schema() == td.schema()
-    assert repr(back) == repr(td)
+    for compact in (True, False):
+        with set_printoptions(compact=compact):
+            back = parse_tensor_dict_string(repr(td))
+            assert back.schema() == td.schema()
+            assert repr(back) == repr(td)
 
 
 def test_data_is_read_too() -> None:
@@ -25,6 +27,13 @@ def test_data_is_read_too() -> None:
     back = parse_tensor_dict_string(repr(td))
     assert back["s"] == "a (b), c"
     assert back["n", "m"] is None
+
+
+def test_what_all_rows_share_and_words_are_read() -> None:
+    td = TensorDict({"u": UnbatchedTensor(torch.ones(2)), "w": ["a", "b, }"]}, [2])
+    back = parse_tensor_dict_string(repr(td))
+    assert back.get("u").shape == (2,)
+    assert back["w"] == ["a", "b, }"]
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,24 @@ import torch
 from torch import Tensor
 
 from kd_core._batch.descriptor import describe
+from kd_core._display.printing import short_name
 from kd_core._errors import InvalidValue
 from kd_core._nodes import registry
 from kd_core._nodes.entry import Entry, Node
 
+_HEAD: Final = re.compile(r"\s*\w+\(batch_size=\[([\d, ]*)\][^{}]*, fields=\{")
+_BLANK: Final = re.compile(r"\s*")
+_INNER: Final = re.compile(r"(?:\w+ )?(?:batch_size=\[([\d, ]*)\] )?\{")
+_SHORT_LEAF: Final = re.compile(r"(unbatched )?(\w+)\[([\d,]*)\](?: [\w:]+)?(?=[,}])")
+_SHORT_KEY: Final = re.compile(
+    r"(.*?): (?=(?:unbatched )?\w+\[[\d,]*\]|(?:\w+ )?(?:batch_size=\S.*?\] )?\{|['\"\[({\d-]"
+    r"|None|True|False|b['\"])",
+    re.DOTALL,
+)
+_ENDS: Final = re.compile(r"(?=,\s|\})")
+_DTYPES: Final = {
+    short_name(dtype): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)
+}
 _OPEN: Final = re.compile(r"\s*(\w+)\(\s*fields=\{\s*")
 _KEY: Final = re.compile(r"\s*(.*?): (?=\w+\()", re.DOTALL)
 _LEAF: Final = re.compile(
@@ -31,10 +45,56 @@ def container_of_text(text: str) -> Node:
     Raises:
         InvalidValue: if the text is not of this form; the message shows the place.
     """
-    made, end = _container(text, 0)
+    head = _HEAD.match(text)
+    made, end = _container(text, 0) if head is None else _compact(text, head)
     if text[end:].strip():
         raise _unreadable(text, end)
     return made
+
+
+def _compact(text: str, head: re.Match[str]) -> tuple[Node, int]:
+    """Read a container that was printed with a short line for each leaf."""
+    made, end = _level(text, head.end(), _sizes(head[1]))
+    if text[end : end + 1] != ")":
+        raise _unreadable(text, end)
+    return made, end + 1
+
+
+def _level(text: str, at: int, batch: tuple[int, ...]) -> tuple[Node, int]:
+    """Read the entries between braces; `at` is behind the first one."""
+    entries: dict[str, Entry] = {}
+    at = _BLANK.match(text, at).end()  # type: ignore[union-attr]  # it matches nothing, too
+    while text[at : at + 1] != "}":
+        key = _SHORT_KEY.match(text, at)
+        if key is None:
+            raise _unreadable(text, at)
+        entries[key[1]], at = _short(text, key.end(), batch)
+        if text[at : at + 1] == ",":
+            at = _BLANK.match(text, at + 1).end()  # type: ignore[union-attr]  # as above
+        elif text[at : at + 1] != "}":
+            raise _unreadable(text, at)
+    return registry.nest_mapping(entries, describe(batch), ()), at + 1
+
+
+def _short(text: str, at: int, batch: tuple[int, ...]) -> tuple[Entry, int]:
+    """Read the value of one key."""
+    inner = _INNER.match(text, at)
+    if inner is not None:
+        return _level(text, inner.end(), batch if inner[1] is None else _sizes(inner[1]))
+    leaf = _SHORT_LEAF.match(text, at)
+    if leaf is not None:
+        dtype = _DTYPES.get(leaf[2])
+        if dtype is None:
+            raise _unreadable(text, at)
+        zeros = torch.zeros((*(() if leaf[1] else batch), *_sizes(leaf[3])), dtype=dtype)
+        return (registry.wrap_tensor(zeros, describe(())) if leaf[1] else zeros), leaf.end()
+    for end in _ENDS.finditer(text, at):
+        try:
+            value = ast.literal_eval(text[at : end.start()])
+        except (ValueError, SyntaxError):
+            continue
+        return registry.wrap_data(value, describe(())), end.start()
+    raise _unreadable(text, at)
 
 
 def _container(text: str, at: int) -> tuple[Node, int]:

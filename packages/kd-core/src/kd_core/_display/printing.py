@@ -238,14 +238,20 @@ def _short(value: Tensor, ndim: int, above: Node) -> str:
     """Return the dtype and the shape behind the batch dimensions, and an unusual device."""
     if is_lazy(value):  # it has no shape yet
         return f"{type(value).__name__}()"
-    name = str(value.dtype).removeprefix("torch.")
-    word, _, rest = name.partition("_")
-    head = word.rstrip("0123456789")
-    if head in _BITS and head != name:
-        name = _BITS[head] + word[len(head) :] + (f"_{rest}" if rest else "")
+    name = short_name(value.dtype)
     shape = "ragged" if is_shapeless(value) else ",".join(map(str, value.shape[ndim:]))
     is_told = value.device.type == "cpu" or above._kd_desc.device is not None
     return f"{name}[{shape}]" if is_told else f"{name}[{shape}] {value.device}"
+
+
+def short_name(dtype: torch.dtype) -> str:
+    """Return the short name of a dtype: `f32`, `i64`, `bool`."""
+    name = str(dtype).removeprefix("torch.")
+    word, _, rest = name.partition("_")
+    head = word.rstrip("0123456789")
+    if head not in _BITS or head == name:
+        return name
+    return _BITS[head] + word[len(head) :] + (f"_{rest}" if rest else "")
 
 
 def _names(node: Node) -> str:
