@@ -64,3 +64,68 @@ def test_a_checkpoint_is_loaded_as_a_whole(folder: Path) -> None:
     distributed.load_checkpoint(found, folder)
     assert values(found) == {1.0}
     assert found["td"]["a"] is leaf
+
+
+def held(value: float, unit: str = "m", batch: tuple[int, ...] = (3,)) -> TensorDict:
+    entries = {"a": torch.full((3,), value), "n": {"b": torch.full((3, 2), value), "unit": unit}}
+    return TensorDict(entries, batch)
+
+
+def save_nested(td: TensorDict, folder: Path) -> None:
+    """Save what torch's `save` got of a container while `state_dict` was nested."""
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    save({"td": td.state_dict(flatten=False)}, checkpoint_id=folder)
+
+
+def save_tensors(td: TensorDict, folder: Path) -> None:
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    save({"td": td}, checkpoint_id=folder)
+
+
+def save_ours(td: TensorDict, folder: Path) -> None:
+    distributed.save_checkpoint({"td": td}, folder)
+
+
+def load_of_torch(td: TensorDict, folder: Path) -> None:
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    load({"td": td}, checkpoint_id=folder)
+
+
+def load_ours(td: TensorDict, folder: Path) -> None:
+    distributed.load_checkpoint({"td": td}, folder)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+@pytest.mark.parametrize("load", [load_ours, load_of_torch])
+@pytest.mark.parametrize("save", [save_ours, save_nested, save_tensors])
+def test_each_checkpoint_of_a_container_is_loaded(
+    save: Callable[[TensorDict, Path], None],
+    load: Callable[[TensorDict, Path], None],
+    tmp_path: Path,
+) -> None:
+    save(held(1.0), tmp_path)
+    found = held(0.0)
+    leaf = found["n", "b"]
+    load(found, tmp_path)
+    assert bool((found == held(1.0)).all())
+    assert found["n", "b"] is leaf
+    assert found["n", "unit"] == "m"
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+@pytest.mark.parametrize("save", [save_ours, save_nested])
+def test_data_that_was_saved_is_compared(
+    save: Callable[[TensorDict, Path], None], tmp_path: Path
+) -> None:
+    save(held(1.0), tmp_path)
+    others = {
+        r"entry `\('n', 'unit'\)` is non-tensor": held(0.0, unit="cm"),
+        r"is of batch_size \(3,\), and the container of \(\)": held(0.0, batch=()),
+    }
+    for message, other in others.items():
+        with pytest.raises(KdError, match=message):
+            distributed.load_checkpoint({"td": other}, tmp_path)
+        assert other["a"].sum() == other["n", "b"].sum() == 0

@@ -343,7 +343,7 @@ def checkpoint_of_three_ranks_on_two(rank: int) -> object:
 def checkpoint_that_does_not_fit_one_rank(rank: int) -> object:
     """Load non-tensor data that differs on rank 1 alone; each rank has saved leaves."""
     entries = {"a": torch.ones(3), "parts": sharded_leaves()["a"], "unit": "m"}
-    save({"td": TensorDict(entries)}, checkpoint_id=PROGRAMS.folder / "units")
+    distributed.save_checkpoint({"td": TensorDict(entries)}, PROGRAMS.folder / "units")
     td = TensorDict({**entries, "unit": "cm" if rank == 1 else "m"}).apply(torch.zeros_like)
     found: list[object] = []
     try:

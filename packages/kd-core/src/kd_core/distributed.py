@@ -372,6 +372,9 @@ def save_checkpoint(
 ) -> None:
     """Save containers and other values by `torch.distributed.checkpoint.save`, in a new folder.
 
+    Batch sizes and non-tensor data of containers are saved too; `save` of torch saves the tensors
+    of a container alone.
+
     A checkpoint is whole once all ranks have written their parts. If a rank ends before, the others
     raise an error that names the call, and earlier checkpoints stay as they were.
 
@@ -403,11 +406,11 @@ def load_checkpoint(
     *,
     group: ProcessGroup | None = None,
 ) -> None:
-    """Load what `torch.distributed.checkpoint.save` wrote, in place, if it fits all containers.
+    """Load what `save_checkpoint` wrote, in place, if it fits all containers.
 
-    `load` of torch does the same, but writes into the leaves of a container before it compares
-    batch sizes and non-tensor data. Here they are compared first, so nothing is written if they
-    differ on a rank.
+    Batch sizes and non-tensor data are compared first, so nothing is written if they differ on a
+    rank. `load` of torch does not compare them. What its `save` wrote of a container has tensors
+    alone, and is loaded too.
 
     Args:
         state: containers, state dicts and other values by the names under which they were saved.
@@ -423,13 +426,11 @@ def load_checkpoint(
         >>> import tempfile
         >>> import torch
         >>> import torch.distributed as dist
-        >>> import torch.distributed.checkpoint as dcp
         >>> from kd_core import TensorDict, distributed
         >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         >>> folder = tempfile.mkdtemp()
-        >>> _ = dcp.save(
-        ...     {"td": TensorDict({"a": torch.ones(2), "unit": "m"})}, checkpoint_id=folder
-        ... )
+        >>> saved = {"td": TensorDict({"a": torch.ones(2), "unit": "m"})}
+        >>> distributed.save_checkpoint(saved, folder)
         >>> td = TensorDict({"a": torch.zeros(2), "unit": "m"})
         >>> distributed.load_checkpoint({"td": td}, folder)
         >>> td["a"]

@@ -1,8 +1,8 @@
 """Checkpoints of `torch.distributed.checkpoint`: saved beside others, loaded where they fit.
 
-torch writes into the leaves first when it loads, and calls `load_state_dict` of a container
-afterwards. So batch sizes and non-tensor data are read alone before, and all ranks agree that they
-fit.
+torch asks a container for its `state_dict()`, which has the tensors alone. So torch is given nested
+states to save, and batch sizes and non-tensor data are read alone before torch writes into leaves:
+all ranks agree that they fit.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ def save_checkpoint(
         )
     with _calling("save_checkpoint", group) as team:
         _agree(team, "save_checkpoint", problem)
-        save(dict(state), checkpoint_id=checkpoint_id, process_group=group)
+        content = {**state, **{key: _state_of(td) for key, td in _containers(state).items()}}
+        save(content, checkpoint_id=checkpoint_id, process_group=group)
 
 
 @contextmanager
@@ -74,16 +75,23 @@ def load_checkpoint(
     """Load a checkpoint, if it fits the containers on all ranks."""
     from torch.distributed.checkpoint.state_dict_loader import load
 
-    containers = {
+    from kd_core._distributed.planners import StatedPlanner
+
+    containers = _containers(state)
+    data = {key: _without_tensors(_state_of(td)) for key, td in containers.items()}
+    with _calling("load_checkpoint", group) as team:
+        load(data, checkpoint_id=checkpoint_id, process_group=group, planner=StatedPlanner())
+        _agree(team, "load_checkpoint", _problem(containers, data))
+        load(state, checkpoint_id=checkpoint_id, process_group=group)
+
+
+def _containers(state: Mapping[str, object]) -> dict[str, AbstractContainer]:
+    """Return the containers in a state whose state dict is not that of a module."""
+    return {
         key: value
         for key, value in state.items()
         if isinstance(value, AbstractContainer) and not isinstance(value, nn.Module)
     }
-    data = {key: _without_tensors(_state_of(td)) for key, td in containers.items()}
-    with _calling("load_checkpoint", group) as team:
-        load(data, checkpoint_id=checkpoint_id, process_group=group)
-        _agree(team, "load_checkpoint", _problem(containers, data))
-        load(state, checkpoint_id=checkpoint_id, process_group=group)
 
 
 def _state_of(td: AbstractContainer) -> object:
