@@ -14,7 +14,7 @@ from tests.nn.models import MODELS, Model
 from tests.nn.plans import module_calls
 from torch import Tensor
 
-from kd_core import NestedKey, TensorDict, TensorDictBase, is_tensor_collection
+from kd_core import NestedKey, NonTensorDataBase, TensorDict, TensorDictBase, is_tensor_collection
 from kd_nn import set_skip_existing
 
 Trace: TypeAlias = dict[str, object]
@@ -97,6 +97,8 @@ def describe(value: object) -> object:
     if isinstance(value, TensorDictBase):
         entries = [(key, describe(each)) for key, each in value.items()]
         return type(value).__name__, tuple(value.batch_size), str(value.device), entries
+    if isinstance(value, NonTensorDataBase):  # compared by `==` row by row
+        return type(value).__name__, tuple(value.batch_size), value.tolist()
     if isinstance(value, Tensor):
         return value.detach().clone(), value.requires_grad
     if isinstance(value, (tuple, list)):

@@ -185,7 +185,7 @@ class KeyedProgram:
                     rows = compare_trials(session, tried, allowed, self.reference)
                     report = Report(str(path), tuple(rows), notes)
                 if not report.ok:
-                    self._check_same(tried)
+                    self._check_same(path, tried)
                 self._check(f"`{path.name}` was not written: it", report)
                 check_weights(session, backend, file, path)
                 oracle = oracle or self.oracle
@@ -234,7 +234,7 @@ class KeyedProgram:
             "to observations before its network, and to actions after it.",
         )
 
-    def _check_same(self, tried: Sequence[Trial]) -> None:
+    def _check_same(self, path: Path, tried: Sequence[Trial]) -> None:
         """Refuse a module that gives other results when it is called with the same inputs again."""
         for trial in tried[:1]:
             again = self.reference(list(trial.inputs.values()))
@@ -242,8 +242,9 @@ class KeyedProgram:
                 if not value.equal(again[name]) and not bool(value.isnan().any()):
                     notes = "".join(f"\nnote: {sentence}" for sentence in self.diagnostics)
                     raise VerifyError(
-                        f"the module gives other values of `{name}` each time it is called with "
-                        f"the same inputs, so no file can be compared with it.{notes}",
+                        f"`{path.name}` was not written: the module gives other values of "
+                        f"`{name}` each time it is called with the same inputs, so no file can be "
+                        f"compared with it.{notes}",
                         expected="a module whose results follow from its inputs",
                         got=name,
                         hint="It draws random numbers, counts its calls or keeps something from "

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from torch import Tensor, nn
 
-from kd_core import NestedKey, TensorDict, TensorDictBase, is_tensor_collection
+from kd_core import NestedKey, NonTensorDataBase, TensorDict, TensorDictBase, is_tensor_collection
 from kd_export._errors import DtypeMismatch, Key, KeyMismatch, kind_of, quoted
 from kd_export._schema.schema import Schema
 from kd_export._schema.wire import argument_names, as_key, wire_name
@@ -109,7 +109,7 @@ def leaves(container: TensorDictBase, key: Key) -> dict[Key, object]:
     return {
         (*key, *as_key(inner)): value
         for inner, value in container.items(include_nested=True)
-        if not is_tensor_collection(value)
+        if isinstance(value, NonTensorDataBase) or not is_tensor_collection(value)
     }
 
 
