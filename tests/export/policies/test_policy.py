@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import kd_export
-from kd_export import ExportError, KeyMismatch, ShapeMismatch
+from kd_export import DtypeMismatch, ExportError, KeyMismatch, ShapeMismatch
 from kd_export.policies import Clip, Policy
 from kd_nn import TensorDictModule, TensorDictSequential
 
@@ -126,7 +126,9 @@ def test_an_oracle_must_be_callable() -> None:
 
 
 def test_a_module_alone_needs_an_example(tmp_path: Path) -> None:
-    with pytest.raises(KeyMismatch, match="the module needs an `example`"):
+    with pytest.raises(
+        DtypeMismatch, match=r"of tensors, got None\. Pass a dict with `observation`"
+    ):
         kd_export.save(clipped().module, tmp_path / "policy.pt2")
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar, cast, runtime_checkable
 
-from kd_export._errors import ExportError, KeyMismatch
+from kd_export._errors import ExportError
 from kd_export._program import KeyedProgram
 from kd_export._verification.diagnosis import Diagnosis, Finding
 from kd_export._verification.trials import BATCH_SIZES
@@ -232,13 +232,8 @@ def _asked(
     from torch import nn
 
     if isinstance(module, nn.Module) or not isinstance(module, Whole):
-        if example is None:
-            raise KeyMismatch(
-                "the module needs an `example`.",
-                expected="a container, a dict of tensors, or a schema",
-                hint="Pass one with raw observations, such as `{'obs': torch.zeros(2, 4)}`.",
-            )
-        return _Asked(module, example, state, initial, metadata, None)
+        # Without an example, the module's keys say what to pass: it is refused by `read_example`.
+        return _Asked(module, cast("Example[W]", example), state, initial, metadata, None)
     if example is None:
         example = cast("Example[W]", module.example)
     if state is None:

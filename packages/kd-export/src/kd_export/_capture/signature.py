@@ -7,9 +7,9 @@ and gives a plain dict of outputs by wire name. It adds no operator to the graph
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import FunctionType
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from torch import Tensor, nn
 
@@ -106,9 +106,10 @@ def _read(result: object, key: Key) -> dict[str, Tensor]:
 
 def leaves(container: TensorDictBase, key: Key) -> dict[Key, object]:
     """Return what a container at a key holds in all its levels: tensors and other data."""
+    entries = cast("Iterable[tuple[NestedKey, object]]", container.items(include_nested=True))
     return {
         (*key, *as_key(inner)): value
-        for inner, value in container.items(include_nested=True)
+        for inner, value in entries
         if isinstance(value, NonTensorDataBase) or not is_tensor_collection(value)
     }
 
