@@ -292,7 +292,6 @@ def test_a_result_follows_the_state_of_each_input(operation: Operation, first: i
         lambda td: td[1:],
         lambda td: td.reshape(3, 1),
         lambda td: td.sum(0),
-        lambda td: torch.stack([td, td]),
         lambda td: cat([td, td]),
         lambda td: td.split(2),
         lambda td: td.clone(),
@@ -307,6 +306,18 @@ def test_a_value_that_is_not_read_does_not_matter(
     run = compiled(operation)
     for value in ("one", "two", {3}):
         same(run(make(word=wrap(value, [3]))), operation(make(word=wrap(value, [3]))))
+
+
+@pytest.mark.parametrize("recompiles", [False, True])
+def test_rows_that_are_stacked_have_the_value_of_their_call(recompiles: bool) -> None:
+    def operation(td: TensorDict) -> TensorDict:
+        return stack([td, td])
+
+    run = compiled(operation)
+    wrap = NonTensorData if recompiles else MetaData  # data is read: each row has its own
+    with torch._dynamo.config.patch(error_on_recompile=not recompiles):
+        for value in ("one", "two", {3}):
+            same(run(make(word=wrap(value, [3]))), operation(make(word=wrap(value, [3]))))
 
 
 def test_a_container_is_built_beside_a_global_one_of_its_batch_size() -> None:
