@@ -80,9 +80,11 @@ def differ(got: object, want: object, exact: bool = True) -> str | None:
         same = isinstance(got, NonTensorDataBase) and want.agrees(got, tuple(got.batch_size))
         return None if same else f"{got!r} instead of {want!r}"
     alike = type(got) is type(want)
-    if alike and isinstance(want, NonTensorDataBase):  # compared by `==` row by row
-        alike = got.batch_size == want.batch_size and bool((got == want).all())
-        return None if alike else f"{got!r} instead of {want!r}"
+    if isinstance(got, NonTensorDataBase) and isinstance(
+        want, NonTensorDataBase
+    ):  # compared by `==` row by row
+        alike = alike and got.batch_size == want.batch_size
+        return None if alike and bool((got == want).all()) else f"{got!r} instead of {want!r}"
     return None if alike and got == want else f"{got!r} instead of {want!r}"
 
 

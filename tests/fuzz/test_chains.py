@@ -285,30 +285,47 @@ def check_dist(case: Case) -> bool:
         return walk, walk.found[-1][1]
 
     result = both(case, plain, lambda: getattr(case.world.model, what)(td, out))
-    untouched(td, case.given)
-    check_target(out, None if result is None else result[1][0])
+    writes = what == "get_dist_params" or not chain.is_composite()
+    check_written(case, td, out, None if result is None else result[1][0], writes)
     if result is None:
         return False
-    found, (walk, laws) = result
+    found, (_, laws) = result
     if what == "get_dist":
         compare_dist(found, laws, case.batch)
-    elif out is None:
-        same(found, walk.state)
     else:
-        assert found is out
+        assert found is (td if out is None else out)
     return True
 
 
-def check_target(out: TensorDict | None, walk: Walked | None) -> None:
-    """Check that a container to write holds what the steps wrote, or is as it was."""
-    if out is None:
+def check_written(
+    case: Case, td: TensorDict, out: TensorDict | None, walk: Walked | None, writes: bool
+) -> None:
+    """Check that what the steps wrote is in the container to write, and all else is as it was.
+
+    Args:
+        case: What was given.
+        td: The container that was read.
+        out: The container to write in its place, if there is one.
+        walk: What the steps wrote; None if the call was refused.
+        writes: Whether the container that was read is written without another one.
+    """
+    if out is not None:
+        same(out, with_steps({"kept": torch.ones(out.batch_size)}, walk))
+    if out is not None or walk is None or not writes:
+        untouched(td, case.given)
         return
-    made: State = {"kept": torch.ones(out.batch_size)}
-    state = {} if walk is None else walk.state
+    same(td, with_steps(nested(case.given), walk))
+    now = flat(td.to_dict())
+    kept = [at for at in case.given if at not in walk.written]
+    assert all(now[at] is case.given[at] or isinstance(now[at], int) for at in kept)
+
+
+def with_steps(state: State, walk: Walked | None) -> State:
+    """Return entries with those that the steps wrote."""
     for at in [] if walk is None else walk.written:
-        if has(state, at):
-            put(made, at, look_up(state, at))
-    same(out, made)
+        if walk is not None and has(walk.state, at):
+            put(state, at, look_up(walk.state, at))
+    return state
 
 
 def check_log_prob(case: Case) -> bool:
@@ -340,8 +357,8 @@ def check_log_prob(case: Case) -> bool:
         return case.world.model.log_prob(td, out, aggregate=aggregate)
 
     result = both(case, plain, keyed)
-    untouched(td, case.given)
-    check_target(out, None if result is None else result[1][0])
+    writes = not chain.is_composite()
+    check_written(case, td, out, None if result is None else result[1][0], writes)
     if result is None:
         return False
     found, (_, wanted) = result
