@@ -69,7 +69,7 @@ STAYS: Final[dict[str, Callable[[TensorDictBase], TensorDictBase]]] = {
     "clone": lambda td: td.clone(),
     "shallow": lambda td: td.clone(recurse=False),
     "reshape": lambda td: td.reshape(-1),
-    "expand": lambda td: td.expand(2, 3),
+    "squeeze": lambda td: td.squeeze(0),
     "apply": lambda td: td.apply(lambda leaf: leaf * 2),
     "another dtype": lambda td: td.to(torch.float16),
     "zeros": lambda td: td.clone().zero_(),

@@ -14,7 +14,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import kd_core
 from kd_core import (
     InvalidArgument,
     LazyStackedTensorDict,
@@ -128,8 +127,7 @@ CALLS: dict[str, Callable[[], object]] = {
     "a field that is missing": lambda: Sample(torch.zeros(3)),  # type: ignore[call-arg]  # refused
     "no truth": lambda: bool(td()),
     "no rows to iterate over": lambda: list(TensorDict({"a": 1})),
-    "a method that is left out": lambda: attrgetter("to_mds")(td()),
-    "a function that is left out": lambda: attrgetter("deprecated_attributes")(kd_core),
+    "a method that is left out": lambda: attrgetter("qint8")(td()),
     "a method that is misspelt": lambda: attrgetter("flaten_keys")(td()),
     "nothing to undo": lambda: td().__enter__(),
     "rows of different wrappers": lambda: NonTensorStack(MetaData("a", [2]), MetaData("b", [3])),

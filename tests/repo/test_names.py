@@ -83,10 +83,15 @@ def is_version(node: ast.stmt) -> bool:
     )
 
 
+# Classes of torch under a name that users of tensordict look for.
+OF_TORCH = {"Buffer"}
+
+
 def exported(name: str) -> set[str]:
     tree = ast.parse(init_of(name).read_text(encoding="utf-8"))
     imports = [node for node in tree.body if is_own_import(node) and not is_hidden(node)]
-    return {alias.name for node in imports for alias in node.names} | later(name).keys()
+    found = {alias.name for node in imports for alias in node.names} | later(name).keys()
+    return found - OF_TORCH
 
 
 def later(name: str) -> dict[str, str | None]:

@@ -446,7 +446,7 @@ def test_compiled_code_does_not_map_it() -> None:
 def test_it_is_printed_like_a_tensor() -> None:
     text = "UnbatchedTensor(shape=torch.Size([2, 3]), device=cpu, dtype=torch.float32, "
     assert repr(wrapper(make())) == f"{text}is_shared=False)"
-    assert f"u: {text}" in repr(make())
+    assert "u: unbatched f32[2,3]" in repr(make())
     assert "UnbatchedTensor" in make()._repr_html_()
 
 

@@ -157,7 +157,15 @@ def test_the_type_says_what_a_node_is(value: Any) -> None:
     td = TensorDict({"v": value, "a": torch.zeros(3)}, [3])
     td["n", "w"] = value
     td.set_non_tensor("x", value).update({"y": value})
-    for each in (td, td + 1, td[0], td.clone(), td.reshape(3, 1), stack([td, td])[0], td.to_dict()):
+    for each in (
+        td,
+        td + 1,
+        td[0],
+        td.clone(),
+        td.reshape(3, 1),
+        stack([td, td])[0, 0],
+        td.to_dict(),
+    ):
         for key in ("v", "x", "y"):
             assert each[key] is value
     assert td["n", "w"] is value

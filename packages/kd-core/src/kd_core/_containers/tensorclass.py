@@ -804,13 +804,12 @@ def field_keys(cls: type[TensorClass]) -> list[str | tuple[str, ...]]:
     Example:
         >>> import torch
         >>> from kd_core import TensorClass
+        >>> from kd_core.extending import field_keys
         >>> class Point(TensorClass):
         ...     x: torch.Tensor
-        >>> class Line(TensorClass):
-        ...     start: Point
         ...     name: str
-        >>> field_keys(Line)
-        [('start', 'x'), 'name']
+        >>> field_keys(Point)
+        ['x', 'name']
     """
     keys: list[str | tuple[str, ...]] = []
     for name in cls._kd_declared.fields:

@@ -11,10 +11,13 @@ from typing import ClassVar, Final
 
 from torch.nn import Buffer as Buffer
 
+from kd_core._naming import public_in
+
 _logger: Final = logging.getLogger("kd")
 _UNITS: Final = ("B", "KB", "MB", "GB", "TB")
 
 
+@public_in("kd_core")
 class timeit(ContextDecorator):  # noqa: N801  # the name that users of tensordict know
     """Measure how long a block or a function takes, under a name; see `print`.
 

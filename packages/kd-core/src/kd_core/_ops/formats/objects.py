@@ -404,7 +404,7 @@ class Objects(AbstractContainer):
         Example:
             >>> from kd_core import TensorDict
             >>> TensorDict({"a": 1, "b": {"c": "word"}}).to_namedtuple()
-            TensorDictTuple(a=tensor(1), b=TensorDictTuple(c='word'))
+            GenericDict(a=tensor(1), b=GenericDict(c='word'))
         """
         from kd_core._convert.plain import named_tuple_of
 
