@@ -37,7 +37,7 @@ def test_a_list_can_be_one_value_for_all_rows() -> None:
 
     td = stored()
     assert list_to_stack()
-    words = td.get("words")
+    words: object = td.get("words")
     assert isinstance(words, NonTensorData)
     assert (words.data, words.batch_size) == (["to", "be"], (2,))
     assert torch.equal(td["x"], torch.tensor([1, 2]))

@@ -88,7 +88,8 @@ def test_fields_methods_and_properties_of_the_members_are_those_of_the_stack() -
     assert torch.equal(stack.pair.right, dense.pair.right)
     assert torch.equal(stack.loss(), dense.loss())
     assert torch.equal(stack.doubled, dense.doubled)
-    assert stack.name == dense.name == [["a", "a"], ["a", "a"]]
+    names: list[object] = [stack.name, dense.name]
+    assert names == [[["a", "a"], ["a", "a"]]] * 2
     assert stack.scale == 3
     assert [each.name for each in stack.fields()] == ["x", "pair", "name"]
 

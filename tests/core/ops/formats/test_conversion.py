@@ -1,7 +1,7 @@
 """Containers as state dicts, arrays and lists."""
 
 import io
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
@@ -189,7 +189,7 @@ def test_a_flat_state_comes_back(td: TensorDict) -> None:
     assert made["n", "deep", "e"].sum() == 24
     assert made["s"] == "text"
     assert made.batch_size == (3,)
-    assert made.get("n").batch_size == (3, 2)
+    assert cast(Any, made.get("n")).batch_size == (3, 2)
     made.zero_().load_state_dict({**state, "a": torch.ones(3)})
     assert made["a"].sum() == 3
 

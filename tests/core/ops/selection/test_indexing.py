@@ -201,7 +201,7 @@ def test_rows_of_a_nested_container_are_those_of_its_own_batch() -> None:
     ]
     for index in indices:
         td = made()
-        rows, wanted = cast(Any, td.get_at("b", index)), td["b"][index]
+        rows, wanted = cast(Any, (td.get_at("b", index), td["b"][index]))
         assert torch.equal(rows["a"], wanted["a"])
         assert (rows["w"], rows.batch_size) == ("x", wanted.batch_size)
         td.set_at_("b", {"a": -1}, index)
@@ -214,7 +214,7 @@ def test_rows_of_a_nested_container_are_those_of_its_own_batch() -> None:
         made().set_at_("b", {"a": 1}, (0, 3))
     stack = lazy_stack(list(made().unbind(0)))
     rows = cast(Any, stack.get_at("b", (..., 0)))
-    assert torch.equal(rows["a"], made()["b"][..., 0]["a"])
+    assert torch.equal(rows["a"], cast(Any, made()["b"][..., 0])["a"])
 
 
 def test_iteration_needs_a_dimension() -> None:

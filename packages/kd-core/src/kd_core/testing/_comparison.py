@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from kd_core._base import TensorDictBase
+from kd_core._containers.non_tensor import NonTensorDataBase
 from kd_core._keys import format_key, path_of
 from kd_core._leaves.loops import same_data, unwrapped
-from kd_core._nodes.entry import Values
 from kd_core._protocol.primitives import AbstractContainer
 from kd_core._types import NestedKey
 
@@ -131,8 +131,10 @@ def _compare_leaves(
 
 
 def _same_data(value: object, other: object) -> bool:
-    if isinstance(value, Values) and isinstance(other, Values):  # one for all rows, or one for each
-        plain, wanted = value.tolist(), other.tolist()
+    plain: object
+    wanted: object
+    if isinstance(value, NonTensorDataBase) and isinstance(other, NonTensorDataBase):
+        plain, wanted = value.tolist(), other.tolist()  # one for all rows, or one for each
     else:
         plain, wanted = unwrapped(value), unwrapped(other)
     if isinstance(plain, Tensor) or isinstance(wanted, Tensor):
