@@ -133,6 +133,17 @@ class Draw(Leaf):
         finally:
             generator.set_state(torch.get_rng_state())
             torch.set_rng_state(before)
+        if self.source is not None:
+            self.advance(state, self.source, generator)
+
+    def advance(self, state: State, source: Key, generator: torch.Generator) -> None:
+        """Replace the seed by one that the generator draws: the next step draws other values."""
+        seed = int(torch.empty((), dtype=torch.int64).random_(generator=generator))
+        old = look_up(state, source)
+        if isinstance(old, Tensor):
+            put(state, source, torch.full_like(old, seed % (torch.iinfo(old.dtype).max + 1)))
+        else:
+            put(state, source, seed)
 
 
 def suffixed(key: Key) -> Key:
