@@ -131,12 +131,17 @@ def _compare_leaves(
 
 
 def _same_data(value: object, other: object) -> bool:
-    plain: object
-    wanted: object
-    if isinstance(value, NonTensorDataBase) and isinstance(other, NonTensorDataBase):
-        plain, wanted = value.tolist(), other.tolist()  # one for all rows, or one for each
-    else:
-        plain, wanted = unwrapped(value), unwrapped(other)
+    plain, wanted = unwrapped(value), unwrapped(other)
     if isinstance(plain, Tensor) or isinstance(wanted, Tensor):
         return False
-    return same_data(plain, wanted)
+    return same_data(plain, wanted) or _same_rows(value, other)
+
+
+def _same_rows(value: object, other: object) -> bool:
+    """Return whether one has a value for all rows, and the other the same one for each."""
+    return (
+        isinstance(value, NonTensorDataBase)
+        and isinstance(other, NonTensorDataBase)
+        and value.batch_size == other.batch_size
+        and same_data(value.tolist(), other.tolist())
+    )
