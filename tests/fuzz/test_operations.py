@@ -86,6 +86,8 @@ LEFT_OUT = {
             "gather_and_stack",
             "init_remote",
             "irecv",
+            "arecv",
+            "asend",
             "isend",
             "recv",
             "reduce",
