@@ -231,15 +231,10 @@ def is_patched(kind: type) -> bool:
         defined: Mapping[str, object] | None = now.get("_kd_defined")
         if defined is None:
             continue
-        if _RUNNING.intersection(now) != defined.keys():
-            return True
-        for name, function in defined.items():
-            if now[name] is not function:
+        for name in RUNNING:
+            if now.get(name) is not defined.get(name):
                 return True
     return False
-
-
-_RUNNING: Final = frozenset(RUNNING)
 
 
 def _invalidate(state: dict[str, object]) -> None:
