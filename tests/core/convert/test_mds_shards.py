@@ -51,6 +51,8 @@ def test_what_cannot_be_written_is_told_before_anything_is() -> None:
     kept = Kept()
     with pytest.raises(InvalidValue, match=r"entry `o` holds .* which has no encoding in a shard"):
         TensorDict({"a": torch.ones(2), "o": object()}, [2]).to_mds(writer=kept)
+    with pytest.raises(InvalidValue, match=r"entry `m` holds a `bytes`, which has no encoding"):
+        TensorDict({"m": ["a", b"b"]}, [2]).to_mds(writer=kept)
     with pytest.raises(KeyCollision, match="holds the separator"):
         TensorDict({"a.b": torch.ones(2)}, [2]).to_mds(writer=kept)
     with pytest.raises(InvalidArgument, match="either `out` or `writer`, got neither"):

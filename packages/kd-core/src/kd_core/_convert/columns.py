@@ -64,6 +64,7 @@ def columns_of(td: AbstractContainer, separator: str) -> dict[str, Column]:
 def add_data(
     td: AbstractContainer, separator: str, path: tuple[str, ...], columns: dict[str, Column]
 ) -> None:
+    """Add a column for what is not a tensor, of a level and of those below, to the columns."""
     for key, value in td._kd_entries.items():
         if isinstance(value, AbstractContainer):
             add_data(value, separator, (*path, key), columns)
@@ -72,6 +73,11 @@ def add_data(
 
 
 def joined(path: tuple[str, ...], separator: str) -> str:
+    """Return the name of the column of a nested key.
+
+    Raises:
+        KeyCollision: if a part of the key holds the separator, or looks like the name of an element.
+    """
     for part in path:
         if separator in part or _ELEMENT.fullmatch(part):
             raise KeyCollision(

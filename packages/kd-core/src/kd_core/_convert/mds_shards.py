@@ -6,7 +6,7 @@ Knows how a row becomes a sample, and which encoding each column has; must not k
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from torch import Tensor
 
@@ -18,6 +18,8 @@ from kd_core._errors import InvalidArgument, InvalidValue, a_type
 if TYPE_CHECKING:
     from kd_core._convert.columns import Column
     from kd_core._protocol.primitives import AbstractContainer
+
+_AS_JSON: Final = frozenset({dict, list, str, int, float, bool, type(None)})
 
 
 class Writer(Protocol):
@@ -80,9 +82,9 @@ def _encoding(name: str, column: Column) -> str:
     for kind, encoding in ((str, "str"), (bytes, "bytes"), (int, "int"), (float, "float64")):
         if kinds == {kind}:
             return encoding
-    if kinds <= {dict, list, str, int, float, bool, type(None)}:
+    odd = next((value for value in column if type(value) not in _AS_JSON), None)
+    if odd is None:
         return "json"
-    odd = next(value for value in column if type(value) not in (dict, list, str, bytes))
     raise InvalidValue(
         f"entry `{name}` holds {a_type(odd)}, which has no encoding in a shard. Leave it out with "
         "`exclude`, or pass `columns` with an encoding of yours."
