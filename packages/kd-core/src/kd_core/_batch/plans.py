@@ -148,26 +148,8 @@ SAME_SHAPE = Reduced()
 """The batch shape of an operation along rows that keeps their number, such as `cumsum`."""
 
 
-class Padded:
-    """The batch shape after rows were added.
-
-    Args:
-        batch: the new batch size.
-        ndim: the number of its dimensions; a nested container may have more.
-    """
-
-    __slots__ = ("batch", "ndim")
-
-    def __init__(self, batch: Batch, ndim: int) -> None:
-        self.batch = batch
-        self.ndim = ndim
-
-    def __call__(self, batch: Batch) -> Batch:
-        return self.batch + batch[self.ndim :]
-
-
-class Viewed:
-    """The batch shape after a `view`, whose result always shares storage.
+class Replaced:
+    """The batch shape after its leading dimensions were replaced.
 
     Args:
         batch: the new batch size.
@@ -183,21 +165,22 @@ class Viewed:
         return self.batch + batch[self.ndim :]
 
 
-class Grown:
-    """The batch shape after dimensions were inserted: one value for all rows becomes one per row.
+class Padded(Replaced):
+    """The batch shape after rows were added."""
 
-    Args:
-        batch: the new batch size.
-        ndim: the number of dimensions that it replaces; a nested container may have more.
-    """
+    __slots__ = ()
 
-    __slots__ = ("batch", "ndim")
 
-    def __init__(self, batch: Batch, ndim: int) -> None:
-        self.batch, self.ndim = batch, ndim
+class Viewed(Replaced):
+    """The batch shape after a `view`, whose result always shares storage."""
 
-    def __call__(self, batch: Batch) -> Batch:
-        return self.batch + batch[self.ndim :]
+    __slots__ = ()
+
+
+class Grown(Replaced):
+    """The batch shape after dimensions were inserted: one value for all rows becomes one per row."""
+
+    __slots__ = ()
 
 
 class Fresh(Padded):

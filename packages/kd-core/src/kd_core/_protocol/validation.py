@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from kd_core._batch.names import names_of, with_names
+from kd_core._batch.plans import unchanged
 from kd_core._errors import (
     InvalidKey,
     InvalidValue,
@@ -166,7 +167,7 @@ def _node_as_entry(key: str, value: Node, desc: Descriptor, path: tuple[str, ...
         return value
     if desc.named and not own.named and entries_of(value) is not None:
         names = names_of(desc.batch[: own.ndim])
-        value = value._kd_map_each(_same, lambda batch: with_names(batch, names))
+        value = value._kd_map_each(unchanged, lambda batch: with_names(batch, names))
         own = value._kd_desc
     ndim = desc.ndim
     batch, device = own.batch, own.device
@@ -181,10 +182,6 @@ def _node_as_entry(key: str, value: Node, desc: Descriptor, path: tuple[str, ...
     if not smaller and device == own.device:  # dynamo of torch 2.10 compares no named sizes
         return value
     return value._kd_with_descriptor(_descriptor_like(desc, batch))
-
-
-def _same(leaf: Tensor) -> Tensor:
-    return leaf
 
 
 def _descriptor_like(desc: Descriptor, batch: tuple[int, ...]) -> Descriptor:
