@@ -15,7 +15,6 @@ from kd_core._containers.lazy_stack import LazyStackedTensorDict as LazyStackedT
 from kd_core._containers.lazy_stack import dense_stack_tds as dense_stack_tds
 from kd_core._containers.lazy_stack import lazy_stack as lazy_stack
 from kd_core._containers.lazy_stack import maybe_dense_stack as maybe_dense_stack
-from kd_core._containers.non_tensor import LinkedList as LinkedList
 from kd_core._containers.non_tensor import MetaData as MetaData
 from kd_core._containers.non_tensor import NonTensorData as NonTensorData
 from kd_core._containers.non_tensor import NonTensorDataBase as NonTensorDataBase
@@ -57,6 +56,7 @@ from kd_core._keys import unravel_key_list as unravel_key_list
 from kd_core._keys import unravel_key_to_tuple as unravel_key_to_tuple
 from kd_core._naming import publish as _publish
 from kd_core._ops.calls.modules import ModuleBusy as ModuleBusy
+from kd_core._ops.entries.listing import LinkedList as LinkedList
 from kd_core._torch import pickling as _pickling
 from kd_core._torch import pytree as _pytree
 from kd_core._torch import training_loops as _training_loops

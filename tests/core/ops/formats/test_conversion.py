@@ -214,3 +214,6 @@ def test_a_linked_list_writes_rows() -> None:
     assert td["a"].tolist() == [9, 1, 2]
     rows.append({"a": 3})
     assert td.batch_size == (3,)
+    copied = type(rows)(row for row in rows)  # as `dataclasses.asdict` does
+    copied[1] = "no row"
+    assert td["a"].tolist() == [9, 1, 2]

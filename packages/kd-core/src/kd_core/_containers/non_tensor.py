@@ -8,7 +8,7 @@ belongs to all of its rows, and stays one value; `MetaData` does in any case.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass, fields
 from typing import TYPE_CHECKING, Final, cast
 
@@ -36,9 +36,10 @@ from kd_core._leaves.writes import Targets
 from kd_core._naming import explain_attribute, leaves_out
 from kd_core._nodes import registry
 from kd_core._nodes.entry import Encodes, Values, is_node
+from kd_core._ops.entries.listing import LinkedList
 
 if TYPE_CHECKING:
-    from typing import Self, SupportsIndex, TypeGuard
+    from typing import Self, TypeGuard
 
     from kd_core._nodes.entry import Entry, Memo, Node, PartsMemo
     from kd_core._protocol.primitives import AbstractContainer
@@ -812,49 +813,14 @@ class NonTensorData(NonTensorDataBase, Encodes):
         return f"{type(self).__name__}(data={self.data!r}, batch_size={self.batch_size})"
 
 
-class LinkedList(list[object]):
-    """The values of rows in a list; an item that is assigned is written to its row.
-
-    Items are read as they were when the list was made. What changes the length of the list
-    (`append`, `pop`) changes the list alone.
-
-    Example:
-        >>> from kd_core import TensorDict
-        >>> td = TensorDict({"word": ["to", "be"]}, [2])
-        >>> td["word"][0] = "or"
-        >>> td["word"]
-        ['or', 'be']
-    """
-
-    __slots__ = ("_at", "_node")
-
-    def __init__(
-        self,
-        values: Iterable[object] = (),
-        node: NonTensorDataBase | None = None,
-        at: tuple[int, ...] = (),
-    ):
-        # Without a node it is a list: `dataclasses.asdict` and others copy lists by their type.
-        super().__init__(values)
-        self._node, self._at = node, at
-
-    def __setitem__(self, index: SupportsIndex | slice, value: object) -> None:
-        if self._node is not None:
-            self._node._write_at((*self._at, index), value)
-        super().__setitem__(index, value)  # type: ignore[index]  # as a list takes it
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return list, (list(self),)
-
-
 def linked(values: object, node: NonTensorDataBase, at: tuple[int, ...] = ()) -> object:
     """Return nested lists of rows as lists that write to the rows."""
     if len(at) == node._kd_desc.ndim:
         return values
-    rows = enumerate(cast("list[object]", values))
+    rows = cast("list[object]", values)
     if len(at) + 1 < node._kd_desc.ndim:
-        return LinkedList([linked(each, node, (*at, row)) for row, each in rows], node, at)
-    return LinkedList(cast("list[object]", values), node, at)
+        rows = [linked(each, node, (*at, row)) for row, each in enumerate(rows)]
+    return LinkedList(rows, lambda index, value: node._write_at((*at, index), value))
 
 
 def plain_value(value: object, convert_tensors: bool) -> object:

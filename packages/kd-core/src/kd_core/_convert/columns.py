@@ -76,7 +76,7 @@ def joined(path: tuple[str, ...], separator: str) -> str:
     """Return the name of the column of a nested key.
 
     Raises:
-        KeyCollision: if a part of the key holds the separator, or looks like the name of an element.
+        KeyCollision: if a part of the key holds the separator, or is like the name of an element.
     """
     for part in path:
         if separator in part or _ELEMENT.fullmatch(part):

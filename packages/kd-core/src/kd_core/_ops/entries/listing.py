@@ -1,9 +1,9 @@
-"""Containers as nested dicts and lists of plain values."""
+"""Containers as nested dicts and lists of plain values, and lists that write to the rows."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, cast
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, SupportsIndex, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -13,6 +13,38 @@ from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
     from kd_core._nodes.entry import Node
+
+    WriteRow: TypeAlias = Callable[[SupportsIndex | slice, object], None]
+
+
+class LinkedList(list[object]):
+    """The rows of a container, or the values of rows; an item that is assigned is written there.
+
+    Items are read as they were when the list was made. What changes the length of the list
+    (`append`, `pop`) changes the list alone.
+
+    Example:
+        >>> from kd_core import TensorDict
+        >>> td = TensorDict({"word": ["to", "be"]}, [2])
+        >>> td["word"][0] = "or"
+        >>> td["word"]
+        ['or', 'be']
+    """
+
+    __slots__ = ("_write",)
+
+    def __init__(self, values: Iterable[object] = (), write: WriteRow | None = None):
+        # What writes is optional: `dataclasses.asdict` and others copy lists by their type.
+        super().__init__(values)
+        self._write = write
+
+    def __setitem__(self, index: SupportsIndex | slice, value: object) -> None:
+        if self._write is not None:
+            self._write(index, value)
+        super().__setitem__(index, value)  # type: ignore[index]  # as a list takes it
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return list, (list(self),)
 
 
 def dict_of(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final, SupportsIndex, cast
+from functools import partial
+from operator import setitem
+from typing import TYPE_CHECKING, Final, cast
 
 import torch
 from torch import Tensor
@@ -26,7 +28,7 @@ from kd_core._leaves.loops import kinds_by_key
 from kd_core._leaves.writes import Write, write_all
 from kd_core._nodes import registry
 from kd_core._nodes.entry import is_unbatched, tensor_of
-from kd_core._ops.entries.listing import list_of
+from kd_core._ops.entries.listing import LinkedList, list_of
 from kd_core._protocol.composite import Composite, unchanged_on_error
 from kd_core._protocol.primitives import AbstractContainer, engine, is_container
 
@@ -199,19 +201,9 @@ class Conversion(AbstractContainer):
             [{'a': 1.0, 'b': {'c': [0.0]}}, {'a': 1.0, 'b': {'c': [0.0]}}]
         """
         rows = list_of(self, convert_nodes, convert_tensors, tolist_first)
-        return _LinkedList(rows, self) if as_linked_list and isinstance(rows, list) else rows
-
-
-class _LinkedList(list[object]):
-    """The rows of a container as a list that writes what is assigned to an item into the rows."""
-
-    def __init__(self, rows: list[object], td: AbstractContainer) -> None:
-        super().__init__(rows)
-        self._td = td
-
-    def __setitem__(self, index: SupportsIndex | slice, value: object) -> None:
-        self._td[index] = value  # type: ignore[index]  # every container has rows
-        super().__setitem__(index, value)  # type: ignore[index]  # as a list takes it
+        if as_linked_list and isinstance(rows, list):
+            return LinkedList(rows, partial(setitem, self))
+        return rows
 
 
 def _arrays(td: AbstractContainer, path: Path) -> dict[str, object]:
