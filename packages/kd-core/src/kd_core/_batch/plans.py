@@ -178,7 +178,7 @@ class Viewed(Replaced):
 
 
 class Grown(Replaced):
-    """The batch shape after dimensions were inserted: one value for all rows is one per row then."""
+    """The batch shape after dimensions were inserted: one value for all rows is one per row."""
 
     __slots__ = ()
 

@@ -56,10 +56,8 @@ def attributes_of(td: Node, fields: tuple[str, ...]) -> Node:
 
 
 def _attributes(leaf: Tensor, fields: tuple[str, ...]) -> TensorAttrs:
-    device, dtype, shape = (
-        _READ[field](leaf) if field in fields else None for field in ("device", "dtype", "shape")
-    )
-    return TensorAttrs(tgt_device=device, tgt_dtype=dtype, tgt_shape=shape, batch_size=[])
+    read = {f"tgt_{name}": of(leaf) for name, of in _READ.items() if name in fields}
+    return TensorAttrs(**read, batch_size=[])
 
 
 registry.register("attributes_of", attributes_of)

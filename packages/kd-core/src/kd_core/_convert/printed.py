@@ -148,5 +148,6 @@ def _sizes(text: str) -> tuple[int, ...]:
 def _unreadable(text: str, at: int) -> InvalidValue:
     return InvalidValue(
         f"expected a printed container with shapes and dtypes, got {text[at : at + 60]!r} at "
-        f"position {at}. Print it with the default options."
+        f"position {at}. Print it with `set_printoptions(compact=False)`, which does not cut long "
+        "data."
     )

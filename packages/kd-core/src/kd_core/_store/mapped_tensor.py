@@ -227,12 +227,15 @@ class MemoryMappedTensor(Tensor, metaclass=_InMap):
         except TypeError:
             raise wrong_type("`handler`", "memory, such as a `SharedMemory`", handler) from None
         sizes = tuple(shape)
-        size = math.prod(sizes) * dtype.itemsize
+        count = math.prod(sizes)
+        size = count * dtype.itemsize
         if memory.readonly or memory.nbytes < size:
             what = "that can be written to" if memory.readonly else f"of at least {size} bytes"
             raise InvalidValue(f"expected memory {what}, got {memory.nbytes} bytes.")
-        flat = torch.frombuffer(memory, dtype=torch.uint8)[:size] if size else torch.empty(0)
-        whole = cls._of(flat.view(dtype).view(sizes) if size else flat.to(dtype).view(sizes), None)
+        flat = torch.empty(0, dtype=dtype)
+        if count:  # `frombuffer` takes no empty memory
+            flat = torch.frombuffer(memory, dtype=dtype, count=count)
+        whole = cls._of(flat.view(sizes), None)
         return whole if index is None else whole._taken(index)
 
     @classmethod

@@ -94,7 +94,13 @@ OWN_NAMES: Final = "_kd_own_names"
 _FORMERLY: Final = {
     f"_{name}": f"_kd_{name}"
     for name in (
-        *("in_spec", "out_keys", "out_names", "selected", "settings", "template", "recurrent"),
+        "in_spec",
+        "out_keys",
+        "out_names",
+        "selected",
+        "settings",
+        "template",
+        "recurrent",
     )
 }
 """Our names in the state of an earlier pickle, and what they are now."""

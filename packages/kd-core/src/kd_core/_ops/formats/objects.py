@@ -454,16 +454,18 @@ class Objects(AbstractContainer):
         """
         from kd_core._convert.schema import entries_of_schema
 
-        batch = () if batch_size is None else batch_of(batch_size)
-        made = build(cls, entries_of_schema(schema, batch, device), batch, device)
         if storage not in _STORED:
             raise InvalidValue(
                 f"`storage` must be one of {', '.join(map(repr, _STORED))}, got {storage!r}."
             )
+        batch = () if batch_size is None else batch_of(batch_size)
+        made = build(cls, entries_of_schema(schema, batch, device), batch, device)
         how = _STORED[storage]
+        if how is None:
+            return made
         if storage == "dragonfly":
             options.setdefault("backend", storage)
-        return made if how is None else cast("Self", getattr(made, how)(**options))
+        return cast("Self", getattr(made._kd_engine, how)(made, **options))
 
     def schema(self) -> dict[NestedKey, LeafSchema]:
         """Return for each leaf its kind, the shape after the batch size, and its dtype.

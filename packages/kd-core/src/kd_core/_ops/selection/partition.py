@@ -206,12 +206,10 @@ class Partition(AbstractContainer):
         Raises:
             KeySetMismatch: if the keys of what is written differ.
         """
-        ranked = {"tensordicts", "group", "device"} & named.keys()
-        if not ranked and "index" not in named and not isinstance((*places, 0, 0)[1], Tensor):
-            ranked = {"src"} if len(places) < 3 else ranked
-        if ranked:
-            return _from_rank(self, *places, **named)  # type: ignore[arg-type]  # any call
-        return self._kd_scattered(*places, **named)  # type: ignore[arg-type]  # any call
+        has_index = "index" in named or any(isinstance(each, Tensor) for each in places[1:2])
+        if has_index or len(places) == 3:
+            return self._kd_scattered(*places, **named)  # type: ignore[arg-type]  # any call
+        return _from_rank(self, *places, **named)  # type: ignore[arg-type]  # any call
 
     def _kd_scattered(self, dim: int | str, index: Tensor, src: AbstractContainer | float) -> Self:
         """Return a copy with rows written at the given numbers."""
