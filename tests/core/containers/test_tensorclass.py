@@ -3,6 +3,7 @@
 import types
 from collections.abc import Callable
 from dataclasses import field
+from pathlib import Path
 from typing import ClassVar, assert_type
 
 import pytest
@@ -14,6 +15,7 @@ from torch.utils import _pytree as pytree
 from kd_core import (
     InvalidArgument,
     InvalidValue,
+    KeyCollision,
     NestedKey,
     NonTensorData,
     ShapeMismatch,
@@ -296,6 +298,27 @@ def test_nested_classes_are_rebuilt_from_containers_and_mappings() -> None:
         assert made.maybe is None
     more = Outer.from_dict({"inner": {"x": x}, "y": y, "maybe": {"x": -x}}, [3])
     assert type(more.maybe) is Inner
+
+
+def test_classes_are_built_of_what_has_paths(tmp_path: Path) -> None:
+    whole = Outer(inner=Inner(x=torch.arange(3), batch_size=[3]), y=torch.ones(3), batch_size=[3])
+    keys: list[NestedKey] = [("inner", "x"), ("y",)]
+    whole.to_csv(tmp_path / "table.csv")
+    whole.to_json(tmp_path / "text.json")
+    for made in (
+        Outer.from_dict({key: whole.get(key) for key in keys}, [3]),
+        Outer.from_schema(whole.schema(), [3]),
+        Outer.from_csv(tmp_path / "table.csv"),
+        Outer.from_json(tmp_path / "text.json"),
+        Outer.fromkeys(keys, 1),
+    ):
+        assert type(made.inner) is Inner
+        assert type(made.inner.x) is Tensor
+    assert Outer.from_schema(whole.schema(), [3], storage="shared").is_shared()
+    with pytest.raises(UnknownField, match="`z` is not a field of `Inner`"):
+        Outer.from_dict({("inner", "z"): 1, "y": 2})
+    with pytest.raises(KeyCollision, match="is given twice"):
+        Outer.from_dict({("y",): 1, "y": 2})
 
 
 def test_keys_that_a_nested_class_lacks_are_refused_or_left_out() -> None:

@@ -71,6 +71,7 @@ from kd_core._nodes.entry import is_data
 from kd_core._ops.formats.building import build
 from kd_core._ops.shape.rebatching import named as with_names
 from kd_core._protocol.primitives import AbstractContainer, lock
+from kd_core._protocol.validation import with_plain_keys
 
 if TYPE_CHECKING:
     from typing import Self, TypedDict
@@ -446,7 +447,8 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
         container in a field that is declared as a tensor class becomes one.
 
         Args:
-            input_dict: a mapping from field names to values.
+            input_dict: a mapping from field names to values; a nested key is a field and a key in
+                it.
             batch_size: the leading dimensions of every field.
             device: the device to which every field is moved.
             auto_batch_size: infer the batch size: all leading dimensions that the leaves share.
@@ -645,6 +647,8 @@ def from_mapping(
             return from_mapping(kind, value._kd_entries, value._kd_desc.batch, device)
         return from_mapping(kind, value, batch_size, device)
 
+    if not all(key.__class__ is str for key in given):  # a source of paths, such as a table
+        given = with_plain_keys(given)
     return _built(cls, _as_classes(cls, given, nested), batch_size, device)
 
 
