@@ -88,13 +88,11 @@ class Conversion(AbstractContainer):
             >>> td.state_dict(flatten=False)["__batch_size"]
             torch.Size([2])
         """
-        if flatten and not _has_members_apart(self):
-            flat: dict[str, object] = OrderedDict() if destination is None else destination
-            about: dict[str, object] = getattr(flat, "_metadata", OrderedDict())
-            _flatten_state(self, prefix, keep_vars, flat, about)
-            if isinstance(flat, OrderedDict):
-                flat._metadata = about  # type: ignore[attr-defined]  # as those of modules
-            return flat
+        if flatten:
+            items: dict[str, object] = OrderedDict()
+            about: dict[str, object] = OrderedDict()
+            if _flatten_state(self, prefix, keep_vars, items, about):
+                return _added(items, about, destination)
         state: dict[str, object] = OrderedDict()
         entries = self._kd_entries if self._kd_owns_leaves else _stacked(self, keep_vars, state)
         for key, value in entries.items():
@@ -265,31 +263,31 @@ def _kept(leaf: Tensor, keep_vars: bool) -> Tensor:
     return leaf if keep_vars or not leaf.requires_grad else leaf.detach()
 
 
-def _has_members_apart(td: AbstractContainer) -> bool:
-    """Return whether a level is a stack whose entries cannot be stacked."""
-    try:
-        entries = td._kd_entries if td._kd_owns_leaves else dict(td._kd_entries.items())
-    except KdError:
-        return isinstance(td, Composite)
-    return any(
-        _has_members_apart(each) for each in entries.values() if isinstance(each, AbstractContainer)
-    )
-
-
 def _flatten_state(
     td: AbstractContainer,
     prefix: str,
     keep_vars: bool,
     state: dict[str, object],
     about: dict[str, object],
-) -> None:
-    """Add the leaves of a level and of those below under joined keys, and what they are beside."""
+) -> bool:
+    """Add the leaves of a level and of those below under joined keys, and what they are beside.
+
+    Returns:
+        Whether that can be done: not where the entries of a stack cannot be stacked.
+    """
+    try:
+        entries = td._kd_entries if td._kd_owns_leaves else dict(td._kd_entries.items())
+    except KdError:
+        if isinstance(td, Composite):
+            return False
+        raise
     level: dict[str, object] = {"batch_size": td._kd_desc.size, "device": td._kd_desc.device}
     about[prefix.removesuffix(".")] = level
-    for key, value in td._kd_entries.items():
+    for key, value in entries.items():
         name = prefix + key
         if isinstance(value, AbstractContainer):
-            _flatten_state(value, f"{name}.", keep_vars, state, about)
+            if not _flatten_state(value, f"{name}.", keep_vars, state, about):
+                return False
             continue
         leaf = tensor_of(value)
         if name in state or (leaf is None and name in about):
@@ -301,6 +299,23 @@ def _flatten_state(
         state[name] = _kept(leaf, keep_vars)
         if is_unbatched(value):
             level["unbatched"] = [*cast("list[str]", level.get("unbatched", [])), key]
+    return True
+
+
+def _added(
+    items: dict[str, object], about: dict[str, object], destination: dict[str, object] | None
+) -> dict[str, object]:
+    """Return a flat state dict, added to the destination if there is one."""
+    state: dict[str, object] = OrderedDict() if destination is None else destination
+    for name in items:
+        if name in state:
+            raise given_twice(f"`{name}`", " once nested keys are joined by dots")
+    state.update(items)
+    if isinstance(state, OrderedDict):
+        known: dict[str, object] = getattr(state, "_metadata", OrderedDict())
+        known.update(about)
+        state._metadata = known  # type: ignore[attr-defined]  # as those of modules
+    return state
 
 
 def _is_flat(state: Mapping[str, object]) -> bool:
