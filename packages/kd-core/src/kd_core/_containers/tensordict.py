@@ -16,7 +16,6 @@ from kd_core._containers.dense import Dense, holds_nodes
 from kd_core._errors import InvalidArgument, given_twice, wrong_type
 from kd_core._keys import format_key
 from kd_core._leaves.loops import MANY, all_fit, common_batch, leaf_fits
-from kd_core._naming import also_named
 from kd_core._nodes import registry
 from kd_core._ops.calls.modules import Scope
 from kd_core._ops.formats.building import build
@@ -195,7 +194,6 @@ class TensorDict(Dense):
         return new
 
     @classmethod
-    @also_named(d="input_dict")
     def from_dict(
         cls,
         input_dict: Mapping[AnyKey, object],

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from kd_core._errors import InvalidValue, refuse_pickles
-from kd_core._naming import also_named
 from kd_core._nodes import registry
 from kd_core._ops.formats.building import build
 from kd_core._protocol.primitives import AbstractContainer
@@ -334,7 +333,6 @@ class Formats(AbstractContainer):
         return cast("AbstractContainer", registry.write_h5(self, filename, options))
 
     @classmethod
-    @also_named(h5_file="filename")
     def from_h5(
         cls,
         filename: PathLike,
@@ -454,7 +452,6 @@ class Formats(AbstractContainer):
         return self
 
     @classmethod
-    @also_named(zarr_file="filename")
     def from_zarr(
         cls,
         filename: PathLike,
