@@ -56,8 +56,8 @@ def attributes_of(td: Node, fields: tuple[str, ...]) -> Node:
 
 
 def _attributes(leaf: Tensor, fields: tuple[str, ...]) -> TensorAttrs:
-    read = {f"tgt_{name}": of(leaf) for name, of in _READ.items() if name in fields}
-    return TensorAttrs(**read, batch_size=[])
+    device, dtype, shape = (read(leaf) if name in fields else None for name, read in _READ.items())
+    return TensorAttrs(tgt_device=device, tgt_dtype=dtype, tgt_shape=shape, batch_size=[])
 
 
 registry.register("attributes_of", attributes_of)

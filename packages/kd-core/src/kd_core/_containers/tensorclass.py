@@ -79,7 +79,7 @@ if TYPE_CHECKING:
     import torch
 
     from kd_core._batch.descriptor import Descriptor
-    from kd_core._nodes.entry import Entry
+    from kd_core._nodes.entry import AnyKey, Entry
     from kd_core._types import BatchSize, DeviceLike
 
     class _Start(TypedDict, total=False):
@@ -433,7 +433,7 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
     @classmethod
     def from_dict(
         cls,
-        input_dict: Mapping[str, object] | TensorDictBase,
+        input_dict: Mapping[AnyKey, object] | TensorDictBase,
         batch_size: BatchSize | None = None,
         device: DeviceLike | None = None,
         *,
@@ -461,7 +461,7 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
             )
         if isinstance(input_dict, TensorDictBase):
             batch_size = input_dict._kd_desc.batch if batch_size is None else batch_size
-            input_dict = input_dict._kd_entries
+            return from_mapping(cls, input_dict._kd_entries, batch_size, device)
         return from_mapping(cls, input_dict, batch_size, device)
 
     @classmethod
@@ -636,7 +636,7 @@ def _complete(
 
 def from_mapping(
     cls: type[D],
-    given: Mapping[str, object],
+    source: Mapping[AnyKey, object],
     batch_size: BatchSize | None = None,
     device: DeviceLike | None = None,
 ) -> D:
@@ -647,6 +647,7 @@ def from_mapping(
             return from_mapping(kind, value._kd_entries, value._kd_desc.batch, device)
         return from_mapping(kind, value, batch_size, device)
 
+    given = cast("Mapping[str, object]", source)
     if not all(key.__class__ is str for key in given):  # a source of paths, such as a table
         given = with_plain_keys(given)
     return _built(cls, _as_classes(cls, given, nested), batch_size, device)
