@@ -1,22 +1,28 @@
 """A policy with all that its export needs: one object that `kd_export.save` takes as it is.
 
+Here, too, is what the readers of all frameworks put it together with.
+
 Knows keyed modules, states and what an oracle is; must not know frameworks or files.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
-from kd_core import NestedKey, TensorDict
+from kd_core import NestedKey, TensorDict, unravel_key
+from kd_export._capture.example import detached
 from kd_export._errors import ExportError, Key, KeyMismatch, ShapeMismatch, quoted
 from kd_export._schema.arguments import check_mapping
 from kd_export._schema.wire import as_key, nest, unnest, wire_name
 from kd_export._verification.rollouts import arranged
+from kd_nn import TensorDictModule, TensorDictSequential
 
+OBSERVATION, ACTION = "observation", "action"
 Word = TypeVar("Word")
 Read = TypeVar("Read")
 First = TypeVar("First")
@@ -179,6 +185,29 @@ class Policy:
                 )
             found[key] = tensor
         return found
+
+
+def of_steps(
+    steps: Sequence[TensorDictModule],
+    example: Mapping[NestedKey, object],
+    oracle: Callable[..., object],
+    state: Mapping[NestedKey, NestedKey],
+    metadata: Mapping[str, object],
+) -> Policy:
+    """Build a policy of steps, of which the last writes the action and all write next states."""
+    module = TensorDictSequential(*steps).eval()
+    module.select_out_keys(ACTION, *state.values())
+    return Policy(module, example, oracle=oracle, state=state, metadata=metadata)
+
+
+def in_place(step: nn.Module, key: NestedKey) -> TensorDictModule:
+    """Return a step that reads an entry and writes it back."""
+    return TensorDictModule(step, in_keys=[unravel_key(key)], out_keys=[unravel_key(key)])
+
+
+def copied(module: nn.Module) -> nn.Module:
+    """Return a copy of a module of a framework, on the CPU and in eval mode."""
+    return copy.deepcopy(module, detached(module)).cpu().eval()
 
 
 def _word(key: object) -> NestedKey:

@@ -6,7 +6,6 @@ clips and scales. The library is never imported.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from typing import Protocol, cast
 
@@ -14,14 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from kd_core import NestedKey
-from kd_export._capture.example import detached
 from kd_export._errors import NotExportable
 from kd_export.policies import _spaces as spaces
-from kd_export.policies._policy import Policy
+from kd_export.policies._policy import ACTION, OBSERVATION, Policy, copied, in_place, of_steps
 from kd_export.policies._steps import ArgMax, Clip, Normalise, ScaleImage, Unscale
-from kd_nn import TensorDictModule, TensorDictSequential
+from kd_nn import TensorDictModule
 
-OBSERVATION, ACTION = "observation", "action"
 _LIMIT = 5.0
 _REACH = 3.0
 
@@ -136,14 +133,14 @@ def from_rl_games(player: object, *, metadata: Mapping[str, object] | None = Non
     values = spaces.draw(cast("spaces.Space", known.observation_space), source)
     steps: list[TensorDictModule] = []
     if values.dtype is torch.uint8:
-        steps.append(_step(ScaleImage(), OBSERVATION))
+        steps.append(in_place(ScaleImage(), OBSERVATION))
     if bool(getattr(known.model, "normalize_input", False)):
         mean, deviation = _scale(cast("nn.Module", known.model.running_mean_std), values.ndim)
         if values.is_floating_point():
-            spread = 2 * torch.rand(values.shape, generator=source, dtype=torch.float64) - 1
+            spread = spaces.spread(values.shape, source)
             values = (mean + deviation * _REACH * spread).to(values.dtype)
-        steps.append(_step(Normalise(mean, deviation), OBSERVATION))
-        steps.append(_step(Clip(-_LIMIT, _LIMIT), OBSERVATION))
+        steps.append(in_place(Normalise(mean, deviation), OBSERVATION))
+        steps.append(in_place(Clip(-_LIMIT, _LIMIT), OBSERVATION))
     example: dict[NestedKey, object] = {OBSERVATION: values}
     state: dict[NestedKey, NestedKey] = {}
     starts: list[Tensor] = []
@@ -152,31 +149,25 @@ def from_rl_games(player: object, *, metadata: Mapping[str, object] | None = Non
     for place, start in enumerate(starts):
         state[("state", str(place))] = ("next", "state", str(place))
         example[("state", str(place))] = torch.zeros(len(values), start.shape[0], start.shape[2])
-    copied = copy.deepcopy(network, detached(network)).cpu().eval()
     steps.append(
         TensorDictModule(
-            Network(copied, len(starts)),
+            Network(copied(network), len(starts)),
             in_keys=[OBSERVATION, *state],
             out_keys=[ACTION, *state.values()],
         )
     )
     shape, after = _chosen(player, known)
-    steps += [_step(one, ACTION) for one in after]
-    module = TensorDictSequential(*steps).eval()
-    module.select_out_keys(ACTION, *state.values())
+    steps += [in_place(one, ACTION) for one in after]
     oracle = Predict(known, starts, shape)
-    oracle.module = module
     said: dict[str, object] = {
         "framework": "rl_games",
         "algorithm": type(player).__name__,
         "observation": spaces.described(known.observation_space),
         "action": spaces.described(known.action_space),
     }
-    return Policy(module, example, oracle=oracle, state=state, metadata=said | dict(metadata or {}))
-
-
-def _step(step: nn.Module, key: str) -> TensorDictModule:
-    return TensorDictModule(step, in_keys=[key], out_keys=[key])
+    result = of_steps(steps, example, oracle, state, said | dict(metadata or {}))
+    oracle.module = result.module
+    return result
 
 
 def _scale(normaliser: nn.Module, dims: int) -> tuple[Tensor, Tensor]:

@@ -5,7 +5,6 @@ Knows the parts of its models and the clip of its environments. The library is n
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, cast
 
@@ -15,13 +14,12 @@ from torch import Tensor, nn
 from kd_core import NestedKey
 from kd_export._errors import ExportError, NotExportable
 from kd_export._schema.wire import as_key, unnest
-from kd_export.policies._policy import Policy
+from kd_export.policies import _spaces as spaces
+from kd_export.policies._policy import ACTION, OBSERVATION, Policy, copied, in_place, of_steps
 from kd_export.policies._steps import Clip, Recurrent
 from kd_export.policies._torchrl import Concatenate
-from kd_nn import TensorDictModule, TensorDictSequential
+from kd_nn import TensorDictModule
 
-OBSERVATION, ACTION = "observation", "action"
-_ROWS = 64
 _REACH = 3.0
 
 
@@ -115,9 +113,9 @@ def from_rsl_rl(
         steps.append(_step(Concatenate(), [keys[group] for group in vectors], ["features"]))
         normaliser = known.obs_normalizer
         if not isinstance(normaliser, nn.Identity):
-            steps.append(_step(_copied(normaliser), ["features"], ["features"]))
+            steps.append(in_place(copied(normaliser), "features"))
     for group in images:
-        network = _copied(cast("Mapping[str, nn.Module]", getattr(known, "cnns"))[group])  # noqa: B009  # not typed
+        network = copied(cast("Mapping[str, nn.Module]", getattr(known, "cnns"))[group])  # noqa: B009  # not typed
         parts: list[NestedKey] = ["features"] if vectors or group != images[0] else []
         steps.append(_step(network, [keys[group]], [("image", group)]))
         steps.append(_step(Concatenate(), [*parts, ("image", group)], ["features"]))
@@ -128,23 +126,22 @@ def from_rsl_rl(
         count = len(next(iter(rows.values())))
         for key in state:
             inputs[key] = torch.zeros(count, layer.num_layers, layer.hidden_size)
-        recurrent = Recurrent(cast("nn.RNNBase", _copied(layer)))
+        recurrent = Recurrent(cast("nn.RNNBase", copied(layer)))
         steps.append(_step(recurrent, ["features", *state], ["features", *state.values()]))
-    steps.append(_step(_copied(known.mlp), ["features"], [ACTION]))
+    steps.append(_step(copied(known.mlp), ["features"], [ACTION]))
     distribution = getattr(known, "distribution", None)
     if distribution is not None:
         result = distribution.as_deterministic_output_module()
         if "Identity" not in type(result).__name__:
-            steps.append(_step(_copied(result), [ACTION], [ACTION]))
+            steps.append(in_place(copied(result), ACTION))
     if clip_actions is not None:
-        steps.append(_step(Clip(-clip_actions, clip_actions), [ACTION], [ACTION]))
-    module = TensorDictSequential(*steps).eval()
-    module.select_out_keys(ACTION, *state.values())
+        steps.append(in_place(Clip(-clip_actions, clip_actions), ACTION))
     oracle = Predict(known, groups, clip_actions)
-    oracle.module = module
     said: dict[str, object] = {"framework": "rsl_rl", "algorithm": type(known).__name__}
     said |= {"clip_actions": clip_actions, **(metadata or {})}
-    return Policy(module, inputs, oracle=oracle, state=state, metadata=said)
+    result = of_steps(steps, inputs, oracle, state, said)
+    oracle.module = result.module
+    return result
 
 
 def _step(
@@ -170,16 +167,11 @@ def _actor(model: object) -> Model:
             hint="Pass `runner.alg.actor`. For older versions write the sequence as keyed modules, "
             "and pass `oracle=` to `kd_export.save`.",
         )
-    copied = copy.deepcopy(cast("nn.Module", model)).cpu().eval()
-    return cast("Model", copied)
+    return cast("Model", copied(cast("nn.Module", model)))
 
 
 def _is_model(model: object) -> bool:
     return all(hasattr(model, name) for name in ("obs_groups", "obs_normalizer", "mlp"))
-
-
-def _copied(module: object) -> nn.Module:
-    return copy.deepcopy(cast("nn.Module", module)).cpu().eval()
 
 
 def _rows(example: object, group: str) -> Tensor:
@@ -200,7 +192,7 @@ def _drawn(model: Model) -> Tensor:
     """Draw rows around what a normaliser has seen."""
     size = int(cast("int", getattr(model, "obs_dim")))  # noqa: B009  # not typed
     source = torch.Generator().manual_seed(0)
-    values = _REACH * (2 * torch.rand(_ROWS, size, generator=source) - 1)
+    values = _REACH * spaces.spread((spaces.ROWS, size), source).float()
     mean, deviation = (getattr(model.obs_normalizer, name, None) for name in ("_mean", "_std"))
     if isinstance(mean, Tensor) and isinstance(deviation, Tensor):
         values = mean + deviation * values

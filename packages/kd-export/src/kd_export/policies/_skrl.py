@@ -6,7 +6,6 @@ actions. The library is never imported.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from typing import Protocol, cast
 
@@ -14,15 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from kd_core import NestedKey
-from kd_export._capture.example import detached
 from kd_export._errors import NotExportable
 from kd_export.policies import _spaces as spaces
-from kd_export.policies._policy import Policy
+from kd_export.policies._policy import ACTION, OBSERVATION, Policy, copied, in_place, of_steps
 from kd_export.policies._steps import ArgMax, Clip, Normalise
-from kd_nn import TensorDictModule, TensorDictSequential
+from kd_nn import TensorDictModule
 
-OBSERVATION, ACTION = "observation", "action"
-_ROWS = 64
 _REACH = 3.0
 
 
@@ -143,12 +139,12 @@ def from_skrl(
             got=type(agent).__name__,
             hint="Pass `runner.agent`, or `models['policy']`.",
         )
-    copied = copy.deepcopy(theirs, detached(theirs)).cpu().eval()
-    model = cast("Model", copied)
+    own = copied(theirs)
+    model = cast("Model", own)
     found = observation_preprocessor
     if found is None:
         found = getattr(agent, "_observation_preprocessor", None)
-    scaler = copy.deepcopy(found).cpu().eval() if isinstance(found, nn.Module) else None
+    scaler = copied(found) if isinstance(found, nn.Module) else None
     specification = model.get_specification().get("rnn", {})
     sizes = cast("Sequence[Sequence[int]]", specification.get("sizes", []))
     size = sum(
@@ -156,38 +152,33 @@ def from_skrl(
         for _, leaf in spaces.leaves(model.observation_space, (OBSERVATION,))
     )
     source = torch.Generator().manual_seed(0)
-    values = _REACH * (2 * torch.rand(_ROWS, size, generator=source) - 1)
+    values = _REACH * spaces.spread((spaces.ROWS, size), source).float()
     steps: list[TensorDictModule] = []
     if scaler is not None:
         mean, deviation, limit = _scale(scaler)
         values = mean + deviation * values * max(1.0, limit / 9)
-        steps.append(_step(Normalise(mean, deviation), OBSERVATION))
-        steps.append(_step(Clip(-limit, limit), OBSERVATION))
+        steps.append(in_place(Normalise(mean, deviation), OBSERVATION))
+        steps.append(in_place(Clip(-limit, limit), OBSERVATION))
     state: dict[NestedKey, NestedKey] = {}
     example: dict[NestedKey, object] = {OBSERVATION: values}
     for place, (layers, _, width) in enumerate(sizes):
         state[("state", str(place))] = ("next", "state", str(place))
-        example[("state", str(place))] = torch.zeros(_ROWS, layers, width)
-    network = Compute(copied, len(sizes))
+        example[("state", str(place))] = torch.zeros(spaces.ROWS, layers, width)
+    network = Compute(own, len(sizes))
     steps.append(
         TensorDictModule(network, in_keys=[OBSERVATION, *state], out_keys=[ACTION, *state.values()])
     )
     steps += _chosen(model)
-    module = TensorDictSequential(*steps).eval()
-    module.select_out_keys(ACTION, *state.values())
     oracle = Predict(model, scaler, sizes)
-    oracle.module = module
     said: dict[str, object] = {
         "framework": "skrl",
         "algorithm": type(agent).__name__,
         "observation": spaces.described(model.observation_space),
         "action": spaces.described(model.action_space),
     }
-    return Policy(module, example, oracle=oracle, state=state, metadata=said | dict(metadata or {}))
-
-
-def _step(step: nn.Module, key: str) -> TensorDictModule:
-    return TensorDictModule(step, in_keys=[key], out_keys=[key])
+    result = of_steps(steps, example, oracle, state, said | dict(metadata or {}))
+    oracle.module = result.module
+    return result
 
 
 def _scale(scaler: nn.Module) -> tuple[Tensor, Tensor, float]:
@@ -217,11 +208,11 @@ def _chosen(model: Model) -> list[TensorDictModule]:
     """Return what the mixin of a model does to the result of the network."""
     kinds = {one.__name__ for one in type(model).__mro__}
     if {"CategoricalMixin", "MultiCategoricalMixin"} & kinds:
-        return [_step(ArgMax(_counts(model.action_space)), ACTION)]
+        return [in_place(ArgMax(_counts(model.action_space)), ACTION)]
     clips = any(
         bool(getattr(model, name, False)) for name in ("_g_clip_mean_actions", "_d_clip_actions")
     )
     if not clips:
         return []
     low, high = spaces.limits(model.action_space)
-    return [_step(Clip(low, high), ACTION)]
+    return [in_place(Clip(low, high), ACTION)]

@@ -7,7 +7,7 @@ installed. Must not know policies or frameworks.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol, cast
 
 import torch
@@ -107,6 +107,11 @@ def draw(space: Space, source: torch.Generator, rows: int = ROWS) -> Tensor:
     if dtype.is_floating_point:
         return (least + (most - least) * values).to(dtype)
     return (least + ((most - least + 1) * values).floor()).to(dtype)
+
+
+def spread(shape: Sequence[int], source: torch.Generator) -> Tensor:
+    """Draw numbers from -1 to 1, as float64."""
+    return 2 * torch.rand(tuple(shape), generator=source, dtype=torch.float64) - 1
 
 
 def described(space: object) -> dict[str, Json]:

@@ -6,18 +6,17 @@ and scales. The library is never imported: models are known by their attributes.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from typing import Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
-from kd_core import NestedKey
+from kd_core import NestedKey, unravel_key
 from kd_export._errors import ExportError, Key, NotExportable
 from kd_export._schema.json_values import Json
 from kd_export.policies import _spaces as spaces
-from kd_export.policies._policy import Policy
+from kd_export.policies._policy import ACTION, OBSERVATION, Policy, copied, in_place, of_steps
 from kd_export.policies._steps import (
     Above,
     ArgMax,
@@ -31,9 +30,8 @@ from kd_export.policies._steps import (
     ToFloat,
     Unscale,
 )
-from kd_nn import TensorDictModule, TensorDictSequential
+from kd_nn import TensorDictModule
 
-OBSERVATION, ACTION = "observation", "action"
 _ALL: Key = (OBSERVATION,)
 
 
@@ -192,42 +190,33 @@ def from_sb3(
             mean, deviation = statistics
             first = moves and tuple(mean.shape) != tuple(values.shape[1:])
             if moves and first:
-                steps.append(_step(ChannelsFirst(), key))
+                steps.append(in_place(ChannelsFirst(), key))
                 moves = False
-            steps.append(_step(Normalise(mean, deviation), key))
-            steps.append(_step(Clip(-normalize.clip_obs, normalize.clip_obs), key))
+            steps.append(in_place(Normalise(mean, deviation), key))
+            steps.append(in_place(Clip(-normalize.clip_obs, normalize.clip_obs), key))
             values = _like(mean, deviation, values, normalize.clip_obs, source)
             if first:
                 values = values.movedim(-3, -1)
         if moves:
-            steps.append(_step(ChannelsFirst(), key))
+            steps.append(in_place(ChannelsFirst(), key))
         encoding = _encoding(target, known.policy)
         if statistics is not None or values.dtype is not torch.float32:
-            steps.append(_step(encoding, key))
-        example[_word(key)] = values.contiguous()
-    keys = [_word(key) for key, _ in spaces.leaves(raw, _ALL)]
+            steps.append(in_place(encoding, key))
+        example[unravel_key(key)] = values.contiguous()
+    keys = [unravel_key(key) for key, _ in spaces.leaves(raw, _ALL)]
     names = [key[-1] for key in seen if key]
     network, state = _network(known, keys, names, example)
     steps += network
-    module = TensorDictSequential(*steps).eval()
-    module.select_out_keys(ACTION, *state.values())
     oracle = Predict(known, normalize, first)
-    oracle.module = module
     metadata: dict[str, Json] = {
         "framework": "stable-baselines3",
         "algorithm": type(model).__name__,
         "observation": spaces.described(raw),
         "action": spaces.described(known.action_space),
     }
-    return Policy(module, example, oracle=oracle, state=state, metadata=metadata)
-
-
-def _word(key: Key) -> NestedKey:
-    return key[0] if len(key) == 1 else key
-
-
-def _step(step: nn.Module, key: Key) -> TensorDictModule:
-    return TensorDictModule(step, in_keys=[_word(key)], out_keys=[_word(key)])
+    result = of_steps(steps, example, oracle, state, metadata)
+    oracle.module = result.module
+    return result
 
 
 def _normalize(model: Model, given: object) -> VecNormalize | None:
@@ -281,10 +270,7 @@ def _like(
     """Draw observations around a mean, so far away that a few are clipped."""
     reach = max(3.0, clip / 3)
     shape = (len(like), *mean.shape)
-    values = mean + deviation * reach * (
-        2 * torch.rand(shape, generator=source, dtype=torch.float64) - 1
-    )
-    return values.to(like.dtype)
+    return (mean + deviation * reach * spaces.spread(shape, source)).to(like.dtype)
 
 
 def _encoding(space: spaces.Space, policy: nn.Module) -> nn.Module:
@@ -330,7 +316,7 @@ def _network(
         steps.append(_head(latent, _inner(policy, "action_net")))
         squashed = bool(getattr(policy, "squash_output", False))
         if squashed:
-            steps.append(_step(nn.Tanh(), (ACTION,)))
+            steps.append(in_place(nn.Tanh(), ACTION))
         return steps + _to_environment(model, squashed), state
     if isinstance(actor, nn.Module):
         steps.append(_features(_inner(actor, "features_extractor"), keys, names))
@@ -338,7 +324,7 @@ def _network(
         mean = _inner(actor, "mu")
         if isinstance(hidden, nn.Module):  # SAC, TQC, CrossQ: a squashed normal distribution
             steps.append(_head(hidden, mean))
-            steps.append(_step(nn.Tanh(), (ACTION,)))
+            steps.append(in_place(nn.Tanh(), ACTION))
         else:
             steps.append(_head(mean))
         return steps + _to_environment(model, squashed=True), state
@@ -347,8 +333,8 @@ def _network(
         values = getattr(q_net, "q_net", None)
         steps.append(_head(_inner(q_net, "quantile_net" if values is None else "q_net")))
         if values is None:
-            steps.append(_step(MeanOfQuantiles(int(getattr(q_net, "n_quantiles"))), (ACTION,)))  # noqa: B009  # not typed
-        steps.append(_step(ArgMax(), (ACTION,)))
+            steps.append(in_place(MeanOfQuantiles(int(getattr(q_net, "n_quantiles"))), ACTION))  # noqa: B009  # not typed
+        steps.append(in_place(ArgMax(), ACTION))
         return steps, state
     raise NotExportable(
         f"the policy `{type(policy).__name__}` is of a kind that kd_export does not know.",
@@ -363,7 +349,7 @@ class Actor(nn.Sequential):
 
 
 def _head(*layers: nn.Module) -> TensorDictModule:
-    return TensorDictModule(Actor(*map(_copied, layers)), in_keys=["features"], out_keys=[ACTION])
+    return TensorDictModule(Actor(*map(copied, layers)), in_keys=["features"], out_keys=[ACTION])
 
 
 class MeanOfQuantiles(nn.Module):
@@ -385,12 +371,8 @@ def _inner(module: nn.Module, name: str) -> nn.Module:
     return found
 
 
-def _copied(module: nn.Module) -> nn.Module:
-    return copy.deepcopy(module).cpu().eval()
-
-
 def _features(extractor: object, keys: list[NestedKey], names: list[str]) -> TensorDictModule:
-    step = Features(_copied(cast("nn.Module", extractor)), names)
+    step = Features(copied(cast("nn.Module", extractor)), names)
     return TensorDictModule(step, in_keys=keys, out_keys=["features"])
 
 
@@ -403,7 +385,7 @@ def _recurrent(
     for key in state:
         example[key] = torch.zeros(rows, layer.num_layers, layer.hidden_size)
     return TensorDictModule(
-        Recurrent(cast("nn.LSTM", _copied(layer))),
+        Recurrent(cast("nn.LSTM", copied(layer))),
         in_keys=["features", *state],
         out_keys=["features", *state.values()],
     )
@@ -431,4 +413,4 @@ def _to_environment(model: Model, squashed: bool) -> list[TensorDictModule]:
         step = [Above(0.0)]
         if len(space.shape) != 1:
             step.append(Shaped(space.shape))
-    return [_step(one, (ACTION,)) for one in step]
+    return [in_place(one, ACTION) for one in step]

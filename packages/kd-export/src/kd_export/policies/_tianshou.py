@@ -6,7 +6,6 @@ imported: what is needed of it is there already where a policy of it is.
 
 from __future__ import annotations
 
-import copy
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, cast
@@ -15,14 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from kd_core import NestedKey
-from kd_export._capture.example import detached
 from kd_export._errors import NotExportable
 from kd_export.policies import _spaces as spaces
-from kd_export.policies._policy import Policy
+from kd_export.policies._policy import ACTION, OBSERVATION, Policy, copied, in_place, of_steps
 from kd_export.policies._steps import ArgMax, Clip, Normalise, Unscale
-from kd_nn import TensorDictModule, TensorDictSequential
-
-OBSERVATION, ACTION = "observation", "action"
+from kd_nn import TensorDictModule
 
 
 class Theirs(Protocol):
@@ -153,10 +149,10 @@ def from_tianshou(
             got=type(policy).__name__,
             hint="Build the policy, and load its weights with `load_state_dict`.",
         )
-    copied = copy.deepcopy(found, detached(found)).cpu().eval()
-    if hasattr(copied, "deterministic_eval"):
-        setattr(copied, "deterministic_eval", True)  # noqa: B010  # not typed
-    known = cast("Theirs", copied)
+    own = copied(found)
+    if hasattr(own, "deterministic_eval"):
+        setattr(own, "deterministic_eval", True)  # noqa: B010  # not typed
+    known = cast("Theirs", own)
     get = getattr(obs_rms, "get_obs_rms", None)
     statistics = cast("Statistics | None", get() if get is not None else obs_rms)
     ((_, space),) = spaces.leaves(known.observation_space, (OBSERVATION,))
@@ -169,14 +165,14 @@ def from_tianshou(
         )
         deviation = (var + statistics.eps).sqrt()
         limit = statistics.clip_max or 0.0
-        spread = 2 * torch.rand(values.shape, generator=source, dtype=torch.float64) - 1
+        spread = spaces.spread(values.shape, source)
         values = (mean + deviation * max(3.0, limit / 3) * spread).to(values.dtype)
-        steps.append(_step(Normalise(mean, deviation), OBSERVATION))
+        steps.append(in_place(Normalise(mean, deviation), OBSERVATION))
         if limit:
-            steps.append(_step(Clip(-limit, limit), OBSERVATION))
+            steps.append(in_place(Clip(-limit, limit), OBSERVATION))
     state: dict[NestedKey, NestedKey] = {}
     example: dict[NestedKey, object] = {OBSERVATION: values}
-    actor, after = _parts(copied)
+    actor, after = _parts(own)
     with torch.no_grad():
         _, kept = actor(values.float(), state=None, info={})
     names = list(kept) if hasattr(kept, "items") else []
@@ -190,22 +186,17 @@ def from_tianshou(
             out_keys=[ACTION, *state.values()],
         )
     )
-    steps += [_step(one, ACTION) for one in (*after, *_mapped(known))]
-    module = TensorDictSequential(*steps).eval()
-    module.select_out_keys(ACTION, *state.values())
-    oracle = Predict(copied, statistics)
-    oracle.module = module
+    steps += [in_place(one, ACTION) for one in (*after, *_mapped(known))]
+    oracle = Predict(own, statistics)
     said: dict[str, object] = {
         "framework": "tianshou",
         "algorithm": type(policy).__name__,
         "observation": spaces.described(known.observation_space),
         "action": spaces.described(known.action_space),
     }
-    return Policy(module, example, oracle=oracle, state=state, metadata=said | dict(metadata or {}))
-
-
-def _step(step: nn.Module, key: str) -> TensorDictModule:
-    return TensorDictModule(step, in_keys=[key], out_keys=[key])
+    result = of_steps(steps, example, oracle, state, said | dict(metadata or {}))
+    oracle.module = result.module
+    return result
 
 
 def _parts(policy: nn.Module) -> tuple[nn.Module, list[nn.Module]]:
