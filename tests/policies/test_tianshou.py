@@ -80,9 +80,11 @@ def fixed() -> Any:
     actor = continuous.ContinuousActorDeterministic(
         preprocess_net=body(), action_shape=(2,), max_action=1.5
     )
-    return ddpg.ContinuousDeterministicPolicy(
-        actor=strong(actor), action_space=ARM, observation_space=SEEN
-    )
+    # On purpose: actions beyond the bounds show whether they are clipped.
+    with pytest.warns(UserWarning, match="action_scaling"):
+        return ddpg.ContinuousDeterministicPolicy(
+            actor=strong(actor), action_space=ARM, observation_space=SEEN
+        )
 
 
 def values() -> Any:

@@ -287,3 +287,40 @@ def test_counts_must_be_positive(tmp_path: Path) -> None:
     module = keyed(STEPS["actor"])
     with pytest.raises(ExportError, match="`rollouts` must be a positive int, got 0"):
         kd_export.save(module, tmp_path / "x.pt2", EXAMPLE, oracle=plain, rollouts=0)
+
+
+class Amplified(nn.Module):
+    """An actor whose rounding errors grow until they are larger than the tolerance."""
+
+    def __init__(self, offset: float = 0.0) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = nn.Sequential(nn.Linear(3, 256), nn.ReLU(), nn.Linear(256, 2))
+        self.offset = offset
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(100 * self.net(x) + self.offset)
+
+
+def in_another_order(x: Tensor) -> Tensor:
+    """What `Amplified` gives, its sums added in float64: as exact, and other last bits."""
+    with torch.no_grad():
+        action: Tensor = Amplified().double()(x.double())
+        return action.float()
+
+
+def test_rounding_that_the_policy_itself_has_is_no_other_action(tmp_path: Path) -> None:
+    report = saved(keyed((Amplified(), "obs", "action")), tmp_path, in_another_order, atol=1e-6)
+    notes = [row.note for row in report.rows if "beside the oracle" in row.note]
+    assert any("the module's own rounding error is" in note for note in notes), notes
+
+
+def test_more_than_rounding_is_another_action(tmp_path: Path) -> None:
+    other = keyed((Amplified(offset=0.01), "obs", "action"))
+    assert "MISMATCH" in refused(other, tmp_path, in_another_order, atol=1e-6)
+
+
+def test_noise_of_an_oracle_is_no_rounding(tmp_path: Path) -> None:
+    """A module whose numbers follow from its inputs has no other error than that of float32."""
+    noisy = lambda x: in_another_order(x) + 0.001 * torch.randn(len(x), 2)  # noqa: E731  # one line
+    assert "MISMATCH" in refused(keyed((Amplified(), "obs", "action")), tmp_path, noisy, atol=1e-6)

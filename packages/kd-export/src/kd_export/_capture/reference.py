@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -98,13 +98,17 @@ class Reference:
             return None
         exact: dict[str, Tensor] | None = None
         with contextlib.suppress(Exception):  # a dtype is written out in it, or it cannot be copied
-            copied = Reference(copy.deepcopy(self._flat).double(), self._mode)
-            exact = copied([x.double() if x.is_floating_point() else x for x in tensors])
+            exact = self.in_float64()(tensors)
         nudged = [
             self([x * (1 + bits * 2.0**-23) if x.is_floating_point() else x for x in tensors])
             for bits in _NUDGES
         ]
         return exact, nudged
+
+    def in_float64(self) -> Callable[[Sequence[Tensor]], dict[str, Tensor]]:
+        """Return a copy that computes in float64, on the same tensors."""
+        copied = Reference(copy.deepcopy(self._flat).double(), self._mode)
+        return lambda tensors: copied([x.double() if x.is_floating_point() else x for x in tensors])
 
     def _run(self, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
         with frozen_modes(self._flat, self._mode):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
 
@@ -32,6 +32,7 @@ MOST_OWN_ERRORS = 4.0
 """How many times the module's own rounding error a file may differ by."""
 MOST_OF_ALL = 0.01
 """What share of the largest number is no longer a rounding error."""
+OWN_ROUNDING = "the module's own rounding error is"
 COMPARED_SHAPES = "(random: shapes compared)"
 MOST_SCALE = 10.0
 
@@ -115,6 +116,10 @@ class HasError(Protocol):
         """
         ...
 
+    def in_float64(self) -> Callable[[Sequence[Tensor]], Outputs]:
+        """Return a copy that computes in float64, on the same tensors."""
+        ...
+
 
 def _excused(
     row: Comparison, result: object, expected: Mapping[str, Tensor], others: Others
@@ -127,13 +132,10 @@ def _excused(
     distance = (got - truth).abs().nan_to_num(math.inf)
     outputs = expected[row.output]
     if outputs.is_floating_point() or outputs.is_complex():
-        own = [] if exact is None else [(_widened(exact[row.output]) - truth).abs()]
-        largest = max((_largest(error) for error in own), default=0.0)
-        if largest > MOST_OF_ALL * _largest(truth.abs()):  # no rounding: another program
-            return row
+        largest = 0.0 if exact is None else own_rounding(truth, _widened(exact[row.output]))
         spared = MOST_OWN_ERRORS * largest
         ok = bool((distance <= truth.abs() * row.rtol + row.atol + spared).all())
-        note = f"(the module's own rounding error is {largest:.2g})"
+        note = f"({OWN_ROUNDING} {largest:.2g})"
     else:
         made = [one for one in (exact, *nudged) if one is not None]
         own = [(_widened(one[row.output]) - truth).abs() for one in made]
@@ -142,6 +144,15 @@ def _excused(
         ok = ok and _largest(distance) <= max(map(_largest, own), default=0.0)
         note = f"(of the module's own integers {share:.2g} differ where an input does by a bit)"
     return replace(row, ok=True, note=note) if ok else row
+
+
+def own_rounding(given: Tensor, exact: Tensor) -> float:
+    """Return the largest rounding error of a module: how far it is from itself in float64.
+
+    Where it is so far that it is another program, no difference is rounding: this gives 0.
+    """
+    largest = _largest((exact - given).abs())
+    return 0.0 if largest > MOST_OF_ALL * _largest(given.abs()) else largest
 
 
 def _largest(errors: Tensor) -> float:

@@ -6,6 +6,7 @@ policy is missing.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +28,13 @@ from kd_export._running.session import Session
 from kd_export._schema.schema import Entry, Schema
 from kd_export._schema.vectors import concrete
 from kd_export._schema.wire import as_key, nest, unnest, wire_key
-from kd_export._verification.judging import Tolerance
+from kd_export._verification.judging import (
+    MOST_OWN_ERRORS,
+    OWN_ROUNDING,
+    HasError,
+    Tolerance,
+    own_rounding,
+)
 from kd_export._verification.report import Comparison
 from kd_export._verification.sampling import may_be_drawn
 from kd_export._verification.trials import trial_sizes
@@ -128,6 +135,13 @@ class Eager:
             shape[dim] = len(rows)
             start = self._start(entry, held.shape[dim])
             self._held[wire] = torch.where(rows.reshape(shape), start, held)
+
+    def in_float64(self) -> Eager:
+        """Return what steps a copy of the module in float64."""
+        reference: object = self._reference
+        if not isinstance(reference, HasError):
+            raise TypeError("a function that is no module")
+        return Eager(self._schema, reference.in_float64(), self._pairs)
 
     def _dim(self, entry: Entry) -> int:
         return entry.shape.index(self._axis) if self._axis in entry.shape else 0
@@ -427,8 +441,32 @@ def _judged(
                 wrong &= differences(values, truth) > 0
             if not bool(wrong.any()):
                 note = f"({share:.2g} flip where an observation does by a bit) {note}"
+    elif bool(wrong.any()):
+        error = _own_rounding(entry, trace, eager)
+        wrong = apart > magnitudes * rtol + atol + MOST_OWN_ERRORS * error
+        if not bool(wrong.any()):
+            note = f"({OWN_ROUNDING} {error:.2g}) {note}"
     largest = float(apart.max()) if apart.numel() else 0.0
     return Comparison(entry.wire, sizes, largest, not bool(wrong.any()), note, rtol, atol)
+
+
+def _own_rounding(entry: Entry, trace: Trace, eager: Eager) -> float:
+    """Return how far the module itself is from what it gives in float64, in the steps kept.
+
+    It is 0 where the module cannot compute in float64, or gives other numbers when it is called
+    again.
+    """
+    with contextlib.suppress(Exception):  # a dtype is written out in it, or it cannot be copied
+        exact = eager.in_float64()
+        steps = [pair for pair in zip(trace.observed, trace.resets, strict=True) if pair[0]]
+        kept = Trace([observed for observed, _ in steps], [mask for _, mask in steps])
+        given, again, truth = (
+            torch.stack([step[entry.key] for step in replay(one, kept)]).double()
+            for one in (eager, eager, exact)
+        )
+        if torch.equal(given, again):
+            return own_rounding(given, truth)
+    return 0.0
 
 
 def differences(got: Tensor, truth: Tensor) -> Tensor:
