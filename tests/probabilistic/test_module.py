@@ -1,16 +1,19 @@
+"""Probabilistic modules: settings, calls, values, scores, generators and printing."""
+
 import copy
 import math
 import pickle
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import pytest
 import scipy.stats
 import torch
-from torch import Tensor, distributions
-from torch.distributions import Normal
+from torch import Tensor, distributions, nn
+from torch.distributions import Bernoulli, Categorical, Laplace, Normal, Uniform
 
-from kd_core import NonTensorData, TensorClass, TensorDict
+from kd_core import InvalidArgument, NonTensorData, TensorClass, TensorDict
 from kd_nn import (
     NormalParamWrapper,
     SupportsInteraction,
@@ -20,8 +23,10 @@ from kd_nn import (
 )
 from kd_probabilistic import (
     CompositeDistribution,
+    InteractionType,
     ProbabilisticTensorDictModule,
     ProbabilisticTensorDictSequential,
+    ScoringModule,
     interaction_type,
     set_interaction_type,
 )
@@ -593,3 +598,281 @@ def test_components_that_score_their_draws_are_asked_to() -> None:
     got = module(TensorDict(params={"x": params(), "y": params()}))
     assert got["x_log_prob"].eq(7.0).all()
     assert torch.equal(got["y_log_prob"], log_density(Normal(LOC, SCALE), got["y"]))
+
+
+LOCS, SCALES = torch.tensor([0.0, 1.0, -2.0]), torch.tensor([1.0, 2.0, 0.5])
+
+
+def seeded() -> TensorDict:
+    return TensorDict({"a": LOCS, "loc": LOCS, "scale": SCALES, "seed": 3})
+
+
+def drawing_normal(**options: object) -> ProbabilisticTensorDictModule:
+    settings: dict[str, object] = {
+        "in_keys": ["loc", "scale"],
+        "out_keys": ["x"],
+        "distribution_class": Normal,
+        "default_interaction_type": "random",
+        **options,
+    }
+    return ProbabilisticTensorDictModule(**settings)  # type: ignore[arg-type]  # any of them
+
+
+def alone(module: ProbabilisticTensorDictModule) -> torch.nn.Module:
+    return module
+
+
+def in_a_sequence(module: ProbabilisticTensorDictModule) -> torch.nn.Module:
+    return TensorDictSequential(TensorDictModule(torch.neg, ["a"], ["b"]), module)
+
+
+def nested(module: ProbabilisticTensorDictModule) -> torch.nn.Module:
+    return TensorDictSequential(in_a_sequence(module))
+
+
+SETTINGS: list[tuple[str, object]] = [
+    ("num_samples", 4),
+    ("num_samples", 0),
+    ("num_samples", torch.Size((2, 3))),
+    ("generator", "seed"),
+    ("generator", 7),
+    ("default_interaction_type", "mean"),
+    ("n_empirical_estimate", 3),
+    ("return_log_prob", True),
+    ("log_prob_key", ("n", "score")),
+    ("in_keys", {"loc": "a", "scale": "scale"}),
+    ("in_keys", {"loc": "loc", "scale": "loc"}),
+    ("out_keys", ["z"]),
+    ("out_keys", None),
+    ("distribution_class", Laplace),
+    ("distribution_kwargs", {"validate_args": False}),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), SETTINGS, ids=lambda value: str(value)[:30])
+@pytest.mark.parametrize("place", [alone, in_a_sequence, nested])
+def test_an_assigned_setting_is_that_of_the_constructor(
+    place: Callable[[ProbabilisticTensorDictModule], torch.nn.Module], name: str, value: object
+) -> None:
+    module = drawing_normal(return_log_prob=name == "log_prob_key")
+    used = place(module)
+    for _ in range(3):  # with a plan, where one is made
+        used(seeded())
+    setattr(module, name, value)
+    options = {"return_log_prob": name == "log_prob_key", name: value}
+    fresh = place(drawing_normal(**options))
+    for _ in range(3):
+        assert results(used) == results(fresh)
+    assert used.in_keys == fresh.in_keys
+    assert used.out_keys == fresh.out_keys
+
+
+def results(module: torch.nn.Module) -> object:
+    """Return all that a call writes, or the error that it raises."""
+    torch.manual_seed(0)
+    try:
+        made = module(seeded())
+    except ValueError as error:
+        return str(error)
+    return tuple(made.batch_size), flat(made)
+
+
+def flat(td: TensorDict) -> list[tuple[object, object]]:
+    return [(key, leaf.tolist()) for key, leaf in td.items(True, True)]
+
+
+WRONG: list[tuple[str, object, str]] = [
+    ("num_samples", -1, "`num_samples` must be a non-negative int, a tuple of.*got -1"),
+    ("num_samples", 2.0, "`num_samples` must be a non-negative int, a tuple of.*got 2.0"),
+    ("num_samples", (2, -1), r"must be a non-negative int, a tuple of.*got \(2, -1\)"),
+    ("num_samples", True, "`num_samples` must be a non-negative int, a tuple of.*got True"),
+    ("n_empirical_estimate", 0, "`n_empirical_estimate` must be a positive int, got 0"),
+    ("generator", 1.5, "`generator` must be a `torch.Generator`.*got float: 1.5"),
+    ("generator", True, "`generator` must be a `torch.Generator`.*got bool"),
+    ("default_interaction_type", "maen", "`maen` is"),
+    ("default_interaction_type", 3, "got 3"),
+    ("return_log_prob", "yes", "`return_log_prob` must be True or False, got 'yes'"),
+    ("log_prob_key", "x", "cannot have one key, `x`"),
+    ("in_keys", 3, "`in_keys` must be a key or a list of keys, got int: 3"),
+    ("in_keys", {3: "loc"}, "names each argument by a str, got 3"),
+    ("out_keys", ["x", "y"], "must be the one key of the value, got 2 keys"),
+    ("out_keys", 3, "`out_keys` must be a key or a list of keys, got int: 3"),
+    (
+        "distribution_class",
+        "Normal",
+        "`distribution_class` must be.*Pass the class, such as `Normal`",
+    ),
+    ("distribution_kwargs", [1], "`distribution_kwargs` must be a dict of arguments by name"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "message"), WRONG, ids=lambda value: str(value)[:25])
+def test_a_wrong_setting_is_refused_and_changes_nothing(
+    name: str, value: object, message: str
+) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        drawing_normal(**{name: value})
+    module = drawing_normal()
+    before = dict(vars(module))
+    with pytest.raises((TypeError, ValueError), match=message):
+        setattr(module, name, value)
+    assert vars(module) == before
+
+
+def test_a_selection_survives_what_does_not_concern_it() -> None:
+    module = drawing_normal(return_log_prob=True).select_out_keys("x_log_prob")
+    module.num_samples = 2
+    module.generator = 3
+    assert module.out_keys == ["x_log_prob"]
+    module.return_log_prob = False
+    assert module.out_keys == ["x"]
+
+
+def test_keys_can_be_assigned_as_they_are_read() -> None:
+    module = drawing_normal(generator="seed", return_log_prob=True)
+    module.in_keys, module.out_keys = module.in_keys, module.out_keys
+    assert (module.in_keys, module.out_keys) == (["loc", "scale", "seed"], ["x", "x_log_prob"])
+    module.out_keys = ["y", "score"]
+    assert (module.dist_sample_keys, module.log_prob_key) == (["y"], "score")
+    assert set(module(seeded()).keys()) == {*seeded().keys(), "y", "score"}
+
+
+def test_values_include_that_of_the_generator() -> None:
+    module = drawing_normal(generator="seed")
+    (value,) = module._kd_forward_values(LOCS, SCALES, 3)
+    shape, found = cast("tuple[object, list[tuple[object, object]]]", results(module))
+    expected = [*flat(seeded()), ("x", cast(Tensor, value).tolist())]
+    assert shape == ()
+    assert [pair for pair in found if pair[0] != "seed"] == [p for p in expected if p[0] != "seed"]
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))]
+)
+def test_settings_of_a_copy_are_its_own(
+    copied: Callable[[ProbabilisticTensorDictModule], ProbabilisticTensorDictModule],
+) -> None:
+    module = drawing_normal(generator=torch.Generator().manual_seed(3))
+    twin = copied(module)
+    twin.num_samples = 2
+    assert (module.num_samples, twin.num_samples) == (None, 2)
+    assert torch.equal(twin(seeded())["x"][0], module(seeded())["x"])
+
+
+def test_scoring_follows_the_settings_of_its_module() -> None:
+    coin = ProbabilisticTensorDictModule(["probs"], ["toss"], distribution_class=Bernoulli)
+    model = ProbabilisticTensorDictSequential(
+        TensorDictModule(torch.sigmoid, ["logits"], ["probs"]), ScoringModule(coin)
+    )
+    for _ in range(3):
+        model(TensorDict({"logits": LOCS, "toss": torch.ones(3)}))
+    coin.out_keys = ["flip"]
+    setattr(coin, "log_prob_key", "score")  # noqa: B010 - read-only for a type checker
+    assert (model.in_keys, model.out_keys) == (["logits", "flip"], ["probs", "score"])
+    for _ in range(3):
+        made = model(TensorDict({"logits": LOCS, "flip": torch.ones(3)}))
+        assert torch.allclose(made["score"], torch.nn.functional.logsigmoid(LOCS))
+    with pytest.raises(InvalidArgument, match="out_keys of a `ScoringModule` follow from"):
+        model[1].out_keys = ["x"]
+
+
+def test_interaction_types_stay_members() -> None:
+    module = drawing_normal()
+    module.default_interaction_type = "Mean"  # type: ignore[assignment]  # a name is converted
+    assert module.default_interaction_type is InteractionType.MEAN
+    with set_interaction_type("random"):
+        assert not torch.equal(module(seeded())["x"], LOCS)
+    assert torch.equal(module(seeded())["x"], LOCS)
+
+
+def writer() -> ProbabilisticTensorDictModule:
+    return ProbabilisticTensorDictModule(
+        ["loc", "scale"], ["x"], distribution_class=torch.distributions.Normal
+    )
+
+
+def standard() -> TensorDict:
+    return TensorDict(loc=torch.zeros(2), scale=torch.ones(2))
+
+
+def test_the_container_to_write_comes_by_position() -> None:
+    out = TensorDict()
+    assert writer()(standard(), out) is out
+    assert torch.equal(out["x"], torch.zeros(2))
+    assert "x" in writer()(standard(), None)
+
+
+def test_a_subclass_that_draws_itself_asks_for_no_value() -> None:
+    td = standard()
+    assert writer()(td, None, _requires_sample=False) is td
+    assert "x" not in td
+
+
+def by_data(loc: nn.Parameter) -> None:
+    loc.data.copy_(torch.ones(3))
+
+
+def by_numpy(loc: nn.Parameter) -> None:
+    loc.detach().numpy()[:] = np.ones(3)
+
+
+def by_storage(loc: nn.Parameter) -> None:
+    source = torch.ones(3)
+    loc.untyped_storage().copy_(source.untyped_storage())
+
+
+def by_swap(loc: nn.Parameter) -> None:
+    torch.utils.swap_tensors(loc, nn.Parameter(torch.ones(3)))  # type: ignore[no-untyped-call]  # by torch
+
+
+def by_fused_optimiser(loc: nn.Parameter) -> None:
+    loc.grad = -torch.ones(3)
+    torch.optim.SGD([loc], lr=1.0, fused=True).step()
+
+
+@pytest.mark.parametrize("write", [by_data, by_numpy, by_storage, by_swap, by_fused_optimiser])
+def test_a_distribution_is_that_of_the_parameters_of_now(
+    write: Callable[[nn.Parameter], None],
+) -> None:
+    module = ProbabilisticTensorDictModule(
+        ["logits"], ["x"], distribution_class=Categorical, cache_dist=True
+    )
+    logits = nn.Parameter(torch.tensor([1.0, 2.0, 3.0]) - 1)
+    if write is by_fused_optimiser:
+        logits = nn.Parameter(torch.zeros(3))
+    td = TensorDict(logits=logits)
+    module.get_dist(td)
+    module(td.copy())
+    write(logits)
+    assert torch.equal(module.get_dist(td).probs, torch.full((3,), 1 / 3))  # type: ignore[attr-defined]  # of this class
+
+
+def test_tensors_among_the_further_arguments_are_read_anew() -> None:
+    high = torch.ones(2)
+    module = ProbabilisticTensorDictModule(
+        ["low"],
+        ["x"],
+        distribution_class=Uniform,
+        distribution_kwargs={"high": high},
+        default_interaction_type="mean",
+        cache_dist=True,
+    )
+    low = torch.zeros(2)
+    module(low)
+    high.data.fill_(3.0)
+    assert cast(Tensor, module(low)).tolist() == [1.5, 1.5]
+
+
+def test_the_default_dtype_of_now_is_used() -> None:
+    module = ProbabilisticTensorDictModule(
+        ["loc", "scale"], ["x"], distribution_class=Normal, cache_dist=True
+    )
+    td = TensorDict(loc=0.0, scale=1.0)
+    assert module.get_dist(td).mean.dtype is torch.float32
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        made: Tensor = module.get_dist(TensorDict(loc=0.0, scale=1.0)).mean
+    finally:
+        torch.set_default_dtype(before)
+    assert made.dtype is torch.float64

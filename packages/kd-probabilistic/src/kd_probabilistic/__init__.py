@@ -1,9 +1,8 @@
 """Keyed modules that build distributions and draw from them."""
 
 from kd_core.extending import publish as _publish
-from kd_probabilistic import _formulas as _formulas
 from kd_probabilistic._composite import CompositeDistribution as CompositeDistribution
-from kd_probabilistic._entropy import EntropyEstimateWarning as EntropyEstimateWarning
+from kd_probabilistic._composite import EntropyEstimateWarning as EntropyEstimateWarning
 from kd_probabilistic._estimators import EstimateNotOffered as EstimateNotOffered
 from kd_probabilistic._estimators import estimate as estimate
 from kd_probabilistic._estimators import register_estimator as register_estimator

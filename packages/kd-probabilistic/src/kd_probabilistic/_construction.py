@@ -39,8 +39,8 @@ from torch.distributions import (
 from kd_core import InvalidArgument, nearest_key
 from kd_core.extending import assume_constant_result, public_in, signature_of
 from kd_nn.distributions import values_unchecked
-from kd_probabilistic._log_prob import log_prob_of
-from kd_probabilistic._reading import functorch_level, must_not_look
+from kd_probabilistic._reading import must_not_look
+from kd_probabilistic._torch_private import functorch_level
 
 _NAMED: Final = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
@@ -315,3 +315,16 @@ def _is_plain(kind: type[Distribution]) -> bool:
 
 _NORMAL: Final = Normal.__init__
 _CATEGORICAL: Final = Categorical.__init__
+
+
+def log_prob_of(dist: Distribution, value: Tensor) -> Tensor:
+    """Return the log-probability of a value, as a tensor."""
+    if isinstance(dist, Independent) and not torch.compiler.is_compiling() and not value.numel():
+        return sum_last(log_prob_of(dist.base_dist, value), dist.reinterpreted_batch_ndims)
+    found: Tensor = dist.log_prob(value)
+    return found
+
+
+def sum_last(parts: Tensor, dims: int) -> Tensor:
+    """Return the sum over the last dimensions, also of no rows, which `Independent` refuses."""
+    return parts.sum(tuple(range(-dims, 0))) if dims else parts

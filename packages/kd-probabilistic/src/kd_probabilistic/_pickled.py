@@ -2,6 +2,6 @@
 
 from kd_core.extending import publish
 from kd_probabilistic._construction import Construction as Construction
-from kd_probabilistic._settings import Settings as Settings
+from kd_probabilistic._module import Settings as Settings
 
 publish(__name__)

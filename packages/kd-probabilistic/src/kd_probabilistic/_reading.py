@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -10,14 +10,12 @@ from torch import Tensor
 
 from kd_core import KdError, TensorDictBase
 from kd_nn.distributions import values_unchecked
-
-functorch_level: Callable[[], int | None] = torch._C._functorch.maybe_current_level
-"""Returns how many transformations of `torch.func` are active, None for none."""
-
-_mode_of = torch._C._get_dispatch_mode
-_FAKE = torch._C._TorchDispatchModeKey.FAKE
-
-_is_batched: Callable[[Tensor], bool] = torch._C._functorch.is_batchedtensor
+from kd_probabilistic._torch_private import (
+    READS_VALUES,
+    computes_shapes_alone,
+    functorch_level,
+    is_batched,
+)
 
 
 def must_not_look(values: Sequence[object]) -> bool:
@@ -25,7 +23,7 @@ def must_not_look(values: Sequence[object]) -> bool:
     if torch.compiler.is_compiling():
         # dynamo has disabled checks already, and cannot trace the change.
         return not torch.compiler.is_dynamo_compiling()
-    if _mode_of(_FAKE) is not None:  # shapes alone are computed
+    if computes_shapes_alone():
         return True
     if functorch_level() is None:
         return False
@@ -40,8 +38,8 @@ def can_read(value: Tensor) -> bool:
 def _holds_batched(value: object) -> bool:
     """Return whether a tensor, or one in a container, has a hidden dimension of `vmap`."""
     if isinstance(value, TensorDictBase):
-        return any(_is_batched(leaf) for leaf in value.values(True, True))
-    return isinstance(value, Tensor) and _is_batched(value)
+        return any(is_batched(leaf) for leaf in value.values(True, True))
+    return isinstance(value, Tensor) and is_batched(value)
 
 
 class NotTraceable(KdError, NotImplementedError):
@@ -64,14 +62,10 @@ def unchecked(owner: str) -> Iterator[None]:
         try:
             yield
         except Exception as error:
-            if type(error).__name__ in _READS_VALUES or "data-dependent control" in str(error):
+            if type(error).__name__ in READS_VALUES or "data-dependent control" in str(error):
                 raise NotTraceable(
                     f"`{owner}` reads values of tensors while it is computed, so it can neither be "
                     "exported nor mapped in this mode. Take another value, such as the "
                     "deterministic one, or another distribution."
                 ) from error
             raise
-
-
-_READS_VALUES = {"GuardOnDataDependentSymNode", "DataDependentOutputException"}
-"""The errors of torch for a branch on a value, by name: to import them loads the exporter."""
