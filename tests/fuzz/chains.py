@@ -22,6 +22,7 @@ from tests.fuzz.plain_models import (
     Missing,
     Runner,
     State,
+    every_leaf,
     flat,
     has,
     look_up,
@@ -138,7 +139,7 @@ class Draw(Leaf):
 
     def advance(self, state: State, source: Key, generator: torch.Generator) -> None:
         """Replace the seed by one that the generator draws: the next step draws other values."""
-        seed = int(torch.empty((), dtype=torch.int64).random_(generator=generator))
+        seed = int(torch.empty((), dtype=torch.int64).random_(1 << 62, generator=generator))
         old = look_up(state, source)
         if isinstance(old, Tensor):
             put(state, source, torch.full_like(old, seed % (torch.iinfo(old.dtype).max + 1)))
@@ -239,6 +240,13 @@ class ChainRunner(Runner):
         """Run the steps, unless all is there."""
         if not self.is_done(graph, state):
             super().run(graph, state, head)
+
+    def carried(self, graph: Graph) -> list[Key]:
+        """Return the seeds that draws replace, unless a choice of keys hides what else changes."""
+        if graph.selected is not None:
+            return []
+        draws = [leaf for leaf in every_leaf(graph) if isinstance(leaf, Draw)]
+        return [draw.source for draw in draws if draw.source is not None]
 
     def call(self, leaf: Leaf, state: State) -> None:
         """Run one step, unless all that it writes is there."""

@@ -262,9 +262,13 @@ class Runner:
                 self.run(step, work, place)
             else:
                 self.call(step, work)
-        for key in graph.visible():
+        for key in [*graph.visible(), *self.carried(graph)]:
             if has(work, key):
                 put(state, key, look_up(work, key))
+
+    def carried(self, graph: Graph) -> list[Key]:
+        """Return the keys that steps change beside those that they declare."""
+        return []
 
     def lacks(self, step: Leaf | Graph, state: State) -> bool:
         """Return whether something is missing that a step needs."""

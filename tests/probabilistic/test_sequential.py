@@ -67,6 +67,37 @@ def test_actor_writes_value_and_log_prob() -> None:
     assert actor.out_keys[-2:] == ["action", "action_log_prob"]
 
 
+def seeded(key: str) -> ProbabilisticTensorDictModule:
+    return ProbabilisticTensorDictModule(
+        ["loc", "scale"],
+        [key],
+        distribution_class=Normal,
+        generator="seed",
+        default_interaction_type="random",
+    )
+
+
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("kind", [TensorDictSequential, ProbabilisticTensorDictSequential])
+def test_a_seed_advances_through_sequences(whole: bool, kind: type[TensorDictSequential]) -> None:
+    """Each step draws other numbers, also after a sequence inside; so does the next call."""
+    steps = (seeded("x"), seeded("y"))
+    model = kind(*steps) if whole else kind(kind(steps[0]), steps[1])
+    found = []
+    for seed in (torch.tensor(49), 49):
+        td = TensorDict({"loc": torch.zeros(3), "scale": torch.ones(3)}, [3])
+        if isinstance(seed, Tensor):
+            td.batch_size = []
+            td.set("seed", seed)
+        else:
+            td.set_non_tensor("seed", seed)
+        for _ in range(2):
+            model(td)
+            found += [td["x"].clone(), td["y"].clone()]
+    assert len({tuple(draw.tolist()) for draw in found}) == 4
+    assert all(torch.equal(a, b) for a, b in zip(found[:4], found[4:], strict=True))
+
+
 def test_selected_outputs_are_returned_alone() -> None:
     actor = ProbabilisticTensorDictSequential(*steps(), selected_out_keys=["action"])
     assert one(actor).shape == (3, 4)

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kd_core import InvalidArgument, ShapeMismatch, TensorDict, lazy_stack
-from kd_nn import InputMissing, TensorDictModule, TensorDictSequential
+from kd_core import InvalidArgument, ShapeMismatch, TensorDict, TensorDictBase, lazy_stack
+from kd_nn import InputMissing, TensorDictModule, TensorDictModuleBase, TensorDictSequential
 
 X = torch.arange(6.0).reshape(2, 3)
 
@@ -294,3 +294,32 @@ def test_wrong_shape_of_an_output_names_its_step(inplace: object) -> None:
     with pytest.raises(ShapeMismatch) as caught:
         model(TensorDict({"x": X}, [2]))
     assert caught.value.__notes__[0].startswith("In step 1, ")
+
+
+class Notes(TensorDictModuleBase):
+    """Changes an entry that it does not declare."""
+
+    def __init__(self, value: object) -> None:
+        super().__init__()
+        self.in_keys, self.out_keys = ["x"], ["y"]
+        self.value = value
+
+    def forward(self, tensordict: TensorDict) -> TensorDict:
+        tensordict.set_non_tensor("note", self.value)
+        return tensordict.set("y", tensordict["x"])
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("stacked", [False, True])
+@pytest.mark.parametrize("value", [5, "new", {"a": 1}])
+def test_what_is_no_tensor_is_changed_like_a_tensor(
+    value: object, stacked: bool, inside: bool
+) -> None:
+    step: TensorDictModuleBase = Notes(value)
+    model = TensorDictSequential(TensorDictSequential(step) if inside else step)
+    td: TensorDictBase = TensorDict({"x": X}, [2]).set_non_tensor("note", "old")
+    if stacked:
+        td = lazy_stack([TensorDict(x=X).set_non_tensor("note", "old") for _ in range(2)])
+    model(td)
+    for row in td.unbind(0):
+        assert row["note"] == value

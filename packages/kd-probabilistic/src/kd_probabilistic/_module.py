@@ -53,6 +53,9 @@ from kd_probabilistic._interaction import (
 )
 from kd_probabilistic._reading import must_not_look, unchecked
 
+_SEEDS = 1 << 62
+"""How many seeds there are to draw: as many as for tensordict, so that both draw the same."""
+
 
 @contextmanager
 def drawing_from(generator: torch.Generator) -> Iterator[None]:
@@ -103,7 +106,7 @@ def as_generator(found: object, key: NestedKey) -> torch.Generator | int:
 def advance(tensordict: TensorDictBase, key: NestedKey, generator: torch.Generator) -> None:
     """Replace the seed that an entry holds by one that a generator draws."""
     made = torch.empty((), dtype=torch.int64, device=generator.device)
-    seed = int(made.random_(generator=generator))
+    seed = int(made.random_(_SEEDS, generator=generator))
     before: object = tensordict[unravel_key_to_tuple(key)]
     if isinstance(before, Tensor):
         limit = torch.iinfo(before.dtype).max

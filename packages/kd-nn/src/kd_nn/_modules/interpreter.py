@@ -6,8 +6,8 @@ The steps get a working copy, so the caller's container changes only once all of
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Final, TypeAlias, cast
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Final, TypeAlias, TypeGuard, cast
 
 from torch import Tensor, nn
 
@@ -17,6 +17,7 @@ from kd_core import (
     NestedKey,
     TensorDict,
     TensorDictBase,
+    is_non_tensor,
     is_tensor_collection,
     lazy_stack,
 )
@@ -24,7 +25,6 @@ from kd_nn._dispatch.call_names import MISSING
 from kd_nn._dispatch.dispatch import Dispatched, describe, keys_of
 from kd_nn._dispatch.entries import (
     container_of,
-    entry,
     has_entry,
     read_optional,
     write_entries,
@@ -112,7 +112,7 @@ def run_members(
         return lazy_stack(made, stack.stack_dim)
     for member, each in zip(members, copies, strict=True):
         keys = changed_keys(each, member)
-        write_entries(member, keys, [entry(each, key) for key in keys])
+        write_entries(member, keys, _held(each, keys))
     return stack
 
 
@@ -179,14 +179,14 @@ def run_steps(
         if sequence.__dict__.get("_kd_selected") is not None:
             changed = [key for key in changed if is_covered(key, outputs)]
         if sequence.__dict__.get("inplace") is not True:
-            write_entries(tensordict, changed, [entry(written, key) for key in changed])
+            write_entries(tensordict, changed, _held(written, changed))
             return result
         trial = tensordict.copy()  # both are written, or neither
-        write_entries(trial, changed, [entry(written, key) for key in changed])
+        write_entries(trial, changed, _held(written, changed))
         outputs = tuple(key for key in outputs if has_entry(work, key))
-        write_entries(trial, outputs, [entry(work, key) for key in outputs])
+        write_entries(trial, outputs, _held(work, outputs))
         changed = changed_keys(trial, tensordict)
-        write_entries(target, changed, [entry(trial, key) for key in changed])
+        write_entries(target, changed, _held(trial, changed))
         return target
     if replaced:
         outputs = tuple(key for key in outputs if has_entry(work, key))
@@ -267,7 +267,7 @@ def _merge(step: nn.Module, work: TensorDictBase, result: object) -> tuple[Tenso
         replaces = not visible or made != visible
     if replaces:
         return result, True
-    write_entries(work, made, [entry(result, key) for key in made])
+    write_entries(work, made, _held(result, made))
     return work, False
 
 
@@ -284,7 +284,7 @@ def _commit(
     elif len(keys) < len(outputs) and not sequence._kd_may_skip:
         missing = next(key for key in outputs if key not in keys)
         raise not_written(missing, describe(sequence), list(work.keys(True)))
-    write_entries(target, keys, [entry(work, key) for key in keys])
+    write_entries(target, keys, _held(work, keys))
 
 
 def changed_keys(work: TensorDictBase, source: TensorDictBase) -> list[NestedKey]:
@@ -311,7 +311,7 @@ def _add_changed(
             found.append(here if head else name)
         elif type(value) is TensorDict and type(old) is TensorDict:
             _add_changed(value, old, here, found)
-        elif is_tensor_collection(value) and is_tensor_collection(old):
+        elif _is_nested(value) and _is_nested(old):
             found += _changed([(value, old)], here)
         else:
             found.append(here if head else name)
@@ -331,10 +331,20 @@ def _changed(pairs: Sequence[Pair], head: tuple[str, ...]) -> Iterator[NestedKey
         if all(new is old for new, old in values):
             continue
         here = (*head, name)
-        if all(is_tensor_collection(new) and is_tensor_collection(old) for new, old in values):
+        if all(_is_nested(new) and _is_nested(old) for new, old in values):
             yield from _changed(cast("list[Pair]", values), here)
         elif all(name in work for work, _ in flat):
             yield here if head else name
+
+
+def _held(source: TensorDictBase, keys: Iterable[NestedKey]) -> list[object]:
+    """Return entries as a container holds them: what is no tensor keeps its wrapper."""
+    return [source.get(key) for key in keys]
+
+
+def _is_nested(value: object) -> TypeGuard[TensorDictBase]:
+    """Return whether a value holds entries, unlike a value that is no tensor, which is one."""
+    return is_tensor_collection(value) and not is_non_tensor(value)
 
 
 def _dense(work: TensorDictBase, source: TensorDictBase) -> Iterator[Pair]:
