@@ -314,10 +314,6 @@ class Dense(TensorDictBase):
         own = getattr(self, "__dict__", None)  # attributes of a subclass
         return restore_dense, (*args, own) if own else args
 
-    def __setstate__(self, state: object) -> None:
-        """Take the attributes of an instance of a subclass; called by pickles of older releases."""
-        _take_attributes(self, state)
-
     def __copy__(self) -> Self:
         new = self._kd_shallow()
         own = getattr(self, "__dict__", None)
@@ -413,14 +409,10 @@ def restore_dense(
                 entries[key] = value._kd_with_descriptor(free.with_batch(value._kd_desc.batch))
     new = _built(kind, entries, free, lock)
     if own is not None:
-        _take_attributes(new, own)
+        if type(own) is not dict or not all(type(key) is str for key in own):
+            raise not_valid(f"{own!r} are not the attributes of a container")
+        new.__dict__.update(own)  # which only a subclass has
     return cast("D", new)
-
-
-def _take_attributes(new: Dense, own: object) -> None:
-    if type(own) is not dict or not all(type(key) is str for key in own):
-        raise not_valid(f"{own!r} are not the attributes of a container")
-    new.__dict__.update(own)  # which only a subclass has
 
 
 def _built(kind: type[D], entries: dict[str, Entry], free: Descriptor, lock: str | None) -> D:

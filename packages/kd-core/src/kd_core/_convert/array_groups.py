@@ -1,4 +1,4 @@
-"""Containers as nested groups of arrays: files of HDF5, stores of Zarr.
+"""Containers as nested groups of arrays: stores of Zarr, and the names that HDF5 has too.
 
 A container is a group, a leaf an array, under names in which odd characters are escaped. An
 attribute of the root holds what the arrays do not say.
@@ -6,7 +6,6 @@ attribute of the root holds what the arrays do not say.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 from urllib.parse import quote, unquote
@@ -21,17 +20,6 @@ from kd_core._protocol.primitives import AbstractContainer
 Group: TypeAlias = Any
 
 LAYOUT: Final = "kd_core"
-
-
-def read_old_h5(path: str | Path) -> tuple[Tree, tuple[int, ...]] | None:
-    """Return what is in a file of HDF5 that an older version wrote; `None` for others."""
-    h5py = load("h5py", "from_h5")
-    with h5py.File(str(path), "r") as root:
-        if LAYOUT not in root.attrs:
-            return None
-        layout = json.loads(root["%"].asstr()[()])
-        tree = rebuilt(layout, lambda where: torch.from_numpy(root[_place(where)][...]))
-    return tree, batch_of_layout(layout)
 
 
 def write_zarr(td: AbstractContainer, path: str | Path) -> None:

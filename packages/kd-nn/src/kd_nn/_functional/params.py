@@ -316,11 +316,6 @@ class TensorDictParams(TensorDictBase, nn.Module):
             counts.update_(latest)
             return self
 
-    def __setstate__(self, state: dict[str, object]) -> None:
-        super().__setstate__(state)  # type: ignore[no-untyped-call]  # by torch
-        if "_kd_order" not in state:  # a pickle of before
-            self._kd_order = {}
-
     def __setattr__(self, name: str, value: object) -> None:
         """Set an attribute; a tensor with the name of one that is there becomes an entry."""
         if name in _ATTRIBUTES and isinstance(value, Tensor):

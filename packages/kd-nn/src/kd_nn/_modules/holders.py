@@ -13,7 +13,7 @@ from typing import Any, Final, SupportsIndex
 
 from torch import nn
 
-from kd_nn._plan.invalidation import OWN_NAMES, Flagged
+from kd_nn._plan.invalidation import Flagged
 
 
 class _Holder(Flagged):
@@ -31,9 +31,7 @@ class _Holder(Flagged):
         plain = _PLAIN.get(type(self))
         if plain is None:  # a class that FSDP made, say
             return super().__reduce_ex__(protocol)
-        state = self.__getstate__()
-        del state[OWN_NAMES]
-        return plain, (), state
+        return plain, (), self.__getstate__()
 
     def _get_name(self) -> str:
         return _PLAIN.get(type(self), type(self)).__name__

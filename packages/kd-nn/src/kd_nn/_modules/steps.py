@@ -42,7 +42,7 @@ class StepList(TensorDictModuleBase):
 
     def __setstate__(self, state: dict[str, object]) -> None:
         """Restore the attributes of a copy or pickle, whose steps are in a list of torch."""
-        super().__setstate__(state)
+        super().__setstate__(state)  # type: ignore[no-untyped-call]  # by torch
         adopt(self._modules.get("module"))
 
     @property

@@ -89,21 +89,6 @@ _SEEN: Final = "_kd_seen"
 """The attribute of a list of steps that holds its members, as they were when last looked at."""
 _NEVER_COPIED = (FLAGS, _SEEN, "_kd_plan", "_kd_plans_made", "_kd_prepare", "_kd_resolved")
 """What belongs to one object alone: its flags, and what was derived from it."""
-OWN_NAMES: Final = "_kd_own_names"
-"""The mark of a state in which all our names begin with `_kd_`."""
-_FORMERLY: Final = {
-    f"_{name}": f"_kd_{name}"
-    for name in (
-        "in_spec",
-        "out_keys",
-        "out_names",
-        "selected",
-        "settings",
-        "template",
-        "recurrent",
-    )
-}
-"""Our names in the state of an earlier pickle, and what they are now."""
 _ABSENT = object()
 HARMLESS: Final = frozenset({"_is_torch_compile"})
 """Marks that torch puts on a module, and that nothing derived from a keyed module depends on."""
@@ -199,14 +184,7 @@ class Flagged(nn.Module):
         state: dict[str, object] = super().__getstate__()  # type: ignore[no-untyped-call]  # by torch
         state = {name: value for name, value in state.items() if name not in _NEVER_COPIED}
         state["_modules"] = dict(self._modules)  # not shared: a copy may be given other members
-        return {**state, OWN_NAMES: True}
-
-    def __setstate__(self, state: dict[str, object]) -> None:
-        """Take the state of a copy or a pickle, also of one from before our names began alike."""
-        formerly = {} if OWN_NAMES in state else _FORMERLY
-        named = {formerly.get(name, name): value for name, value in state.items()}
-        named.pop(OWN_NAMES, None)
-        super().__setstate__(named)  # type: ignore[no-untyped-call]  # by torch
+        return state
 
     def _replicate_for_data_parallel(self) -> Self:
         replica: Self = super()._replicate_for_data_parallel()  # type: ignore[no-untyped-call]  # by torch

@@ -357,12 +357,6 @@ class Formats(AbstractContainer):
         Raises:
             MissingDependency: if h5py is not installed.
         """
-        from kd_core._convert.array_groups import read_old_h5
-
-        old = read_old_h5(filename)
-        if old is not None:
-            tree, batch = old
-            return build(cls, tree, batch_size, None, auto_batch_size, batch_dims, found=batch)
         opened = registry.open_h5(
             filename,
             mode=mode,
