@@ -1,6 +1,7 @@
 """Differences between the supported versions of torch, by feature test, and of Python.
 
-Also what torch offers only together with its compiler, whose import takes long.
+Also what torch offers only together with its compiler, whose import takes long. Names that torch
+does not promise to keep are in `_torch_private`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from typing import TYPE_CHECKING, Final, ParamSpec, SupportsIndex, cast
 
 import torch
 from torch import Tensor
-from torch._guards import TracingContext
 from torch.compiler import is_compiling, is_dynamo_compiling
 
 if TYPE_CHECKING:
@@ -113,21 +113,6 @@ def smaller(one: int, other: int) -> int:
     return cast("int", torch.sym_min(one, other))  # type: ignore[no-untyped-call]  # torch's
 
 
-def current_trace() -> object | None:
-    """Return an object that lives as long as the program that a compiler is tracing."""
-    return TracingContext.try_get()
-
-
-def assume_constant_result(function: Callable[P, R]) -> Callable[P, R]:
-    """Mark a function whose result a compiler takes as a constant, by calling it while tracing.
-
-    Sets the mark that `torch.compiler.assume_constant_result` sets, which imports the compiler:
-    0.9 s. A torch that does not know the mark traces the function instead.
-    """
-    function._dynamo_marked_constant = True  # type: ignore[attr-defined]  # read by dynamo
-    return function
-
-
 def signature_of(function: Callable[..., object]) -> inspect.Signature:
     """Return the signature of a callable, whose annotations may name what is not defined.
 
@@ -147,17 +132,3 @@ def annotations_of(cls: type) -> Mapping[str, object]:
 
         return get_annotations(cls, format=Format.FORWARDREF)
     return inspect.get_annotations(cls)
-
-
-def traced_as(simple: Callable[P, R]) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Decorate a function so that dynamo traces another one, of equal results, in its place.
-
-    Sets the mark by which `torch.compile` finds the function inside what it returned. A torch that
-    does not know the mark traces the decorated function.
-    """
-
-    def mark(function: Callable[P, R]) -> Callable[P, R]:
-        function._torchdynamo_inline = simple  # type: ignore[attr-defined]  # read by dynamo
-        return function
-
-    return mark

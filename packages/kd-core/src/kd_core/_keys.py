@@ -12,8 +12,8 @@ import difflib
 from collections.abc import Iterable, Iterator, KeysView, Set
 from typing import TYPE_CHECKING, Final, TypeAlias, TypeGuard, TypeVar
 
-from kd_core._compat import assume_constant_result
 from kd_core._errors import InvalidKey
+from kd_core._torch_private import assume_constant_result
 
 if TYPE_CHECKING:
     from kd_core._types import NestedKey

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any, Final, Never, TypeAlias, cast
 
 from torch.compiler import is_dynamo_compiling
 
-from kd_core._compat import traced_as
 from kd_core._errors import InvalidArgument, NotOffered, NotOfferedImport
+from kd_core._torch_private import traced_as
 
 if TYPE_CHECKING:
     from typing import TypeVar

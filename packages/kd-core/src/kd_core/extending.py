@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 from kd_core._batch.descriptor import Descriptor as Descriptor
 from kd_core._batch.descriptor import describe as describe
 from kd_core._batch.descriptor import restore_descriptor as restore_descriptor
-from kd_core._compat import assume_constant_result as assume_constant_result
 from kd_core._compat import signature_of as signature_of
 from kd_core._containers.dense import restore_dense as restore_dense
 from kd_core._containers.lazy_stack import restore_stack as restore_stack
@@ -30,6 +29,7 @@ from kd_core._naming import public_in as public_in
 from kd_core._naming import publish as publish
 from kd_core._nodes.entry import Entry as Entry
 from kd_core._nodes.registry import register as register
+from kd_core._torch_private import assume_constant_result as assume_constant_result
 
 if TYPE_CHECKING:
     from kd_core._containers.level_writes import assign_levels as assign_levels

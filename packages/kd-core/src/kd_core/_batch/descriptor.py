@@ -19,8 +19,8 @@ from torch.compiler import is_dynamo_compiling
 
 from kd_core._batch.names import NamedSize, constants_of, has_names, without_names
 from kd_core._batch.shapes import fitted
-from kd_core._compat import assume_constant_result, current_trace, traced_as
 from kd_core._errors import InvalidArgument, InvalidValue, KdError, not_valid, restores
+from kd_core._torch_private import assume_constant_result, current_trace, traced_as
 
 if TYPE_CHECKING:
     from kd_core._types import Batch, DeviceLike, Sizes

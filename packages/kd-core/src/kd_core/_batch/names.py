@@ -17,7 +17,6 @@ from kd_core._compat import (
     CONSTANT_OBJECTS,
     SYMBOLS_ARE_INT,
     TRACES_SUBCLASSED_INT,
-    assume_constant_result,
     is_constant_size,
     is_known_size,
 )
@@ -31,6 +30,7 @@ from kd_core._errors import (
     wrong_type,
 )
 from kd_core._keys import nearest_key
+from kd_core._torch_private import assume_constant_result
 
 if TYPE_CHECKING:
     from kd_core._types import Batch

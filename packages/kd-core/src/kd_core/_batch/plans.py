@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeAlias
 from torch.compiler import is_compiling
 
 from kd_core._batch.names import resized
-from kd_core._compat import traced_as
+from kd_core._torch_private import traced_as
 
 if TYPE_CHECKING:
     from typing import TypeVar

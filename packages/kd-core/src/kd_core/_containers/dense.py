@@ -18,7 +18,6 @@ from torch.compiler import is_dynamo_compiling
 
 from kd_core._base import TensorDictBase
 from kd_core._batch.descriptor import LOCKED_BY_USER, describe, restored
-from kd_core._compat import traced_as
 from kd_core._errors import a_type, not_valid, restores, shape_text
 from kd_core._leaves.loops import (
     MANY,
@@ -36,6 +35,7 @@ from kd_core._nodes import registry
 from kd_core._nodes.entry import Node, is_node, is_row_data
 from kd_core._ops.scopes.undoing import WAS_LOCKED, WAS_UNLOCKED
 from kd_core._protocol.validation import as_entry
+from kd_core._torch_private import traced_as
 
 if TYPE_CHECKING:
     from typing import Self, TypeVar

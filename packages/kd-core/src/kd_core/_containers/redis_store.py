@@ -31,6 +31,7 @@ from kd_core._nodes import registry
 from kd_core._nodes.entry import is_row_data, is_unbatched
 from kd_core._protocol.primitives import AbstractContainer, lock
 from kd_core._store.mapped_tensor import is_writing
+from kd_core._torch_private import is_view
 
 if TYPE_CHECKING:
     from typing import Self
@@ -142,7 +143,7 @@ def _views(result: object, send: Send | None) -> object:
     if type(result) in (list, tuple):
         views = [_views(each, send) for each in cast("Sequence[object]", result)]
         return views if type(result) is list else tuple(views)
-    if type(result) is Tensor and result._is_view():
+    if type(result) is Tensor and is_view(result):
         result = result.as_subclass(StoredTensor)
         result._send = send
     return result

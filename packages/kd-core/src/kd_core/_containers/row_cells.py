@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from threading import Lock
 from typing import TYPE_CHECKING, Final, cast
 
@@ -35,6 +35,7 @@ from torch.compiler import is_compiling, is_dynamo_compiling
 from kd_core._containers.non_tensor import NonTensorData, NonTensorDataBase
 from kd_core._errors import InvalidValue
 from kd_core._leaves.foreach import StandIn
+from kd_core._torch_private import get_unwrapped, is_gradtrackingtensor
 
 if TYPE_CHECKING:
     from typing import Protocol
@@ -50,9 +51,6 @@ if TYPE_CHECKING:
         _cells: Cells
         _loose: Loose | None
 
-
-_is_grad_wrapper: Callable[[Tensor], bool] = torch._C._functorch.is_gradtrackingtensor
-_inner: Callable[[Tensor], Tensor] = torch._C._functorch.get_unwrapped
 
 _LENDING: Final = Lock()
 """Held while a lent list is replaced, and while loose entries get their cells."""
@@ -238,8 +236,8 @@ def _not_compiled(action: str) -> InvalidValue:
 def without_wrappers(positions: Tensor) -> Tensor:
     """Return numbers without the wrapper of `torch.func.grad`, which is void when that ends."""
     if not is_compiling():
-        while _is_grad_wrapper(positions):
-            positions = _inner(positions)
+        while is_gradtrackingtensor(positions):
+            positions = get_unwrapped(positions)
     return positions
 
 

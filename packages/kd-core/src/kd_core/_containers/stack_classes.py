@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from types import CellType, FunctionType, GetSetDescriptorType, MemberDescriptorType
 from typing import TYPE_CHECKING, Final, TypeVar, cast
 
-from kd_core._compat import assume_constant_result
+from kd_core._torch_private import assume_constant_result
 
 if TYPE_CHECKING:
     from kd_core._protocol.primitives import AbstractContainer

@@ -11,7 +11,6 @@ from torch.compiler import is_dynamo_compiling
 
 from kd_core._batch.descriptor import Descriptor, describe, describe_on
 from kd_core._batch.shapes import batch_of
-from kd_core._compat import traced_as
 from kd_core._containers.dense import Dense, holds_nodes
 from kd_core._errors import InvalidArgument, given_twice, wrong_type
 from kd_core._keys import format_key
@@ -22,6 +21,7 @@ from kd_core._ops.formats.building import build
 from kd_core._ops.shape.rebatching import named
 from kd_core._protocol.primitives import AbstractContainer
 from kd_core._protocol.validation import MAX_DEPTH, as_entry, is_foreign, with_plain_keys
+from kd_core._torch_private import traced_as
 from kd_core._types import NO_DEFAULT
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final
 
-from torch.distributed.distributed_c10d import _get_process_group_store
+from kd_core._torch_private import store_of
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -55,7 +55,9 @@ def named(ranks: list[int]) -> str:
 
 def _silent(group: ProcessGroup, rank: int, size: int) -> list[int]:
     """Return ranks that do not report a failure in time; at most one more than are named."""
-    store = _get_process_group_store(group)
+    store = store_of(group)
+    if store is None:
+        return []
     keys = {other: f"kd/failed/{other}" for other in range(size)}
     store.set(keys.pop(rank), "")
     end = time.monotonic() + _GRACE

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
-from torch._C._dynamo.guards import TensorGuards
 from torch.nn import Parameter
 
 from kd_core._errors import InvalidValue
@@ -27,6 +26,7 @@ from kd_core._nodes.entry import is_unbatched, tensor_of
 from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import AbstractContainer
 from kd_core._store.canonical import canonical
+from kd_core._torch_private import check_of, unflatten
 
 if TYPE_CHECKING:
     from kd_core._nodes.entry import Entry
@@ -189,7 +189,7 @@ class Outlined(NamedTuple):
             for row in self.outline.buckets
         ]
         parts = [
-            list(torch._C._nn.unflatten_dense_tensors(flat, list(members)))
+            list(unflatten(flat, list(members)))
             for flat, members in zip(flats, self._members(), strict=True)
         ]
         return Room(flats, parts)
@@ -304,16 +304,11 @@ def _known(rows: list[Row], leaves: list[Tensor]) -> Known:
     """Return the outline of leaves, after they were checked."""
     for row, leaf in zip(rows, leaves, strict=True):
         _check_dense(row.path, leaf)
-    guards = TensorGuards(
-        *leaves,
-        dynamic_dims_sizes=[list(leaf.shape) for leaf in leaves],  # type: ignore[misc]  # the stub lacks a level
-        dynamic_dims_strides=[list(leaf.stride()) for leaf in leaves],  # type: ignore[misc]  # as above
-    )
     is_whole = all(
         leaf.is_contiguous() and not (leaf.is_inference() or leaf.is_conj() or leaf.is_neg())
         for leaf in leaves
     )
-    return Known(Outline(rows, [leaf.device for leaf in leaves]), guards.check, is_whole)
+    return Known(Outline(rows, [leaf.device for leaf in leaves]), check_of(leaves), is_whole)
 
 
 _DENSE: Final = frozenset({Tensor, Parameter})

@@ -23,7 +23,12 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling, is_dynamo_compiling
 from torch.nn import Parameter
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from kd_core._torch_private import (
+    dispatch_modes,
+    is_traceable_wrapper_subclass,
+    maybe_current_level,
+)
 
 if TYPE_CHECKING:
     from typing import Self
@@ -45,13 +50,11 @@ is_meta: Final = attrgetter("is_meta")
 is_cpu: Final = attrgetter("is_cpu")
 is_complex: Final = Tensor.is_complex
 is_inference: Final = Tensor.is_inference
-_vmap_level: Callable[[], int | None] = torch._C._functorch.maybe_current_level
-dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 
 
 def is_eager() -> bool:
     """Return whether torch computes right now: no tracing, no vmap, no dispatch mode."""
-    return not is_compiling() and _vmap_level() is None and not dispatch_modes()
+    return not is_compiling() and maybe_current_level() is None and not dispatch_modes()
 
 
 def is_ragged(leaf: Tensor) -> bool:
@@ -69,7 +72,7 @@ def use_foreach(leaves: Sequence[Tensor], alike: bool = False) -> bool:
         alike: whether they are known to be plain tensors without recorded gradients, not traced.
     """
     if alike:  # asking for the class of each again shows in "zero_, 16" in the benchmarks
-        return _are_enough(leaves) and _vmap_level() is None
+        return _are_enough(leaves) and maybe_current_level() is None
     return _are_many(leaves) and not are_mixed(leaves)
 
 
@@ -80,7 +83,7 @@ def _are_enough(leaves: Sequence[Tensor]) -> bool:
 
 def _are_many(leaves: Sequence[Tensor]) -> bool:
     """Return whether there are enough leaves for foreach, all plain tensors, and no tracing."""
-    if not _are_enough(leaves) or is_compiling() or _vmap_level() is not None:
+    if not _are_enough(leaves) or is_compiling() or maybe_current_level() is not None:
         return False
     return PLAIN.issuperset(map(type, leaves))
 
@@ -356,7 +359,7 @@ def run_copies(targets: list[Tensor], sources: list[Tensor], singly: bool) -> No
         singly: copy one by one, as gradients and tensor subclasses require: `_foreach_copy_` has
             no derivative.
     """
-    singly = singly or len(targets) < 2 or is_compiling() or _vmap_level() is not None
+    singly = singly or len(targets) < 2 or is_compiling() or maybe_current_level() is not None
     if not singly and wrote(torch._foreach_copy_, targets, sources):
         return
     for target, source in zip(targets, sources, strict=True):
@@ -394,7 +397,7 @@ def exact_constant(leaves: list[Tensor], number: object, alike: bool = False) ->
     """
     if is_compiling() or (number.__class__ is not float and number.__class__ is not int):
         return None
-    if not leaves or _vmap_level() is not None or dispatch_modes():
+    if not leaves or maybe_current_level() is not None or dispatch_modes():
         return None
     dtype = leaves[0].dtype
     if dtype not in _EXACT:

@@ -19,7 +19,6 @@ from kd_core._errors import InvalidValue, ShapeMismatch, cannot_broadcast
 from kd_core._keys import format_key
 from kd_core._leaves.foreach import (
     PLAIN,
-    dispatch_modes,
     dtype_of,
     is_cpu,
     is_inference,
@@ -28,6 +27,7 @@ from kd_core._leaves.foreach import (
 )
 from kd_core._leaves.loops import finder
 from kd_core._leaves.writes import overlap_refusal, refusal, refused_write
+from kd_core._torch_private import dispatch_modes
 
 if TYPE_CHECKING:
     from kd_core._nodes.entry import Entries

@@ -19,6 +19,7 @@ from torch.compiler import is_dynamo_compiling
 
 from kd_core._errors import InvalidValue
 from kd_core._leaves.foreach import is_ragged
+from kd_core._torch_private import nested_view_from_buffer
 
 if TYPE_CHECKING:
     from kd_core._types import LeafFn, PartsFn
@@ -260,8 +261,7 @@ def strided_view(values: Tensor, sizes: Tensor) -> Tensor:
     behind = sizes.flip(1).cumprod(1).flip(1)[:, 1:]  # how far apart neighbours are
     strides = torch.cat([behind, sizes.new_ones(len(sizes), 1)], 1)[:, : sizes.shape[1]]
     starts = counts.cumsum(0) - counts
-    made: Tensor = torch._nested_view_from_buffer(values, sizes, strides, starts)
-    return made
+    return nested_view_from_buffer(values, sizes, strides, starts)
 
 
 def _offsets(leaf: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from kd_core._leaves.foreach import StandIn, are_unwrapped, prepare, wraps_tensors
+from kd_core._torch_private import make_subclass
 
 
 class Refused:
@@ -68,7 +69,7 @@ def _old_values(target: Tensor) -> tuple[Tensor, Tensor] | None:
         with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
             if not target.untyped_storage().data_ptr():
                 return None
-            plain = Tensor._make_subclass(Tensor, target)
+            plain = make_subclass(Tensor, target)
             return plain, plain.clone()
     except (RuntimeError, NotImplementedError, TypeError):
         return None

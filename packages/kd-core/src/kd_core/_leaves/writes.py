@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Final, TypeAlias, cast
 
 import torch
 from torch import Tensor
-from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 from torch.compiler import is_compiling
 from torch.overrides import has_torch_function
 
@@ -38,6 +37,12 @@ from kd_core._leaves.foreach import (
 from kd_core._leaves.loops import unwrapped
 from kd_core._leaves.shapeless import explain_shapeless, have_same_rows, is_shapeless
 from kd_core._nodes.entry import encodes, is_data, is_unbatched
+from kd_core._torch_private import (
+    get_unwrapped,
+    has_internal_overlap,
+    is_functorch_wrapped_tensor,
+    is_usual_view,
+)
 
 if TYPE_CHECKING:
     from kd_core._leaves.wrapped import Refused
@@ -309,7 +314,7 @@ def overlap_refusal(target: Tensor) -> str | None:
         return None
     while is_functorch_wrapped_tensor(target):  # `vmap` has no rule for the question
         target = get_unwrapped(target)
-    if torch._debug_has_internal_overlap(target) == 1:
+    if has_internal_overlap(target):
         return (
             "some of its elements share memory, as in an expanded tensor. `set` a clone of it "
             "first."
@@ -325,16 +330,12 @@ def _graph_refusal(target: Tensor) -> str | None:
             "it requires grad and is a leaf of the graph. Write under `torch.no_grad()`, or "
             "`set` a new tensor."
         )
-    if base is None or _creation(target) == _PLAIN_VIEW:
+    if base is None or is_usual_view(target):
         return None
     return (
         "it is a view created under `torch.no_grad()`, or by `unbind`, `split` or `chunk`, and "
         "gradients do not flow through such a write. `set` a clone of it first."
     )
-
-
-_creation: Final[Callable[[Tensor], object]] = torch._C._autograd._get_creation_meta
-_PLAIN_VIEW: Final[object] = torch._C._autograd.CreationMeta.DEFAULT
 
 
 def _may_overlap(target: Tensor) -> bool:

@@ -16,14 +16,13 @@ from typing import Final, TypeAlias
 
 import torch
 from torch import Tensor
-from torch._ops import HigherOrderOperator
 from torch.compiler import is_dynamo_compiling
 from torch.utils.checkpoint import checkpoint
 
-from kd_core._compat import assume_constant_result
 from kd_core._errors import UnsupportedFunction
 from kd_core._keys import nearest_key
 from kd_core._nodes.entry import is_node
+from kd_core._torch_private import HigherOrderOperator, assume_constant_result
 
 TorchFunction: TypeAlias = Callable[..., object]
 

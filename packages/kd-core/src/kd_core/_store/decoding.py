@@ -15,7 +15,15 @@ from torch import Tensor
 
 from kd_core._batch.descriptor import describe, device_of
 from kd_core._batch.names import checked_names, with_names
-from kd_core._errors import FormatError, KdError, KeyNotFound, a_type, listed, walks_through_leaf
+from kd_core._errors import (
+    FormatError,
+    KdError,
+    KeyNotFound,
+    MissingDependency,
+    a_type,
+    listed,
+    walks_through_leaf,
+)
 from kd_core._keys import format_key, nearest_key, path_of, several
 from kd_core._leaves.loops import leaf_fits
 from kd_core._leaves.nested import strided_view
@@ -217,11 +225,9 @@ class Decoder:
                 pairs = zip(self._readers, self._specs, strict=True)
                 self._known = [reader(specs) for reader, specs in pairs]
             return self._joined([self._container(part, wanted, ()) for part in parts])
-        except KeyNotFound:
+        except (KeyNotFound, FormatError, MissingDependency):
             raise
         except KdError as error:
-            if isinstance(error, FormatError):
-                raise
             raise FormatError(f"the manifest is not valid: {error} {RESTORE}") from error
         except (RuntimeError, TypeError, OverflowError) as error:
             reason = str(error).partition("\n")[0]

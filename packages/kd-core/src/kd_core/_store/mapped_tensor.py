@@ -20,6 +20,7 @@ from kd_core._errors import InvalidArgument, InvalidValue, shape_text, wrong_typ
 from kd_core._naming import public_in
 from kd_core._protocol.primitives import AbstractContainer, leaves_of
 from kd_core._store.places import place_of, roots_at
+from kd_core._torch_private import is_view
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -532,7 +533,7 @@ def _sealed_views(result: object) -> object:
     if type(result) in (list, tuple):
         views = map(_sealed_views, cast("Sequence[object]", result))
         return list(views) if type(result) is list else tuple(views)
-    if type(result) is Tensor and result._is_view():
+    if type(result) is Tensor and is_view(result):
         return result.as_subclass(SealedTensor)
     return result
 

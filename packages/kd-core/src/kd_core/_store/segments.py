@@ -26,6 +26,7 @@ from kd_core._store import files
 from kd_core._store.canonical import RESTORE, canonical
 from kd_core._store.dtypes import WIRE
 from kd_core._store.progress import reported
+from kd_core._torch_private import flatten
 
 C = TypeVar("C", bound=Callable[..., object])
 
@@ -149,7 +150,7 @@ def _plain(tensor: Tensor) -> Tensor:
 
 def _octets(tensors: list[Tensor]) -> memoryview:
     """Return the bytes of tensors of one dtype, one behind the other."""
-    flat: Tensor = torch._C._nn.flatten_dense_tensors(tensors)
+    flat = flatten(tensors)
     return _buffer(flat.view(torch.uint8))
 
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
 
 from torch import Tensor
-from torch._C._functorch import maybe_current_level
 from torch.compiler import is_compiling
 
 from kd_core._batch.names import names_of
 from kd_core._containers.lazy_stack import built_stack
 from kd_core._errors import KdError, ShapeMismatch
 from kd_core._torch.vmap_dims import Level, is_mapped
+from kd_core._torch_private import maybe_current_level
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

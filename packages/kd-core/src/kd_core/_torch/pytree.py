@@ -28,8 +28,6 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
 
 import torch
 from torch import Tensor
-from torch._C._functorch import maybe_current_level
-from torch._functorch.pyfunctorch import temporarily_pop_interpreter_stack
 from torch.compiler import is_compiling
 from torch.utils import _pytree
 
@@ -54,6 +52,7 @@ from kd_core._torch.vmap_dims import (
     refuse_mapped,
     refuse_rows,
 )
+from kd_core._torch_private import maybe_current_level, maybe_get_level, outside_of_transform
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -174,8 +173,8 @@ def _below_gradients(container: AbstractContainer) -> AbstractContextManager[obj
     found: list[Tensor] = []
     container._kd_collect(found)
     leaves = list(filter(torch.is_tensor, found))  # `in_dims` of `vmap` are integers
-    inside = any(torch._C._functorch.maybe_get_level(leaf) == level for leaf in leaves)
-    return nullcontext() if inside else temporarily_pop_interpreter_stack()
+    inside = any(maybe_get_level(leaf) == level for leaf in leaves)
+    return nullcontext() if inside else outside_of_transform()
 
 
 def _take_apart(container: AbstractContainer, children: list[object], outer: int = 0) -> Structure:

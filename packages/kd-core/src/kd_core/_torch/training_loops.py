@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch.utils.data._utils.collate import default_collate_fn_map
-
 from kd_core._base import TensorDictBase
 from kd_core._combine.stacking import stack
+from kd_core._torch_private import collate_as
 
 
 def _collate(
@@ -20,4 +19,4 @@ def _collate(
     return batch if isinstance(batch, TensorDictBase) else stack(batch)
 
 
-default_collate_fn_map[TensorDictBase] = _collate
+collate_as(TensorDictBase, _collate)

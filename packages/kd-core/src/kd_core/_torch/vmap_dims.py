@@ -17,13 +17,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch._C._functorch import (
-    get_unwrapped,
-    is_batchedtensor,
-    maybe_current_level,
-    maybe_get_bdim,
-    maybe_get_level,
-)
 from torch.compiler import is_compiling
 from torch.utils import _pytree
 
@@ -32,6 +25,13 @@ from kd_core._containers.unbatched import UnbatchedTensor, wrap_tensor
 from kd_core._errors import InvalidValue
 from kd_core._keys import format_key
 from kd_core._protocol.primitives import AbstractContainer
+from kd_core._torch_private import (
+    get_unwrapped,
+    is_batchedtensor,
+    maybe_current_level,
+    maybe_get_bdim,
+    maybe_get_level,
+)
 
 
 class Mapped(NamedTuple):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kd_core._torch_private import flatten
+
 
 def flat_of(leaves: list[Tensor]) -> Tensor:
     """Return all elements of tensors of one dtype and device, one behind the other.
@@ -15,7 +17,7 @@ def flat_of(leaves: list[Tensor]) -> Tensor:
     with torch.no_grad():
         flat = view_of(leaves)
         if flat is None:
-            flat = torch._C._nn.flatten_dense_tensors(leaves)
+            flat = flatten(leaves)
         flat = flat.resolve_conj().resolve_neg().detach()
         # One element or none may have any stride, with which torch does not view it as bytes.
         return flat.as_strided(flat.shape, (1,))

@@ -33,6 +33,7 @@ from kd_core._keys import format_key, nearest_key
 from kd_core._leaves.loops import entries_of
 from kd_core._nodes import registry
 from kd_core._protocol.primitives import AbstractContainer
+from kd_core._torch_private import make_subclass, maybe_current_level
 
 if TYPE_CHECKING:
     from typing import Self
@@ -571,7 +572,7 @@ class _Route:
         stores, recurrent, _ = taken
         reached: list[tuple[Entries, nn.Module]] = []
         held: list[Tensor | None] = []
-        in_transform = torch._C._functorch.maybe_current_level() is not None
+        in_transform = maybe_current_level() is not None
         for above, key, known, count, home, names in self.rows:
             wraps = home == "_parameters" and not in_transform
             if above < 0:
@@ -617,10 +618,8 @@ def _as_parameter(new: Tensor, old: Tensor | None) -> Tensor:
     if old.__class__ is not nn.Parameter or new.is_inference():
         return new
     trained = old.requires_grad and (new.is_floating_point() or new.is_complex())
-    return _parameter(nn.Parameter, new, trained)
-
-
-_parameter: Final = Tensor._make_subclass  # what `nn.Parameter` calls, without its checks
+    # What `nn.Parameter` calls, without its checks.
+    return make_subclass(nn.Parameter, new, trained)
 
 
 def _names_of(module: nn.Module) -> Names:

@@ -12,6 +12,7 @@ from kd_core._nodes import registry
 from kd_core._nodes.entry import tensor_of
 from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import AbstractContainer, leaves_of, locked_as, name_in
+from kd_core._torch_private import is_view
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -130,7 +131,7 @@ class Autograd(AbstractContainer):
         """
         leaves = leaves_of(self)
         for leaf in leaves:
-            if leaf._is_view():
+            if is_view(leaf):
                 raise InvalidValue(
                     f"{name_in(self, leaf)} must not be a view of another tensor to be detached in "
                     "place. Use `detach()`."

@@ -17,7 +17,6 @@ from torch.compiler import is_dynamo_compiling
 from kd_core._batch.descriptor import LOCKED_BY_USER
 from kd_core._batch.plans import unchanged
 from kd_core._batch.shapes import numel
-from kd_core._compat import traced_as
 from kd_core._errors import InvalidArgument
 from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import (
@@ -28,6 +27,7 @@ from kd_core._protocol.primitives import (
     relock,
     unlock,
 )
+from kd_core._torch_private import traced_as
 
 if TYPE_CHECKING:
     from typing import Protocol, TypeVar

@@ -20,7 +20,6 @@ from kd_core._batch.shapes import (
     broadcasts_to,
     index_int,
 )
-from kd_core._compat import traced_as
 from kd_core._errors import (
     InvalidArgument,
     InvalidValue,
@@ -59,6 +58,7 @@ from kd_core._ops.selection.index_plan import (
 from kd_core._protocol.composite import Composite, takes
 from kd_core._protocol.primitives import AbstractContainer, check_has, level_at, writes_at
 from kd_core._protocol.validation import as_entry, with_plain_keys
+from kd_core._torch_private import traced_as
 
 if TYPE_CHECKING:
     from typing import Self, TypeVar

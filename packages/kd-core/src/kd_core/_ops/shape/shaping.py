@@ -18,7 +18,6 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from kd_core._batch.shapes import batch_of, fitted, one_per_dim
-from kd_core._compat import traced_as
 from kd_core._errors import InvalidArgument, InvalidValue, wrong_type
 from kd_core._keys import format_key
 from kd_core._leaves.loops import finder
@@ -41,6 +40,7 @@ from kd_core._ops.shape.shape_plans import (
     unsqueeze_plan,
 )
 from kd_core._protocol.primitives import AbstractContainer, engine, locked_as
+from kd_core._torch_private import traced_as
 
 if TYPE_CHECKING:
     from typing import Self, TypeVar

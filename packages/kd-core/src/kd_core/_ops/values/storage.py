@@ -25,6 +25,7 @@ from kd_core._protocol.primitives import (
     name_in,
     refuse_unbatched,
 )
+from kd_core._torch_private import flatten, unflatten
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -231,7 +232,7 @@ def _together(leaves: list[Tensor], place: _Place) -> list[Tensor]:
     for leaf in leaves:
         groups.setdefault(leaf.dtype, []).append(leaf)
     if len(groups) == 1:
-        flat = torch._C._nn.flatten_dense_tensors(leaves)
+        flat = flatten(leaves)
         if len(leaves) == 1:  # then it is a view of the leaf
             flat = flat.clone()
         return list(_parts(place.put(flat), leaves))
@@ -275,8 +276,7 @@ class _Place:
 
 def _parts(flat: Tensor, like: list[Tensor]) -> Sequence[Tensor]:
     """Return views of a flat tensor in the shapes of others."""
-    parts: Sequence[Tensor] = torch._C._nn.unflatten_dense_tensors(flat, like)
-    return parts
+    return unflatten(flat, like)
 
 
 def _leaves(td: AbstractContainer) -> dict[NestedKey, Tensor]:

@@ -1,0 +1,280 @@
+"""The names of torch that it does not promise to keep, each with what takes its place.
+
+A torch that lacks one costs speed or one feature, never the import. Everything else of this package
+uses public names of torch alone, and those that its documentation names though they begin with an
+underscore: `torch._foreach_*`, `Tensor._version`, `torch._C.DisableTorchFunctionSubclass`,
+`torch._C._disabled_torch_function_impl`, and `_parameters`, `_buffers` and `_modules` of a module.
+
+Knows torch; must not know containers.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Final, NoReturn, ParamSpec, TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+
+from kd_core._errors import MissingDependency
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+    from torch.distributed.distributed_c10d import Store
+
+T = TypeVar("T")
+
+
+def _found(where: str, name: str, instead: T) -> T:
+    """Return a name of a module of torch, or what takes its place."""
+    try:
+        module = importlib.import_module(where)
+    except ImportError:
+        return instead
+    return cast("T", getattr(module, name, instead))
+
+
+def _lacking(name: str, feature: str) -> Callable[..., NoReturn]:
+    """Return a function in place of one without which a feature does not work."""
+
+    def refuse(*args: object, **kwargs: object) -> NoReturn:
+        raise MissingDependency(
+            f"{feature} needs `{name}`, which torch {torch.__version__} does not have. Use a "
+            "version of torch that this version of kd-core was tested with."
+        )
+
+    return refuse
+
+
+# Transforms of functorch: `vmap`, `grad` and their like. Without the first name, none is ever seen:
+# dimensions of `vmap` are counted as torch counts them, and foreach kernels are tried and given up.
+
+_FUNCTORCH: Final = "torch._C._functorch"
+
+
+def _no_level() -> int | None:
+    return None
+
+
+def _of_no_transform(tensor: Tensor) -> bool:
+    return False
+
+
+def _itself(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def _minus_one(tensor: Tensor) -> int:
+    return -1
+
+
+maybe_current_level: Final = _found(_FUNCTORCH, "maybe_current_level", _no_level)
+"""Return the level of the innermost transform that runs; `None` outside of all."""
+maybe_get_level: Final = _found(_FUNCTORCH, "maybe_get_level", _minus_one)
+"""Return the level to which a tensor belongs; -1: none."""
+maybe_get_bdim: Final = _found(_FUNCTORCH, "maybe_get_bdim", _minus_one)
+"""Return the dimension that `vmap` hides of a tensor; -1: none."""
+is_batchedtensor: Final = _found(_FUNCTORCH, "is_batchedtensor", _of_no_transform)
+is_gradtrackingtensor: Final = _found(_FUNCTORCH, "is_gradtrackingtensor", _of_no_transform)
+is_functorch_wrapped_tensor: Final = _found(
+    _FUNCTORCH, "is_functorch_wrapped_tensor", _of_no_transform
+)
+get_unwrapped: Final = _found(_FUNCTORCH, "get_unwrapped", _itself)
+"""Return the tensor inside one of a transform."""
+
+
+def _here() -> AbstractContextManager[object]:
+    return nullcontext()
+
+
+outside_of_transform: Final[Callable[[], AbstractContextManager[object]]] = _found(
+    "torch._functorch.pyfunctorch", "temporarily_pop_interpreter_stack", _here
+)
+"""Return the context in which the innermost transform does not run."""
+
+
+# Modes and tracing.
+
+
+def _no_modes() -> int:
+    return 0
+
+
+dispatch_modes: Final = _found("torch._C", "_len_torch_dispatch_stack", _no_modes)
+"""Return how many dispatch modes are active, such as that of fake tensors."""
+
+
+class _Nothing:
+    """A class without instances."""
+
+
+HigherOrderOperator: Final[type] = _found("torch._ops", "HigherOrderOperator", _Nothing)
+"""The class of `cond`, `while_loop`, `scan`: what calls a function of the user while tracing."""
+
+
+class _NoTrace:
+    @staticmethod
+    def try_get() -> object | None:
+        return None
+
+
+_TracingContext: Final = _found("torch._guards", "TracingContext", _NoTrace)
+
+
+def current_trace() -> object | None:
+    """Return an object that lives as long as the program that a compiler is tracing."""
+    return _TracingContext.try_get()
+
+
+def _is_wrapper(leaf: object) -> bool:
+    return hasattr(leaf, "__tensor_flatten__")
+
+
+is_traceable_wrapper_subclass: Final = _found(
+    "torch.utils._python_dispatch", "is_traceable_wrapper_subclass", _is_wrapper
+)
+"""Return whether a tensor is made of other tensors, which it can be taken apart into."""
+
+
+# Memory.
+
+
+def _with_stride_of_zero(tensor: Tensor) -> int:
+    pairs = zip(tensor.shape, tensor.stride(), strict=True)
+    return int(any(size > 1 and not stride for size, stride in pairs))
+
+
+_has_internal_overlap: Final = _found("torch", "_debug_has_internal_overlap", _with_stride_of_zero)
+
+
+def has_internal_overlap(tensor: Tensor) -> bool:
+    """Return whether elements of a strided tensor surely share memory, as in an expanded one."""
+    return _has_internal_overlap(tensor) == 1
+
+
+def _joined(leaves: Sequence[Tensor]) -> Tensor:
+    if len(leaves) == 1:
+        return leaves[0].reshape(-1)
+    return torch.cat([leaf.reshape(-1) for leaf in leaves])
+
+
+def _parted(flat: Tensor, like: Sequence[Tensor]) -> Sequence[Tensor]:
+    parts = torch.split(flat, [leaf.numel() for leaf in like])
+    return [part.view(leaf.shape) for part, leaf in zip(parts, like, strict=True)]
+
+
+flatten: Final[Callable[[Sequence[Tensor]], Tensor]] = _found(
+    "torch._C._nn", "flatten_dense_tensors", _joined
+)
+"""Return the elements of tensors of one dtype, one behind the other; of one, perhaps a view."""
+unflatten: Final[Callable[[Tensor, Sequence[Tensor]], Sequence[Tensor]]] = _found(
+    "torch._C._nn", "unflatten_dense_tensors", _parted
+)
+"""Return views of a flat tensor in the shapes of others."""
+
+nested_view_from_buffer: Final[Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]] = _found(
+    "torch",
+    "_nested_view_from_buffer",
+    _lacking("torch._nested_view_from_buffer", "a nested tensor of the layout `torch.strided`"),
+)
+"""Return a nested tensor of the strided layout over values; after sizes, strides and starts."""
+
+
+def _alias(kind: type[Tensor], tensor: Tensor, requires_grad: bool = False) -> Tensor:
+    if kind is nn.Parameter:
+        return nn.Parameter(tensor, requires_grad)
+    return tensor.detach().as_subclass(kind)
+
+
+make_subclass: Final[Callable[..., Tensor]] = getattr(Tensor, "_make_subclass", _alias)
+"""Return a tensor of another class that shares the memory; after the class, whether it has grad."""
+
+
+def _is_written_by_grad(tensor: Tensor) -> object:
+    return None
+
+
+_creation_meta: Final = _found("torch._C._autograd", "_get_creation_meta", _is_written_by_grad)
+_USUAL: Final[object] = getattr(_found("torch._C._autograd", "CreationMeta", None), "DEFAULT", None)
+
+
+def is_usual_view(tensor: Tensor) -> bool:
+    """Return whether autograd records writes into a view; where torch does not say, yes."""
+    return _creation_meta(tensor) == _USUAL
+
+
+def _has_base(tensor: Tensor) -> bool:
+    return tensor._base is not None
+
+
+is_view: Final[Callable[[Tensor], bool]] = getattr(Tensor, "_is_view", _has_base)
+"""Return whether a tensor is a view of another one, as autograd knows it."""
+
+
+# Compilers, data loaders and processes.
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def assume_constant_result(function: Callable[P, R]) -> Callable[P, R]:
+    """Mark a function whose result a compiler takes as a constant, by calling it while tracing.
+
+    Sets the mark that `torch.compiler.assume_constant_result` sets, which imports the compiler:
+    0.9 s. A torch that does not know the mark traces the function instead.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]  # read by dynamo
+    return function
+
+
+def traced_as(simple: Callable[P, R]) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Decorate a function so that dynamo traces another one, of equal results, in its place.
+
+    Sets the mark by which `torch.compile` finds the function inside what it returned. A torch that
+    does not know the mark traces the decorated function.
+    """
+
+    def mark(function: Callable[P, R]) -> Callable[P, R]:
+        function._torchdynamo_inline = simple  # type: ignore[attr-defined]  # read by dynamo
+        return function
+
+    return mark
+
+
+def _never(*leaves: Tensor) -> bool:
+    return False
+
+
+def check_of(leaves: Sequence[Tensor]) -> Callable[..., bool]:
+    """Return a function that says whether other tensors have the same properties, size for size.
+
+    Without it every container is looked at anew before it is exchanged between processes.
+    """
+    guards: Callable[..., object] | None = _found("torch._C._dynamo.guards", "TensorGuards", None)
+    if guards is None:
+        return _never
+    sizes, strides = [list(leaf.shape) for leaf in leaves], [list(leaf.stride()) for leaf in leaves]
+    made = guards(*leaves, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
+    check: Callable[..., bool] = getattr(made, "check")  # noqa: B009  # the stub lacks a level
+    return check
+
+
+def collate_as(kind: type, function: Callable[..., object]) -> None:
+    """Have the default collate function of `DataLoader` call a function on a batch of a class.
+
+    Without it a `DataLoader` of containers needs a `collate_fn`.
+    """
+    known: dict[type, Callable[..., object]] = _found(
+        "torch.utils.data._utils.collate", "default_collate_fn_map", {}
+    )
+    known[kind] = function
+
+
+def store_of(group: ProcessGroup) -> Store | None:
+    """Return the store through which the ranks of a process group found each other, if known."""
+    find: Callable[[ProcessGroup], Store] | None = _found(
+        "torch.distributed.distributed_c10d", "_get_process_group_store", None
+    )
+    return None if find is None else find(group)
