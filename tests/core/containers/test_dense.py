@@ -65,7 +65,25 @@ class MoreMixed(Mixed):
     """Inherits from one with the mixin."""
 
 
-KINDS = (Counting, More, Mixed, MoreMixed)
+class Passing:
+    """Has general methods in place of those that bypass primitives, as its own would call them."""
+
+    update = TensorDictBase.update
+    rename_key_ = TensorDictBase.rename_key_
+    empty = TensorDictBase.empty
+    lock_ = TensorDictBase.lock_
+    unlock_ = TensorDictBase.unlock_
+
+
+class BothMixed(Passing, Noting, TensorDict):  # type: ignore[misc]  # as above
+    """Primitives and the methods that bypass them are overridden by mixins."""
+
+
+class PassedLater(Passing, Mixed):  # type: ignore[misc]  # as above
+    """The methods are overridden in front of a class that overrides the primitives."""
+
+
+KINDS = (Counting, More, Mixed, MoreMixed, BothMixed, PassedLater)
 
 
 def test_each_write_is_seen() -> None:
