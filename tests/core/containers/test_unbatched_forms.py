@@ -161,3 +161,22 @@ def test_vmap_does_not_map_it() -> None:
     result = torch.vmap(scaled, (0, None))(td.select("a"), td["u"])
     assert result.tolist() == [0.0, 6.0]
     assert torch.vmap(lambda x, row: row["u"].sum() + x, (0, None))(torch.ones(3), td).shape == (3,)
+
+
+@pytest.mark.parametrize("out_dim", [0, 1])
+def test_what_computed_in_vmap_leaves_it_as_one_tensor_or_as_rows(out_dim: int) -> None:
+    """A result with other values along the new dimension has them in its rows, not in each."""
+    td = make(rows=4).reshape(2, 2)
+    scales = torch.arange(3.0)
+    partly = torch.vmap(lambda x, td: td.update({"a": td["a"] * x}), (0, None))(scales, td.copy())
+    assert partly.batch_size == wrapper(partly).batch_size == (3, 2, 2)
+    assert torch.equal(wrapper(partly).data, fixed())
+    scaled = torch.vmap(lambda scale, td: td * scale, (0, None), out_dim)(scales, td)
+    for place, scale in enumerate(scales):
+        each = scaled[place] if out_dim == 0 else scaled[:, place]
+        assert torch.equal(each["u"], (fixed() * scale).expand(2, 2, *fixed().shape))
+        assert torch.equal(each["a"], (td * scale)["a"])
+    nested = torch.vmap(
+        lambda one: torch.vmap(lambda two, td: td * two * one, (0, None))(scales, td)
+    )(scales)
+    assert torch.equal(nested[2, 1]["u"], (fixed() * 2).expand(2, 2, *fixed().shape))

@@ -47,6 +47,7 @@ from kd_core._protocol.primitives import AbstractContainer
 from kd_core._torch.vmap_dims import (
     Level,
     Moved,
+    given_rows,
     level_of,
     moved_by_vmap,
     refuse_mapped,
@@ -338,6 +339,9 @@ def _put_together(
             continue
         nested = True
         if is_unbatched(value):
+            if moved is not None and moved.given:
+                entries[key] = given_rows(value, moved.dim, desc)
+                continue
             if moved is not None or is_compiling():
                 refuse_mapped(key, value)
             entries[key] = value._kd_with_descriptor(desc)

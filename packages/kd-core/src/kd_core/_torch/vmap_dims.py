@@ -20,10 +20,11 @@ from torch import Tensor
 from torch.compiler import is_compiling
 from torch.utils import _pytree
 
-from kd_core._batch.descriptor import describe
+from kd_core._batch.descriptor import Descriptor, describe
 from kd_core._containers.unbatched import UnbatchedTensor, wrap_tensor
 from kd_core._errors import InvalidValue
 from kd_core._keys import format_key
+from kd_core._nodes.entry import TensorData
 from kd_core._protocol.primitives import AbstractContainer
 from kd_core._torch_private import (
     get_unwrapped,
@@ -190,6 +191,20 @@ def refuse_mapped(key: str, entry: object) -> None:
             f"entry {format_key(key)} is an `UnbatchedTensor`, whose first dimension `vmap` would "
             "map. `exclude` the entry, and pass the tensor with `in_dims=None`."
         )
+
+
+def given_rows(entry: TensorData, dim: int, desc: Descriptor) -> Tensor | TensorData:
+    """Return an entry that left `vmap`, which gave its tensor a dimension.
+
+    It is one tensor for the whole batch still where torch repeated it along that dimension; else
+    it has other values along one dimension of the batch, and becomes an entry with all of them.
+    """
+    tensor = entry._tensor
+    if tensor.layout is torch.strided and not tensor.is_nested and tensor.stride(dim) == 0:
+        return wrap_tensor(tensor.select(dim, 0), desc)
+    features = tensor.movedim(dim, 0).shape[1:]
+    rows = tensor.movedim(dim, 0)
+    return rows[(slice(None), *(None,) * (desc.ndim - dim - 1))].expand(*desc.size, *features)
 
 
 def _dump_unbatched(constant: object) -> None:
