@@ -263,6 +263,55 @@ def test_a_typed_container_takes_other_keys_too() -> None:
     assert more["more"].item() == 1
 
 
+def test_what_a_typed_container_computes_of_its_entries_is_a_plain_one() -> None:
+    """The fields declare neither truth values nor totals."""
+    batch = Batch(torch.arange(6.0).reshape(3, 2), batch_size=[3])
+    half = Batch(torch.ones(3, 2) / 2, batch_size=[3])
+    plain: list[object] = [batch == half, batch < half, batch.sum(0), batch.max(0).values]
+    plain.append(batch.pad([0, 1]))
+    assert [type(each) for each in plain] == [TensorDict] * 5
+    assert (batch == batch.clone())["obs"].all()
+    assert torch.equal(batch.sum(0)["obs"], torch.tensor([6.0, 9.0]))
+    same: list[object] = [batch.exp(), batch + 1, batch.logsumexp(0)]
+    assert [type(each) for each in same] == [Batch] * 3
+
+
+def test_a_typed_container_is_built_of_mappings_that_lack_fields() -> None:
+    made = Batch.from_dict({"more": torch.ones(2)})
+    assert type(made) is Batch
+    assert list(made.keys()) == ["more"]
+    with pytest.raises(UnknownField, match="declared, and has no entry"):
+        made.obs  # noqa: B018  # reading it raises
+    assert type(Batch.from_any({"more": torch.ones(2)})) is Batch
+    lacking = TensorDict({"k": torch.ones(2)}, [2])
+    with pytest.raises(InvalidArgument, match="`Batch` expected a value for `obs`"):
+        Batch.from_tensordict(lacking)
+    assert list(Batch.from_tensordict(lacking, check=False).keys()) == ["k"]
+
+
+def test_a_batch_size_that_does_not_fit_is_told_before_a_key_that_is_no_field() -> None:
+    with pytest.raises(ShapeMismatch, match="`more`"):
+        Inner.from_dict({"more": torch.ones(2)}, [3])
+    with pytest.raises(UnknownField, match="`more` is not a field of `Inner`"):
+        Inner.from_dict({"more": torch.ones(3)}, [3])
+
+
+def test_positions_and_listed_keys_are_no_fields() -> None:
+    for plain in (
+        Batch.from_tuple((torch.ones(2), {"k": 1})),
+        Batch.from_pytree({"obs": torch.ones(2)}),
+        Batch.fromkeys(["obs", "k"]),
+    ):
+        assert type(plain) is TensorDict
+    assert not isinstance(Batch.from_any((torch.ones(2), 1)), TypedTensorDict)
+
+
+def test_a_typed_container_is_not_a_tensor_class() -> None:
+    assert not is_tensorclass(Batch)
+    assert not is_tensorclass(Batch(torch.ones(2)))
+    assert not is_tensorclass(lazy_stack([Batch(torch.ones(2))]))
+
+
 def test_fields_are_listed() -> None:
     names = [(each.name, each.default) for each in Sample.fields()]
     assert names[2:] == [("source", "camera"), ("weight", None)]

@@ -101,7 +101,7 @@ OTHERS = made(
 SOURCES = made(
     same=like,
     new_key=lambda g: {"new": torch.ones(*g.td.batch_size, 2)},
-    part=lambda g: {"a": g.td.get("a").clone() if "a" in g.td else torch.ones(3, 2)},
+    part=lambda g: {"a": g.td.get("a").clone() if "a" in list(g.td.keys()) else torch.ones(3, 2)},
     inside=lambda g: {"n": {"c": torch.ones(*g.td.batch_size, 2)}},
     container=lambda g: g.lib.TensorDict({"a": torch.ones(*g.td.batch_size)}, g.td.batch_size),
     text=lambda g: {"s": "new", "w": None},
@@ -298,7 +298,9 @@ METHODS: dict[tuple[str, str], list[tuple[str, Value]]] = {
     ),
     ("from_tuple", "obj"): made(pair=lambda g: (torch.ones(2), {"x": 1})),
     ("update_at_", "input_dict_or_td"): made(
-        row=lambda g: {"a": g.td.get("a")[0].clone() if "a" in g.td else torch.ones(2)},
+        row=lambda g: {
+            "a": g.td.get("a")[0].clone() if "a" in list(g.td.keys()) else torch.ones(2)
+        },
         whole=like,
         new=lambda g: {"new": torch.ones(())},
     ),
@@ -308,6 +310,9 @@ METHODS: dict[tuple[str, str], list[tuple[str, Value]]] = {
     ("insert", "tensordict"): made(member=lambda g: g.td[0].clone()),
     ("extend", "tensordict"): made(members=lambda g: [g.td[0].clone()]),
     ("fields", "names"): [],
+    ("named_buffers", "prefix"): always("p."),
+    ("named_modules", "prefix"): always("p."),
+    ("named_parameters", "prefix"): always("p."),
 }
 """Values for a parameter of one method."""
 
@@ -338,7 +343,7 @@ POSITIONAL: dict[str, list[tuple[str, Positional]]] = {
     "refine_names": spread(("x", "y"), (..., "y"), ("x",), (None, "y")),
     "rename": spread(("x", "y"), ("x",), (None, None)), "rename_": spread(("x", "y"), ("x",)),
     "repeat": spread((2, 1), ((2, 1),), (2,)),
-    "replace": [("part", lambda g: ({"a": g.td.get("a") * 2} if "a" in g.td else {},)), *spread(({"new": 1},), ({},))],
+    "replace": [("part", lambda g: ({"a": g.td.get("a") * 2} if "a" in list(g.td.keys()) else {},)), *spread(({"new": 1},), ({},))],
     "reshape": spread((-1,), (6,), (2, 3), ((3, 2),), (7,), (3, 2, 1), ()), "view": spread((-1,), (6,), (2, 3), ((3, 2),), (7,), (torch.int32,)),
     "squeeze": spread((), (0,), (1,), (-1,)), "unsqueeze": spread((0,), (1,), (-1,), (2,), (9,)),
     "to": spread(("cpu",), (torch.float64,), (torch.device("meta"),), ("cpu", torch.float64), ()),
@@ -449,6 +454,7 @@ LEFT_ALONE = {
         "hook_out",
         "backward",
         "new_empty",
+        "to_empty",
         "qint8",
         "qint32",
         "quint4x2",

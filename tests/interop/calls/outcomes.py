@@ -29,13 +29,26 @@ def leaves(value: Any, lib: Library, path: str = "") -> Iterator[tuple[str, torc
     elif isinstance(value, torch.Tensor):
         yield path, value
     elif not lib.is_non_tensor(value) and lib.is_tensor_collection(value):
-        for key, entry in entries(value):
+        for key, entry in entries(value, lib):
             yield from leaves(entry, lib, f"{path}.{key}")
 
 
-def entries(value: Any) -> list[tuple[str, Any]]:
+def class_of(value: Any, lib: Library) -> str:
+    """Return the name of a class that users can import: a subclass of it may have a private one.
+
+    A lazy stack of instances of a tensor class is asked as programs ask: it is an instance, too.
+    """
+    for cls in (lib.Based, lib.Decorated):
+        if isinstance(value, cls):
+            return str(cls.__name__)
+    if isinstance(value, lib.LazyStackedTensorDict) and not lib.is_non_tensor(value):
+        return "LazyStackedTensorDict"
+    return next(cls.__name__ for cls in type(value).__mro__ if not cls.__name__.startswith("_"))
+
+
+def entries(value: Any, lib: Library) -> list[tuple[str, Any]]:
     """Return the entries of a container as they are stored; members of a lazy stack as numbers."""
-    if type(value).__name__ == "LazyStackedTensorDict":
+    if class_of(value, lib) == "LazyStackedTensorDict":
         return [(str(i), member) for i, member in enumerate(value.tensordicts)]
     return [(key, value.get(key)) for key in type(value).keys(value)]
 
@@ -142,8 +155,7 @@ def tensor(value: torch.Tensor, lib: Library, aliases: Aliases) -> Any:
 
 
 def container(value: Any, lib: Library, aliases: Aliases, depth: int) -> Any:
-    # the name of a class that users can import: a subclass of it may have a private one
-    public = next(cls.__name__ for cls in type(value).__mro__ if not cls.__name__.startswith("_"))
+    public = class_of(value, lib)
     if depth and public == "TensorDictParams":
         public = "TensorDict"  # here each level is a module, so that all its tensors are registered
     facts = {
@@ -157,11 +169,15 @@ def container(value: Any, lib: Library, aliases: Aliases, depth: int) -> Any:
         facts["names"] = tuple(names)
     if lib.is_non_tensor(value):
         return (facts, plain(value.tolist()))
-    if type(value).__name__ == "LazyStackedTensorDict":
+    if public == "LazyStackedTensorDict":
         facts["stack_dim"] = value.stack_dim
     return (
         facts,
-        [(key, describe(entry, lib, aliases, depth + 1)) for key, entry in entries(value)],
+        [
+            # what a library notes of a tree is for `to_pytree` alone
+            (key, "..." if key == "_pytree_type" else describe(entry, lib, aliases, depth + 1))
+            for key, entry in entries(value, lib)
+        ],
     )
 
 
@@ -199,7 +215,8 @@ ACCIDENTS = (
     "object has no attribute", "index out of range", "is not iterable", "is not subscriptable",
     "object is not callable", "not supported between", "unexpected keyword argument",
     "positional argument", "invalid combination of arguments", "unsupported operand type",
-    "object cannot be interpreted", "Is a directory",
+    "object cannot be interpreted", "Is a directory", "of a 0-d tensor",
+    "got multiple values for argument",
 )  # fmt: skip
 
 

@@ -1,6 +1,8 @@
 import copy
 import inspect
 import pickle
+from collections.abc import Callable
+from pathlib import Path
 from typing import cast
 
 import pytest
@@ -11,8 +13,10 @@ from torch.utils import _pytree as pytree
 from kd_core import (
     InvalidArgument,
     Locked,
+    MemoryMappedTensor,
     TensorDict,
     TensorDictBase,
+    TensorDictFuture,
     UnbatchedTensor,
     from_module,
 )
@@ -68,11 +72,77 @@ def test_no_convert_registers_plain_tensors_as_buffers() -> None:
 
 
 @pytest.mark.parametrize(
-    "operation", [lambda p: p + 1, lambda p: p.data, lambda p: p.copy(), lambda p: -p]
+    "operation", [lambda p: p + 1, lambda p: p.data, lambda p: p.memmap(), lambda p: -p]
 )
 def test_results_are_plain_containers(operation) -> None:  # type: ignore[no-untyped-def]  # the parameter takes functions of several types
     result = operation(TensorDictParams({"a": torch.ones(2), "b": {"c": torch.ones(2)}}))
     assert type(result) is type(result["b"]) is TensorDict
+
+
+@pytest.mark.parametrize("method", ["memmap", "memmap_like"])
+def test_a_memory_map_holds_plain_tensors_that_are_not_trained(method: str) -> None:
+    params = TensorDictParams({"a": torch.ones(2), "b": {"c": torch.ones(2)}})
+    mapped = getattr(params, method)()
+    assert type(mapped) is TensorDict
+    assert mapped.is_locked
+    assert isinstance(mapped["b", "c"], MemoryMappedTensor)
+    assert not mapped["a"].requires_grad
+    assert torch.equal(mapped["a"], torch.ones(2) if method == "memmap" else torch.zeros(2))
+
+
+def test_a_map_made_early_is_plain_too(tmp_path: Path) -> None:
+    params = TensorDictParams({"a": torch.ones(2)})
+    future = params.memmap(tmp_path / "early", return_early=True, num_threads=2)
+    assert type(cast(TensorDictFuture, future).result()) is TensorDict
+
+
+@pytest.mark.parametrize("copied", [lambda p: p.copy(), copy.copy])
+def test_a_shallow_copy_is_a_module_that_shares_its_parameters(
+    copied: Callable[[TensorDictParams], TensorDictParams],
+) -> None:
+    params = TensorDictParams({"a": torch.ones(2), "b": {"c": torch.ones(2)}})
+    again = copied(params)
+    assert type(again) is TensorDictParams
+    assert again is not params
+    assert again["b", "c"] is params["b", "c"]
+    del again["a"]
+    assert "a" in params
+
+
+def test_a_function_is_applied_in_place_as_an_optimiser_writes() -> None:
+    params = TensorDictParams({"a": torch.ones(2)})
+    assert params.apply_(lambda leaf: leaf * 2) is params
+    assert params["a"].tolist() == [2.0, 2.0]
+    assert params["a"].grad_fn is None
+
+
+def test_loading_and_clearing_gradients_return_the_parameters() -> None:
+    params = TensorDictParams({"a": torch.ones(2)})
+    assert params.load_state_dict({"a": torch.zeros(2)}) is params
+    assert params.load_state_dict({}, strict=False) is params
+    assert params.zero_grad() is params
+    assert params["a"].tolist() == [0.0, 0.0]
+    with pytest.raises(RuntimeError, match="Missing key"):
+        params.load_state_dict({})
+
+
+def test_a_state_dict_in_levels_is_loaded_too() -> None:
+    params = TensorDictParams({"a": torch.ones(2), "b": {"c": {"d": torch.ones(2)}}})
+    levels = params.state_dict(flatten=False)  # type: ignore[call-overload]  # as of a container
+    assert list(levels) == ["a", "b"]
+    assert torch.equal(TensorDict(levels)["b", "c", "d"], torch.ones(2))
+    again = TensorDictParams({"a": torch.zeros(2), "b": {"c": {"d": torch.zeros(2)}}})
+    again.load_state_dict(levels)
+    assert again["b", "c", "d"].tolist() == [1.0, 1.0]
+
+
+def test_what_has_positions_or_listed_keys_is_no_module() -> None:
+    """Whoever builds parameters names them, in a mapping or an object with fields."""
+    assert type(TensorDictParams.from_any({"a": torch.ones(2)})) is TensorDictParams
+    assert not isinstance(TensorDictParams.from_any((torch.ones(2), 1)), nn.Module)
+    assert type(TensorDictParams.from_tuple((torch.ones(2), {"x": 1}))) is TensorDict
+    assert type(TensorDictParams.from_pytree({"a": torch.ones(2)})) is TensorDict
+    assert type(TensorDictParams.fromkeys(["a", "b"])) is TensorDict
 
 
 def test_optimizer_updates_the_leaves_that_a_module_computed_with() -> None:
@@ -145,7 +215,8 @@ def test_no_method_of_a_module_is_hidden_but_apply() -> None:
         if not name.startswith("__")
         and inspect.unwrap(getattr(TensorDictParams, name)) is not getattr(nn.Module, name)
     ]
-    wrapped = ["state_dict", "load_state_dict"]  # they take one parameter more
+    # They take one parameter more, or return the container.
+    wrapped = ["state_dict", "load_state_dict", "zero_grad"]
     assert sorted(hidden) == sorted(["apply", "register_forward_pre_hook", *wrapped])
     params = TensorDictParams({"a": torch.ones(2)})
     handle = params.register_forward_pre_hook(lambda module, args: None)
@@ -262,7 +333,7 @@ def test_a_clone_is_of_the_same_kind_and_keeps_what_is_shared() -> None:
     assert len(list(made.buffers())) == len(list(params.buffers()))
     assert not made["a", "bias"].requires_grad
     params.zero_()
-    params.load_state_dict(made.state_dict(flatten=True), from_flatten=True)  # type: ignore[call-arg, call-overload]  # for programs that say so
+    params.load_state_dict(made.state_dict(flatten=True), from_flatten=True)  # type: ignore[call-overload]  # for programs that say so
     assert torch.equal(params["a", "weight"], made["a", "weight"])
     assert params.clone(False)["a", "weight"] is params["a", "weight"]
 

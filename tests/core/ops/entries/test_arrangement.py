@@ -120,6 +120,17 @@ def test_split_keys_takes_a_default() -> None:
     assert part["z"].tolist() == [0, 0]
 
 
+def test_what_is_left_of_a_tensor_class_is_an_instance_too() -> None:
+    class Point(TensorClass):
+        x: Tensor
+        y: Tensor
+
+    part, rest = Point(torch.zeros(2), torch.ones(2), batch_size=[2]).split_keys(["x"])
+    assert type(part) is type(rest) is Point
+    assert list(part.keys()) == ["x"]
+    assert rest.y.tolist() == [1.0, 1.0]
+
+
 def test_split_keys_reproduces_the_structure() -> None:
     part, rest = make().split_keys([("n", "b"), ("n", "c", "d")], reproduce_struct=True)
     assert set(part.keys(True)) == {"n", ("n", "b"), ("n", "c"), ("n", "c", "d")}

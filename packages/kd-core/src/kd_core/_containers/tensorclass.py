@@ -55,7 +55,7 @@ from kd_core._containers.field_declarations import (
     signature_of,
     split_options,
 )
-from kd_core._containers.tensordict import fill
+from kd_core._containers.tensordict import TensorDict, fill
 from kd_core._errors import (
     FROZEN,
     FrozenField,
@@ -443,8 +443,9 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
     ) -> Self:
         """Build an instance from a mapping or container that has its fields as keys.
 
-        A missing field has no entry, also if it has a default: it reads as `None`. A mapping or
-        container in a field that is declared as a tensor class becomes one.
+        A missing field has no entry, also if it has a default: it reads as `None`; that of a
+        `TypedTensorDict` cannot be read until it is set. A mapping or container in a field that is
+        declared as a tensor class becomes one.
 
         Args:
             input_dict: a mapping from field names to values; a nested key is a field and a key in
@@ -470,6 +471,8 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
         tensordict: TensorDictBase,
         non_tensordict: Mapping[str, object] | None = None,
         safe: bool | None = None,
+        *,
+        check: bool = True,
     ) -> Self:
         """Build an instance of a container that has its fields as keys; tensors are shared.
 
@@ -480,9 +483,11 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
             tensordict: the container; its batch size and device are kept.
             non_tensordict: more values of fields.
             safe: refuse keys that are not fields, as by default; else they are left out.
+            check: for a `TypedTensorDict`: refuse a container that lacks a field without default.
 
         Raises:
             UnknownField: if a key is not a field.
+            InvalidArgument: if such a field is missing.
 
         Example:
             >>> import torch
@@ -492,7 +497,10 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
             >>> Point.from_tensordict(TensorDict({"x": torch.zeros(2)}, [2])).batch_size
             torch.Size([2])
         """
-        return _from_container(cls, tensordict, non_tensordict, safe is not False)
+        made = _from_container(cls, tensordict, non_tensordict, safe is not False)
+        if check and cls._kd_declared.more_keys:
+            _check_none_lacks(cls, made._kd_entries)
+        return made
 
     @classmethod
     def fields(cls) -> tuple[Field[object], ...]:
@@ -558,6 +566,10 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
         if declaration.more_keys:
             return ()
         return [name for name in declaration.fields if name not in self._kd_entries]
+
+    @classmethod
+    def _kd_of_other_keys(cls) -> type[Self]:
+        return cast("type[Self]", TensorDict) if cls._kd_declared.more_keys else cls
 
     def _kd_check_key(self, key: str) -> None:
         cls = type(self)
@@ -699,11 +711,9 @@ def _built(
     fields = cls._kd_declared.fields
     for name in given:
         if not cls._kd_declared.takes(name):
+            TensorDict(given, batch_size, device)  # what does not fit is told first
             raise _unknown(cls, name)
     if cls._kd_declared.more_keys:
-        missing = [n for n, s in fields.items() if n not in given and left_out(s) is MISSING]
-        if missing:
-            raise _lacks(cls, missing)
         values = given
     else:
         values = {name: given[name] for name in fields if not is_none(given.get(name))}
@@ -743,9 +753,7 @@ def _bind(
             raise InvalidArgument(f"field {format_key(name)} is given twice. Pass each field once.")
         given[name] = value
     if declaration.more_keys:
-        missing = [n for n, s in fields.items() if n not in given and left_out(s) is MISSING]
-        if missing:
-            raise _lacks(cls, missing)
+        _check_none_lacks(cls, given)
         order = [name for name in fields if name in given]
         return {name: given[name] for name in (*order, *given)}
     bound: dict[str, object] = {}
@@ -757,6 +765,14 @@ def _bind(
     if missing:
         raise _lacks(cls, missing)
     return bound
+
+
+def _check_none_lacks(cls: type[TensorClass], given: Mapping[str, object]) -> None:
+    """Refuse what has no value for a field without default, where a class takes other keys, too."""
+    fields = cls._kd_declared.fields
+    missing = [name for name in fields if name not in given and left_out(fields[name]) is MISSING]
+    if missing:
+        raise _lacks(cls, missing)
 
 
 def _lacks(cls: type, missing: list[str]) -> InvalidArgument:
@@ -784,7 +800,8 @@ class TypedTensorDict(TensorClass):
 
     Unlike a `TensorClass` it takes keys beyond its fields, in the constructor and later. The
     constructor requires the fields that have no default and are not `NotRequired`. A field that is
-    left out has no entry, and reads as its default.
+    left out has no entry, and reads as its default. Comparisons, `pad` and reductions such as `sum`
+    and `max` return a `TensorDict`: what they compute is not what the fields declare.
 
     Example:
         >>> import torch
@@ -797,8 +814,34 @@ class TypedTensorDict(TensorClass):
         (['extra', 'obs'], torch.Size([2, 2]))
     """
 
+    if TYPE_CHECKING:  # what is built of other keys than fields: see `_kd_of_other_keys`
+        from_tuple = TensorDict.from_tuple  # type: ignore[assignment]  # of another class
+        from_pytree = TensorDict.from_pytree  # type: ignore[assignment]  # of another class
+        fromkeys = TensorDict.fromkeys  # type: ignore[assignment]  # of another class
+
 
 TypedTensorDict._kd_declared = Declaration({}, more_keys=True)
+
+
+def _plainly(name: str) -> Callable[..., object]:
+    """Return a method of containers that computes with the entries alone, whatever the class."""
+
+    @wraps(getattr(TensorClass, name))
+    def computed(self: TypedTensorDict, *args: object, **named: object) -> object:
+        entries: object = self
+        if self._kd_engine is TensorClass:  # a lazy stack is one of containers
+            entries = registry.make_dense(dict(self._kd_entries), self._kd_desc.unlocked())
+        return getattr(self._kd_engine, name)(entries, *args, **named)
+
+    return computed
+
+
+for _name in (
+    *("sum", "nansum", "mean", "nanmean", "prod", "std", "var", "quantile", "pad"),
+    *("max", "min", "amax", "amin", "cummax", "cummin"),
+    *("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__or__", "__xor__"),
+):
+    setattr(TypedTensorDict, _name, _plainly(_name))
 
 
 def field_keys(cls: type[TensorClass]) -> list[str | tuple[str, ...]]:
@@ -831,7 +874,8 @@ def field_keys(cls: type[TensorClass]) -> list[str | tuple[str, ...]]:
 def is_tensorclass(obj: object) -> bool:
     """Return whether a class, or the class of an instance, is a tensor class.
 
-    That of a lazy stack of instances counts as one, as it has their fields.
+    That of a lazy stack of instances counts as one, as it has their fields. A `TypedTensorDict` is
+    not one: it is a container that may have any key.
 
     Example:
         >>> from torch import Tensor
@@ -842,4 +886,5 @@ def is_tensorclass(obj: object) -> bool:
         (True, False)
     """
     kind = obj if isinstance(obj, type) else type(obj)
-    return isinstance(kind, TensorClassMeta) or getattr(kind, "_kd_tensor_class", None) is not None
+    fields_of = getattr(kind, "_kd_tensor_class", None)
+    return fields_of is not None and not issubclass(fields_of, TypedTensorDict)

@@ -125,6 +125,11 @@ class AbstractContainer(Node):
         """Return the keys without an entry that read as `None`: fields."""
         return ()
 
+    @classmethod
+    def _kd_of_other_keys(cls) -> type[Self]:
+        """Return the class of what is built of positions or listed keys, not of named values."""
+        return cls
+
     def _kd_check_key(self, key: str) -> None:
         """Raise if no entry may be stored under a key: it is not a field."""
 

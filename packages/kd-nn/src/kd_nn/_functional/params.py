@@ -25,6 +25,7 @@ from kd_core import (
     ShapeMismatch,
     TensorDict,
     TensorDictBase,
+    TensorDictFuture,
     UnbatchedTensor,
     format_key,
 )
@@ -53,6 +54,52 @@ def _without_graph(name: str) -> Callable[..., object]:
     """Return a method of containers that writes into parameters as an optimiser does."""
     method: Callable[..., object] = getattr(TensorDictBase, name)
     return functools.wraps(method)(torch.no_grad()(method))
+
+
+def _mapping(name: str) -> Callable[..., object]:
+    """Return a method that maps the values of parameters: its result is a plain container."""
+    method: Callable[..., object] = getattr(TensorDictBase, name)
+
+    @functools.wraps(method)
+    def mapped(self: TensorDictParams, *args: object, **named: object) -> object:
+        found = method(self, *args, **named)
+        if isinstance(found, TensorDictFuture):
+            return TensorDictFuture(found.futures, _values(found.resulting_td))
+        return _values(found)
+
+    return mapped
+
+
+def _values(params: object) -> TensorDictBase:
+    return cast(TensorDictParams, params).data.lock_()
+
+
+def _in_levels(flat: Mapping[str, object]) -> dict[str, object]:
+    """Return the tensors of a state dict in nested dicts, one for each part of their names."""
+    levels: dict[str, object] = OrderedDict()
+    for name, value in flat.items():
+        level = levels
+        *above, last = name.split(".")
+        for part in above:
+            level = cast("dict[str, object]", level.setdefault(part, OrderedDict()))
+        level[last] = value
+    return levels
+
+
+def _dotted(state_dict: object) -> object:
+    """Return a state dict without nested dicts, as a module reads it."""
+    if not isinstance(state_dict, Mapping):
+        return state_dict
+    if not any(isinstance(value, Mapping) for value in state_dict.values()):
+        return state_dict
+    flat: dict[str, object] = {}
+    for name, value in state_dict.items():
+        inner = _dotted(value)
+        if isinstance(inner, Mapping):
+            flat |= {f"{name}.{below}": leaf for below, leaf in inner.items()}
+        else:
+            flat[name] = value
+    return flat
 
 
 def _casting(whole: Callable[..., object], part: Callable[..., object]) -> Callable[..., object]:
@@ -176,6 +223,10 @@ class TensorDictParams(TensorDictBase, nn.Module):
         )
 
     @classmethod
+    def _kd_of_other_keys(cls) -> type[Self]:
+        return cast("type[Self]", TensorDict)
+
+    @classmethod
     def of_module(cls, module: nn.Module) -> Self:
         """Build a container of the parameters and buffers of a module, which keep their kind.
 
@@ -241,7 +292,9 @@ class TensorDictParams(TensorDictBase, nn.Module):
 
     if TYPE_CHECKING:
         state_dict = nn.Module.state_dict  # type: ignore[assignment]  # a module's: flat names
-        load_state_dict = nn.Module.load_state_dict  # type: ignore[assignment]  # a module's
+        from_tuple = TensorDict.from_tuple  # type: ignore[assignment]  # positions name no parameters
+        from_pytree = TensorDict.from_pytree  # type: ignore[assignment]  # nor do those of a tree
+        fromkeys = TensorDict.fromkeys  # type: ignore[assignment]  # nor does one value
     else:  # the other types are those of the base class
 
         def get(self, key: NestedKey, default: object = None, **how: object) -> object:
@@ -252,6 +305,7 @@ class TensorDictParams(TensorDictBase, nn.Module):
             return self._kd_hooked(super().__getitem__(index))
 
         # Written as an optimiser writes parameters: the write is no part of a graph.
+        apply_ = _without_graph("apply_")
         copy_ = _without_graph("copy_")
         zero_ = _without_graph("zero_")
         fill_ = _without_graph("fill_")
@@ -269,28 +323,38 @@ class TensorDictParams(TensorDictBase, nn.Module):
             """
             return _cloned(self, recurse, {})
 
+        def copy(self) -> object:
+            """Return a copy that is a module itself; its tensors are shared."""
+            return _cloned(self, False, {})
+
+        __copy__ = copy
+        memmap = _mapping("memmap")
+        memmap_like = _mapping("memmap_like")
+
         def state_dict(self, *args: object, flatten: bool = True, **options: object) -> object:
             """Return the tensors by their dotted names, as those of a module.
 
             Args:
                 *args: As for a module.
-                flatten: Has no effect: names are always dotted.
+                flatten: `False`: nested containers become nested dicts instead.
                 **options: As for a module.
             """
-            return nn.Module.state_dict(self, *args, **options)
+            found = nn.Module.state_dict(self, *args, **options)
+            return found if flatten else _in_levels(found)
 
         def load_state_dict(
-            self, state_dict: object, *args: object, from_flatten: bool = True, **options: object
+            self, state_dict: object, *args: object, from_flatten: object = None, **options: object
         ) -> object:
-            """Copy the tensors of a state dict into these, as a module does.
+            """Copy the tensors of a state dict into these, as a module does; return self.
 
             Args:
-                state_dict: Tensors by their dotted names.
+                state_dict: Tensors by their dotted names, or nested dicts of them.
                 *args: As for a module.
-                from_flatten: Has no effect: names are always dotted.
+                from_flatten: Has no effect: both forms are known by their values.
                 **options: As for a module.
             """
-            return nn.Module.load_state_dict(self, state_dict, *args, **options)
+            nn.Module.load_state_dict(self, _dotted(state_dict), *args, **options)
+            return self
 
         @torch.no_grad()
         def lerp_(self, end: object, weight: object) -> object:
@@ -436,7 +500,7 @@ class TensorDictParams(TensorDictBase, nn.Module):
     cuda = _casting(nn.Module.cuda, TensorDictBase.cuda)  # type: ignore[assignment]  # a module's: in place
     type = _casting(nn.Module.type, TensorDictBase.type)  # type: ignore[assignment]  # a module's: in place
     requires_grad_ = nn.Module.requires_grad_
-    zero_grad = nn.Module.zero_grad  # type: ignore[assignment]  # a module's: in place
+    zero_grad = TensorDictBase.zero_grad  # type: ignore[assignment]  # a module's, but returns self
     float = _casting(nn.Module.float, TensorDictBase.float)  # type: ignore[assignment]  # a module's: in place
     double = _casting(nn.Module.double, TensorDictBase.double)  # type: ignore[assignment]  # a module's: in place
     half = _casting(nn.Module.half, TensorDictBase.half)  # type: ignore[assignment]  # a module's: in place

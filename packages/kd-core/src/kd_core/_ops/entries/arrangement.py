@@ -131,7 +131,10 @@ class Arrangement(AbstractContainer):
             with unchanged_on_error(self):
                 return (*how.parts(self, self, key_sets), self)
         copy = _dense(self)
-        return (*how.parts(self, copy, key_sets), cast("Self", copy))
+        parts = how.parts(self, copy, key_sets)
+        if not isinstance(copy, Composite):
+            copy = self._kd_like(dict(copy._kd_entries), copy._kd_desc)
+        return (*parts, cast("Self", copy))
 
     def separates(
         self,

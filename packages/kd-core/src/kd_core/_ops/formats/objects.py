@@ -88,7 +88,9 @@ class Objects(AbstractContainer):
                 batch_size = obj._kd_desc.batch
         else:
             tree = tree_of(obj)
-            if tree is None and isinstance(obj, list) and obj:
+            if isinstance(obj, tuple) and not hasattr(obj, "_fields"):
+                cls = cls._kd_of_other_keys()
+            elif tree is None and isinstance(obj, list) and obj:
                 tree = {str(position): value for position, value in enumerate(obj)}
         if tree is None:
             remedy = "Wrap a single value as `{'key': value}`."
@@ -115,7 +117,7 @@ class Objects(AbstractContainer):
         """
         from kd_core._convert.plain import tree_of_tuple
 
-        tree = tree_of_tuple(obj)
+        tree, cls = tree_of_tuple(obj), cls._kd_of_other_keys()
         return build(cls, tree, batch_size, device, auto_batch_size, batch_dims)
 
     @classmethod
@@ -319,7 +321,7 @@ class Objects(AbstractContainer):
         """
         from kd_core._convert.trees import tree_of_pytree
 
-        tree = tree_of_pytree(pytree)
+        tree, cls = tree_of_pytree(pytree), cls._kd_of_other_keys()
         return build(cls, tree, batch_size, None, auto_batch_size, batch_dims)
 
     def to_pytree(self) -> object:
@@ -422,7 +424,7 @@ class Objects(AbstractContainer):
             >>> TensorDict.fromkeys(["a", ("b", "c")], 1.0)["b", "c"]
             tensor(1.)
         """
-        return build(cls, dict.fromkeys(keys, value), None, None)
+        return build(cls._kd_of_other_keys(), dict.fromkeys(keys, value), None, None)
 
     @classmethod
     def from_schema(
