@@ -263,8 +263,13 @@ def test_a_member_held_twice_is_read_twice_and_changed_once() -> None:
         with pytest.raises(
             InvalidValue, match=r"cannot .* `c`: the stack must hold each member once"
         ):
-            write("c", torch.ones(2, 2))
-    del stack["c"]
+            write("c", torch.tensor([[0.0, 1.0], [1.0, 0.0]]))
+    assert row["c"].tolist() == [0, 0]
+    stack["d"] = torch.ones(2, 3)  # one value for both rows of the member
+    stack.set_("c", torch.ones(2, 2))
+    assert row["c"].tolist() == [1, 1]
+    assert row["d"].shape == (3,)
+    del stack["c"], stack["d"]
     assert row.is_empty()
 
 

@@ -50,6 +50,19 @@ def test_a_container_becomes_an_arena_in_place(tmp_path: Path) -> None:
     with pytest.raises(Locked, match="cannot replace leaves by those in an arena"):
         td.memmap_(tmp_path / "other")
     assert not (tmp_path / "other").exists()
+    for again in (td.memmap_(), td.memmap_(tmp_path / "td")):
+        assert again is td
+        assert td.saved_path == (tmp_path / "td").resolve()
+        assert td["a"].tolist() == [5, 5, 5]
+
+
+def test_a_locked_container_becomes_an_arena(tmp_path: Path) -> None:
+    td = sample().lock_()
+    assert td.memmap_(tmp_path / "td").is_memmap()
+    assert td.is_locked
+    assert td.get("n").is_locked
+    with pytest.raises(Locked, match="the lock of an enclosing container"):
+        sample().lock_().get("n").memmap_()
 
 
 TEMPORARY = """

@@ -51,6 +51,35 @@ def test_keys_must_agree(td: TensorDict) -> None:
     assert td["n", "b"].sum() == 24
 
 
+@pytest.mark.parametrize("flatten", [True, False])
+def test_a_loose_load_adds_what_the_container_lacks(td: TensorDict, flatten: bool) -> None:
+    state = td.clone().fill_(7).state_dict(flatten=flatten)
+    mine = torch.zeros(3)
+    loaded = TensorDict({"a": mine, "n": {"own": torch.zeros(3, 2)}})
+    assert loaded.load_state_dict(state, strict=False) is loaded
+    assert loaded.batch_size == (3,)
+    assert loaded["a"] is mine
+    assert mine.tolist() == [7, 7, 7]
+    inner: object = loaded.get("n")
+    assert isinstance(inner, TensorDict)
+    assert inner.batch_size == (3, 2)
+    assert list(inner.keys()) == ["own", "b"]
+    assert inner["b"] is not td["n", "b"]
+    assert loaded["s"] == "text"
+    assert TensorDict().load_state_dict(state, strict=False).batch_size == (3,)
+
+
+def test_a_loose_load_that_fails_adds_nothing(td: TensorDict) -> None:
+    state = td.state_dict()
+    short = TensorDict({"a": torch.zeros(2), "n": {"own": torch.zeros(3, 2)}})
+    with pytest.raises(ShapeMismatch, match="does not fit entry `a`"):
+        short.load_state_dict(state, strict=False)
+    assert set(short.keys(True, True)) == {"a", ("n", "own")}
+    assert short.batch_size == short.get("n").batch_size == ()
+    with pytest.raises(Locked, match="add entries of a state dict"):
+        TensorDict().lock_().load_state_dict(state, strict=False)
+
+
 def test_a_failing_load_changes_nothing(td: TensorDict) -> None:
     state = td.clone().fill_(7).state_dict(flatten=False)
     with pytest.raises(ShapeMismatch, match=r"shape \(5,\) to `\('n', 'b'\)`"):

@@ -24,7 +24,7 @@ from kd_core._containers.member_index import Picked, pick
 from kd_core._containers.member_moves import moved_members, reduced_members, viewed_members
 from kd_core._containers.member_writes import (
     MemberRows,
-    held_twice,
+    check_held_alike,
     holds_value_of_row,
     own_row,
     rows_of_list,
@@ -124,7 +124,7 @@ class MemberStorage(TensorDictBase, Composite):
         self._kd_check_unlocked(f"set {format_key(key)}")
         rows = self._rows(value)
         if len({id(member) for member in self._members}) < len(rows):
-            raise held_twice(f"set {format_key(key)}")
+            check_held_alike(self._members, rows, f"set {format_key(key)}")
         pairs = zip(self._members, rows, strict=True)
         entries = [member._kd_as_entry(key, row) for member, row in pairs]
         for member, entry in zip(self._members, entries, strict=True):

@@ -26,6 +26,7 @@ from kd_core._leaves.writes import (
     without_ones,
     writable_source,
 )
+from kd_core._leaves.shapeless import is_shapeless
 from kd_core._nodes import registry
 from kd_core._nodes.entry import is_row_data, is_unbatched
 from kd_core._protocol.composite import Composite, MemberList
@@ -47,7 +48,7 @@ def rows_to_write(stack: Composite, key: str, value: object, path: Path) -> Sequ
         InvalidValue: if a member is held twice and would receive two rows.
     """
     if isinstance(value, MemberList):
-        _check_held_once(stack, path)
+        check_held_alike(stack._members, value, f"write rows to {format_key(path)}")
         return value
     entries = [member._kd_entries[key] for member in stack._members]
     if not all(isinstance(entry, Tensor) for entry in entries):
@@ -55,7 +56,7 @@ def rows_to_write(stack: Composite, key: str, value: object, path: Path) -> Sequ
     leaves = cast("list[Tensor]", entries)
     one_each = rows_of_list(stack, value)
     if one_each is not None:
-        _check_held_once(stack, path)
+        check_held_alike(stack._members, one_each, f"write rows to {format_key(path)}")
         return one_each
     source = value if isinstance(value, Tensor) else as_source(path, value)
     if not source.ndim:
@@ -65,11 +66,12 @@ def rows_to_write(stack: Composite, key: str, value: object, path: Path) -> Sequ
         lists = "Pass a list with a tensor for each member to write to it."
         remedy = "Write to the members one by one." if stack._dim else lists
         raise ragged(key, leaves, remedy=remedy)
-    _check_held_once(stack, path)
     shape = list(shapes.pop())
     shape.insert(stack._dim, len(leaves))
     stacked = torch.empty((), dtype=source.dtype, device="meta").expand(shape)
-    return writable_source(path, stacked, source).expand(shape).unbind(stack._dim)
+    rows = writable_source(path, stacked, source).expand(shape).unbind(stack._dim)
+    check_held_alike(stack._members, rows, f"write rows to {format_key(path)}")
+    return rows
 
 
 def rows_of_list(stack: Composite, value: object) -> Sequence[object] | None:
@@ -82,9 +84,26 @@ def rows_of_list(stack: Composite, value: object) -> Sequence[object] | None:
     return value if all(isinstance(row, kinds) for row in value) else None
 
 
-def _check_held_once(stack: Composite, path: Path) -> None:
-    if len({id(member) for member in stack._members}) < len(stack._members):
-        raise held_twice(f"write rows to {format_key(path)}")
+def check_held_alike(
+    members: Sequence[AbstractContainer], rows: Sequence[object], action: str
+) -> None:
+    """Refuse a write that gives a member which a stack holds twice two different rows.
+
+    Raises:
+        InvalidValue: if rows of one member differ, or cannot be compared.
+    """
+    if len({id(member) for member in members}) == len(members):
+        return
+    first: dict[int, object] = {}
+    for member, row in zip(members, rows, strict=True):
+        before = first.setdefault(id(member), row)
+        if before is not row and not (
+            isinstance(before, Tensor)
+            and isinstance(row, Tensor)
+            and not (is_shapeless(before) or is_shapeless(row))
+            and torch.equal(before, row)
+        ):
+            raise held_twice(action)
 
 
 class MemberRows:

@@ -129,7 +129,9 @@ class Conversion(AbstractContainer):
 
         Args:
             state_dict: what `state_dict` returned.
-            strict: its keys must be those of this container; else only the shared ones are taken.
+            strict: its keys must be those of this container. Else it may lack some, and what the
+                container lacks is added, with the batch sizes of the state dict; the container
+                must not be locked then.
             assign: keep the tensors of the state dict instead of copying; then keys and the batch
                 size are taken from it too, and the container must not be locked.
             from_flatten: the nested keys of the state dict are joined by dots; `None`: they are if
@@ -152,6 +154,12 @@ class Conversion(AbstractContainer):
             _assign(self, state_dict)
             return self
         writes: list[Write] = []
+        if not strict and _lacks(self, state_dict):
+            self._kd_check_unlocked("add entries of a state dict")
+            trial = self._kd_shallow()  # refuses what does not fit, before anything is changed
+            _grow(trial, state_dict)
+            _stage(trial, state_dict, strict, (), [])
+            _grow(self, state_dict)
         _stage(self, state_dict, strict, (), writes)
         with torch.no_grad():
             write_all(writes)
@@ -387,6 +395,46 @@ def _is_level(entries: Entries, key: str) -> bool:
 
 def _content(state: Mapping[str, object]) -> dict[str, object]:
     return {key: value for key, value in state.items() if key not in _ABOUT}
+
+
+def _lacks(td: AbstractContainer, state: object) -> bool:
+    """Return whether a state dict has keys that a container lacks, or another batch size."""
+    if not isinstance(state, Mapping) or _member_states(td, state, ()) is not None:
+        return False
+    if _other_batch(td, state) is not None:
+        return True
+    entries = kinds_by_key(td._kd_entries)
+    return any(
+        key not in entries
+        or (isinstance(entry := entries[key], AbstractContainer) and _lacks(entry, value))
+        for key, value in _content(state).items()
+    )
+
+
+def _other_batch(td: AbstractContainer, state: Mapping[str, object]) -> tuple[int, ...] | None:
+    """Return the batch size of a state dict; `None` if it is that of the container."""
+    batch = tuple(cast("tuple[int, ...]", state.get(BATCH_SIZE, td._kd_desc.batch)))
+    return None if batch == td._kd_desc.batch else batch
+
+
+def _grow(td: AbstractContainer, state: Mapping[str, object]) -> None:
+    """Take the batch size of a state dict, and copies of the entries that the container lacks."""
+    entries = kinds_by_key(td._kd_entries)
+    content = _content(state)
+    for key, value in content.items():
+        entry = entries.get(key)
+        if isinstance(entry, AbstractContainer) and _lacks(entry, value):
+            _grow(entry, cast("Mapping[str, object]", value))
+    batch = _other_batch(td, state)
+    if batch is not None:
+        td._kd_engine.batch_size.__set__(td, batch)  # type: ignore[attr-defined]  # of a concern
+    lacking = {key: value for key, value in content.items() if key not in entries}
+    about = {key: value for key, value in state.items() if key in _ABOUT}
+    unbatched = [key for key in cast("list[str]", state.get(UNBATCHED, ())) if key in lacking]
+    made = cast("AbstractContainer", _restored(td, {**about, UNBATCHED: unbatched, **lacking}))
+    for key, value in made._kd_map_each(torch.clone)._kd_entries.items():
+        td._kd_check_key(key)
+        td._kd_set_entry(key, value)
 
 
 def _stage(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
 import torch
 from torch import Tensor
 
-from kd_core._batch.descriptor import LOCKED_BY_ARENA
+from kd_core._batch.descriptor import LOCKED_BY_ARENA, LOCKED_BY_USER
 from kd_core._errors import InvalidValue, refuse_pickles
 from kd_core._keys import path_of
 from kd_core._leaves.nested import stored_in
@@ -153,10 +153,12 @@ class MemoryMaps(AbstractContainer):
             atomic: as above.
 
         Returns:
-            The container itself, on the CPU and locked; see `memmap`.
+            The container itself, on the CPU and locked; see `memmap`. One that is in an arena
+            already stays there, if no other directory is asked for.
 
         Raises:
-            Locked: if the container is locked.
+            Locked: if the container is in an arena or in shared memory, or an enclosing container
+                is locked. The lock of `lock_` does not matter: keys and values stay as they are.
             InvalidArgument: if the type of an entry cannot be saved; nothing is written.
             InvalidValue: if the value of an entry cannot be saved, or the path is something else.
         """
@@ -164,7 +166,12 @@ class MemoryMaps(AbstractContainer):
         from kd_core._store.forms import create_arena
         from kd_core._store.places import record_root, root_of
 
-        self._kd_check_unlocked("replace leaves by those in an arena")
+        desc = self._kd_desc
+        place = _path_of_leaves(self) if desc.frozen else None
+        if place is not None and (prefix is None or Path(prefix).absolute() == Path(place)):
+            return _result(self, return_early, num_threads)
+        if desc.lock != LOCKED_BY_USER or desc.held:
+            self._kd_check_unlocked("replace leaves by those in an arena")
         made = create_arena(self, prefix, existsok=existsok)
         take_leaves(self, made)
         self.auto_device_()  # type: ignore[attr-defined]  # of a concern
