@@ -126,6 +126,12 @@ def test_an_argument_that_is_not_a_field_is_given_to_post_init() -> None:
     assert again.scaled.tolist() == (X * 3).tolist()
 
 
+def test_a_class_lists_its_fields_alone_and_replace_keeps_the_batch_size() -> None:
+    assert list(Box.__dataclass_fields__) == [each.name for each in dataclasses.fields(Box)]
+    box = Box(X, "x", batch_size=[2])
+    assert dataclasses.replace(box, label="y").batch_size == (2,)
+
+
 COMPUTED_LATE = pytest.mark.skipif(
     sys.version_info < (3, 14), reason="older Pythons compute annotations when they build a class"
 )

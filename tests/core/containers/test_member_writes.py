@@ -8,6 +8,8 @@ import torch
 from kd_core import (
     InvalidArgument,
     InvalidValue,
+    KeySetMismatch,
+    Locked,
     MetaData,
     ShapeMismatch,
     TensorDict,
@@ -192,3 +194,37 @@ def test_a_list_that_does_not_fit_changes_nothing() -> None:
         lazy_stack([rows[0], rows[0]]).set_("a", [torch.ones(2, 1), torch.zeros(2, 1)])
     assert [row["a"].shape for row in rows] == [(2, 1), (2, 2)]
     assert not any(row["a"].any() for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("index", "rows"),
+    [
+        (1, [1]),
+        (slice(0, 2), [0, 1]),
+        ([0, 2], [0, 2]),
+        (torch.tensor([True, False, True]), [0, 2]),
+    ],
+)
+def test_rows_bring_keys_that_the_members_lack(index: Index, rows: list[int]) -> None:
+    members = [TensorDict({"a": torch.zeros(2)}), TensorDict(), TensorDict({"a": torch.zeros(2)})]
+    kept = members[0]["a"]
+    new = TensorDict({"a": torch.ones(3, 2), "n": {"b": torch.arange(3)}}, [3])
+    lazy_stack(members)[index] = new[index]
+    assert members[0]["a"] is kept
+    for row, member in enumerate(members):
+        written = row in rows
+        assert ("n" in member) is written
+        if written:
+            assert member["a"].tolist() == [1, 1]
+            assert member["n", "b"] == row
+
+
+def test_rows_with_new_keys_that_do_not_fit_change_nothing() -> None:
+    members = [TensorDict({"a": torch.zeros(2)}) for _ in range(2)]
+    with pytest.raises(ShapeMismatch):
+        lazy_stack(members)[0] = TensorDict({"new": 1, "a": torch.ones(3)})
+    with pytest.raises(KeySetMismatch, match="`new`"):  # one row for two
+        lazy_stack(members)[:] = TensorDict({"new": 1, "a": torch.ones(2)})
+    with pytest.raises(Locked):
+        lazy_stack([member.lock_() for member in members])[0] = TensorDict({"new": 1})
+    assert all(list(member.keys()) == ["a"] and not member["a"].any() for member in members)

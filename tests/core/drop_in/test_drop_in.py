@@ -227,6 +227,7 @@ CALLS = [
      "[]"),
     ("TensorDict._new_unsafe({'a': torch.ones(2)}, torch.Size([2])).shape",
      "torch.Size([2])"),
+    ("type('C', (TensorClass,), {'__annotations__': {'a': int}})(a=3)._tensordict.get('a')", "tensor(3)"),
     ("TensorDict(a=[1], batch_size=[1])._has_names()", "False"),
     ("TensorDict(a=[1], batch_size=[1], names=['t'])._has_names()", "True"),
     ("lazy_stack([TensorDict(a=1), TensorDict(b=1)])._has_exclusive_keys", "True"),

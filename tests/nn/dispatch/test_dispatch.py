@@ -121,7 +121,6 @@ def test_names_that_are_no_parameters_stay_callable() -> None:
 @pytest.mark.parametrize(
     ("args", "kwargs", "message"),
     [
-        ((X,), {}, "is missing `in_y`. Accepted: `x`, `in_y`"),
         ((X, Y, X), {}, "expected at most 2 tensors .*, got 3"),
         ((X,), {"x": X, "in_y": Y}, "got `x` twice"),
         ((X,), {"in_z": Y}, "no argument `in_z`. Accepted: `x`, `in_y`. Did you mean `in_y`"),
@@ -135,6 +134,21 @@ def test_wrong_arguments_raise_one_type(
 ) -> None:
     with pytest.raises(DispatchError, match=message):
         Add()(*args, **kwargs)
+
+
+def test_a_written_method_gets_what_is_given() -> None:
+    class Weighted(TensorDictModuleBase):
+        in_keys: ClassVar = ["x", "weight"]
+        out_keys: ClassVar = ["y"]
+
+        @dispatch
+        def forward(self, tensordict: TensorDict) -> TensorDict:
+            return tensordict.set("y", tensordict["x"] * tensordict.get("weight", 2))
+
+    assert same(Weighted()(X), 2)
+    assert same(Weighted()(x=X, weight=torch.tensor(3.0)), 3)
+    with pytest.raises(KeyError, match="`x` not found"):
+        Weighted()(weight=X)
 
 
 def test_colliding_names_are_given_by_position_or_as_nested_dicts() -> None:

@@ -21,10 +21,12 @@ from kd_core._batch.shapes import batch_of, new_dim
 from kd_core._containers.member_index import pick
 from kd_core._containers.member_reading import Members, check_member
 from kd_core._containers.member_storage import MemberStorage, describe_stack
+from kd_core._containers.member_writes import stage_rows
 from kd_core._errors import (
     InvalidArgument,
     InvalidValue,
     KdError,
+    KeySetMismatch,
     ShapeMismatch,
     different_keys,
     not_valid,
@@ -33,7 +35,7 @@ from kd_core._errors import (
 )
 from kd_core._keys import format_key, is_path, path_of, plain_str
 from kd_core._leaves.loops import has_entry
-from kd_core._leaves.writes import write_all
+from kd_core._leaves.writes import Write, write_all
 from kd_core._nodes import registry
 from kd_core._ops.math.operands import written_to
 from kd_core._ops.scopes.undoing import Flattened, Unflattened, record
@@ -196,8 +198,48 @@ class LazyStackedTensorDict(Members):
         """Store a value at a key, or write values at an index of the batch dimensions."""
         if index.__class__ is str or is_path(index):
             super().__setitem__(index, value)
+            return
+        try:
+            writes = self._row_writes(index, value, ())
+        except KeySetMismatch:
+            if not self._write_new_keys(index, value):
+                raise
         else:
-            write_all(self._row_writes(index, value, ()))
+            write_all(writes)
+
+    def _write_new_keys(self, index: object, value: object) -> bool:
+        """Write a container into whole members, some of which lack keys of it.
+
+        Returns:
+            Whether the index selects whole members, and the value is a container with their rows.
+        """
+        picked = pick(index, self._kd_desc.batch, self._dim)
+        if picked is None or picked.inner or not picked.distinct:
+            return False
+        if not isinstance(value, AbstractContainer):
+            return False
+        members, rows = self._picked(picked), [value]
+        if not isinstance(picked.rows, int):
+            if value._kd_desc.batch[picked.dim : picked.dim + 1] != (len(members),):
+                return False
+            rows = list(value._kd_engine.unbind(value, picked.dim))  # type: ignore[attr-defined]  # of a concern
+        writes: list[Write] = []
+        added = []
+        for member, row in zip(members, rows, strict=True):
+            if row._kd_desc.batch != member._kd_desc.batch:
+                return False
+            known = {
+                key: each for key, each in row._kd_entries.items() if key in member._kd_entries
+            }
+            stage_rows(member, known, (), writes)
+            for key, entry in row._kd_map_each(torch.clone)._kd_entries.items():
+                if key not in known:
+                    member._kd_check_unlocked(f"set {format_key(key)}")
+                    added.append((member, key, member._kd_as_entry(key, entry)))
+        write_all(writes)
+        for member, key, entry in added:
+            member._kd_set_entry(key, entry)
+        return True
 
     def __getitems__(self, index: Sequence[int]) -> Self:
         """Return several rows; called by `DataLoader`."""

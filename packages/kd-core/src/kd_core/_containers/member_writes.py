@@ -18,6 +18,7 @@ from kd_core._containers.non_tensor import NonTensorData, RowValue
 from kd_core._errors import InvalidValue
 from kd_core._keys import format_key
 from kd_core._leaves.loops import kinds_by_key
+from kd_core._leaves.shapeless import is_shapeless
 from kd_core._leaves.writes import (
     Write,
     as_source,
@@ -26,7 +27,6 @@ from kd_core._leaves.writes import (
     without_ones,
     writable_source,
 )
-from kd_core._leaves.shapeless import is_shapeless
 from kd_core._nodes import registry
 from kd_core._nodes.entry import is_row_data, is_unbatched
 from kd_core._protocol.composite import Composite, MemberList

@@ -180,10 +180,14 @@ def _whole(value: object, desc: Descriptor) -> object:
 
 
 class _DataclassFields:
-    """The attribute by which `dataclasses.fields`, `replace` and `is_dataclass` know the fields."""
+    """The attribute by which `dataclasses.fields`, `replace` and `is_dataclass` know the fields.
+
+    That of an instance, which `replace` reads, has the batch size, device and names, too.
+    """
 
     def __get__(self, instance: object, owner: type[TensorClass]) -> dict[str, Field[object]]:
-        return dataclass_fields(owner._kd_declared)
+        known, fields = dataclass_fields(owner._kd_declared), owner._kd_declared.fields
+        return known if instance is not None else {name: known[name] for name in fields}
 
 
 @dataclass_transform(eq_default=False, field_specifiers=(field,))

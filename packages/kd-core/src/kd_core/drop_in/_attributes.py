@@ -104,6 +104,11 @@ def _from_tensordict(
     return cls.from_tensordict(tensordict, non_tensordict)
 
 
+def _itself(self: TensorClass) -> TensorClass:
+    """Return what holds the entries of a tensor class: the tensor class is a container itself."""
+    return self
+
+
 def _has_names(self: TensorDictBase) -> bool:
     return any(name is not None for name in self.names)
 
@@ -156,6 +161,7 @@ def serve_containers() -> None:
             "_from_tensordict",
             classmethod(cast("Callable[..., object]", _from_tensordict)),
         ),
+        (TensorClass, "_tensordict", property(_itself)),
         (LazyStackedTensorDict, "_has_exclusive_keys", property(_has_exclusive_keys)),
     ):
         setattr(cls, name, value)

@@ -206,7 +206,8 @@ class Dispatched(Generic[M]):
             return describe(module)
 
         bound = names.bind(args, kwargs, who)
-        if not _has_defaults(module, [key for key in names.keys if key not in bound]):
+        own = self.written is None  # what an author wrote may do without some of its keys
+        if own and not _has_defaults(module, [key for key in names.keys if key not in bound]):
             names.require(bound, optional_keys(module), who)
         if not extras:
             run = getattr(type(module), "_kd_run_on_values", None)
