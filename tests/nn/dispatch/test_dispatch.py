@@ -137,12 +137,12 @@ def test_wrong_arguments_raise_one_type(
 
 
 def test_a_written_method_gets_what_is_given() -> None:
-    class Weighted(TensorDictModuleBase):
+    class Weighted(nn.Module):
         in_keys: ClassVar = ["x", "weight"]
         out_keys: ClassVar = ["y"]
 
         @dispatch
-        def forward(self, tensordict: TensorDict) -> TensorDict:
+        def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
             return tensordict.set("y", tensordict["x"] * tensordict.get("weight", 2))
 
     assert same(Weighted()(X), 2)
