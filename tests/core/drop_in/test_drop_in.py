@@ -75,6 +75,18 @@ def test_processes_that_a_program_starts_get_kd_too(tmp_path: Path) -> None:
     assert printed(run(tmp_path, program))[:2] == ["[1, 2] True", "True"]
 
 
+def test_all_names_of_a_module_are_without_its_modules(tmp_path: Path) -> None:
+    program = """
+        import torch
+        from torch import nn
+        import tensordict.nn, tensordict.utils
+        from tensordict import *
+        from tensordict.nn import *
+        print(nn is torch.nn, callable(memmap), callable(tensorclass), TensorDictModule.__name__)
+        """
+    assert printed(run(tmp_path, program)) == ["True True True TensorDictModule"]
+
+
 def test_install_serves_the_rest_of_a_program(tmp_path: Path) -> None:
     program = """
         from kd_core import drop_in
@@ -227,7 +239,8 @@ CALLS = [
      "[]"),
     ("TensorDict._new_unsafe({'a': torch.ones(2)}, torch.Size([2])).shape",
      "torch.Size([2])"),
-    ("type('C', (TensorClass,), {'__annotations__': {'a': int}})(a=3)._tensordict.get('a')", "tensor(3)"),
+    ("(c := type('C', (TensorClass,), {'__annotations__': {'a': int}})(a=3))._tensordict.get('a')",
+     "tensor(3)"),
     ("TensorDict(a=[1], batch_size=[1])._has_names()", "False"),
     ("TensorDict(a=[1], batch_size=[1], names=['t'])._has_names()", "True"),
     ("lazy_stack([TensorDict(a=1), TensorDict(b=1)])._has_exclusive_keys", "True"),

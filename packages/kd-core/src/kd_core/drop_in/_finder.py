@@ -58,7 +58,8 @@ class StandIn(ModuleType):
         if full in NAMES:
             return import_module(full)
         if name == "__all__":
-            return [each for each in dir(self) if not each.startswith("_")]
+            modules = {full.rpartition(".")[2] for full in NAMES} - set(_SHADOWED)
+            return [each for each in dir(self) if each[0] != "_" and each not in modules]
         if name.startswith("__"):
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         value = lookup(self.__name__, name)
