@@ -18,6 +18,7 @@ from kd_core import (
     KeyCollision,
     LazyStackedTensorDict,
     NestedKey,
+    NonTensorStack,
     ShapeMismatch,
     TensorClass,
     TensorDict,
@@ -48,12 +49,26 @@ def test_any_object_of_parts_becomes_a_container() -> None:
     assert td["d", "info", "1"] == "word"
 
 
-def test_lists_of_numbers_are_entries_and_lists_of_parts_are_not() -> None:
-    td = TensorDict.from_any({"n": [1, 2], "l": [torch.zeros(2), {"a": 1}], "s": ["x", 1]})
+def test_lists_of_numbers_are_tensors_and_other_lists_have_a_value_for_each_item() -> None:
+    held = Step(torch.ones(2), 1)
+    td = TensorDict.from_any({"n": [1, 2], "l": [held, {"a": 1}], "s": ["x", 1]})
     assert td["n"].tolist() == [1, 2]
-    assert td["l", "1", "a"] == 1
+    assert td["l"] == [held, {"a": 1}]
     assert td["s"] == ["x", 1]
-    assert list(TensorDict.from_any([1, "two"]).keys()) == ["0", "1"]
+    assert td.get("l").batch_size == td.get("s").batch_size == (2,)
+    assert TensorDict.from_any({"t": [torch.zeros(2)] * 3}).get("t").batch_size == (3,)
+
+
+def test_a_list_is_what_it_is_as_an_entry() -> None:
+    words: object = TensorDict.from_any([1, "two"])
+    assert isinstance(words, NonTensorStack)
+    assert words.tolist() == [1, "two"]
+    nested: object = TensorDict.from_any([[torch.zeros(2)], [torch.ones(2)]])
+    assert isinstance(nested, NonTensorStack)
+    assert nested.batch_size == (2, 1)
+    numbers: object = TensorDict.from_any([[1, 2], [3, 4]])
+    assert isinstance(numbers, torch.Tensor)
+    assert numbers.tolist() == [[1, 2], [3, 4]]
 
 
 def test_any_container_keeps_its_batch_size_and_tensors() -> None:
@@ -64,10 +79,9 @@ def test_any_container_keeps_its_batch_size_and_tensors() -> None:
     assert td is not source
 
 
-@pytest.mark.parametrize("value", [1, "word", torch.zeros(2), None, [], object()])
-def test_a_value_without_parts_is_refused(value: object) -> None:
-    with pytest.raises(InvalidArgument, match="named or numbered parts"):
-        TensorDict.from_any(value)
+@pytest.mark.parametrize("value", [1, "word", torch.zeros(2), None, object()])
+def test_a_value_without_parts_is_returned(value: object) -> None:
+    assert TensorDict.from_any(value) is value
 
 
 def test_batch_sizes_are_given_or_inferred_on_request() -> None:

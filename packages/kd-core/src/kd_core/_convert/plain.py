@@ -8,12 +8,16 @@ from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Protocol, cast
 
+import torch
 from torch import Tensor
 
+from kd_core._batch.descriptor import describe
 from kd_core._errors import InvalidValue, wrong_type
 from kd_core._keys import format_key
-from kd_core._nodes.entry import is_node
+from kd_core._nodes import registry
+from kd_core._nodes.entry import Entry, is_node
 from kd_core._protocol.primitives import AbstractContainer, refuse_unbatched
+from kd_core._protocol.validation import shape_of_lists, values_of_rows
 
 
 class NamedTuple(Protocol):
@@ -29,9 +33,24 @@ def tree_of(value: object) -> dict[str, object] | None:
 
 
 def branch_of(value: object) -> object:
-    """Return an object of named or numbered parts as nested dicts, any other value as it is."""
+    """Return an object of named or numbered parts as nested dicts, any other value as it is.
+
+    A list that holds tensors or objects has a value for each item.
+    """
+    if isinstance(value, list) and any(map(_has_parts, value)):
+        return entry_of_list(value)
     tree = tree_of(value)
     return value if tree is None else tree
+
+
+def entry_of_list(values: list[object]) -> Entry:
+    """Return a list of numbers as a tensor, any other list as one value for each item."""
+    try:
+        return torch.tensor(values)
+    except (TypeError, ValueError, RuntimeError):
+        shape = shape_of_lists(values)
+        rows = values_of_rows(values, shape, "the list")
+        return registry.wrap_list(rows, describe(shape))
 
 
 def _parts_of(value: object) -> Iterator[tuple[str, object]] | None:
@@ -44,8 +63,6 @@ def _parts_of(value: object) -> Iterator[tuple[str, object]] | None:
         return ((field.name, getattr(value, field.name)) for field in fields(value))
     if isinstance(value, tuple):
         return zip(_field_names(value) or map(str, range(len(value))), value, strict=True)
-    if isinstance(value, list) and any(_has_parts(part) for part in value):
-        return zip(map(str, range(len(value))), value, strict=True)
     if is_struct_array(value):
         return iter(columns_of_struct_array(value).items())
     return None
@@ -59,7 +76,7 @@ def _field_names(value: object) -> tuple[str, ...]:
 
 
 def _has_parts(value: object) -> bool:
-    """Return whether an item of a list is an entry of its own: a tensor, or an object of parts."""
+    """Return whether an item of a list is a tensor or an object of parts, or holds one."""
     if isinstance(value, list):
         return any(_has_parts(part) for part in value)
     is_node = isinstance(value, (Tensor, Mapping, AbstractContainer))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, cast
 from torch import Tensor
 
 from kd_core._batch.shapes import batch_of
-from kd_core._errors import InvalidValue, ShapeMismatch, wrong_type
+from kd_core._errors import InvalidValue, ShapeMismatch
 from kd_core._nodes import registry
 from kd_core._ops.formats.building import build, inferred_batch, kind_of, stack_rows
 from kd_core._ops.shape.rebatching import named
@@ -55,8 +55,9 @@ class Objects(AbstractContainer):
         """Build a container from nested objects of named or numbered parts.
 
         Mappings, dataclasses and named tuples become containers of their keys and fields, tuples
-        and lists that hold tensors or objects become containers of positions (`"0"`, `"1"`, ...).
-        Structured arrays become containers of their fields. Other values become entries.
+        become containers of positions (`"0"`, `"1"`, ...). Structured arrays become containers of
+        their fields. Other values become entries: lists of numbers are tensors, other lists have
+        one value for each item.
 
         Args:
             obj: the object.
@@ -65,8 +66,9 @@ class Objects(AbstractContainer):
             device: the device to which every entry is moved.
             batch_size: the leading dimensions of every entry.
 
-        Raises:
-            InvalidArgument: if the object does not have parts.
+        Returns:
+            A container; of an object without parts what it is as an entry: a tensor or a
+            `NonTensorStack` of a list, any other object itself.
 
         Example:
             >>> from dataclasses import dataclass
@@ -80,8 +82,10 @@ class Objects(AbstractContainer):
             >>> list(td.keys(True, True))
             ['obs', ('info', '0'), ('info', '1')]
         """
-        from kd_core._convert.plain import tree_of
+        from kd_core._convert.plain import entry_of_list, tree_of
 
+        if isinstance(obj, list):
+            return cast("Self", entry_of_list(obj))
         if isinstance(obj, AbstractContainer):
             tree: object = obj._kd_entries
             if batch_size is None and not auto_batch_size:
@@ -90,11 +94,8 @@ class Objects(AbstractContainer):
             tree = tree_of(obj)
             if isinstance(obj, tuple) and not hasattr(obj, "_fields"):
                 cls = cls._kd_of_other_keys()
-            elif tree is None and isinstance(obj, list) and obj:
-                tree = {str(position): value for position, value in enumerate(obj)}
         if tree is None:
-            remedy = "Wrap a single value as `{'key': value}`."
-            raise wrong_type("`obj`", "an object of named or numbered parts", obj, remedy)
+            return cast("Self", obj)
         return build(cls, tree, batch_size, device, auto_batch_size, batch_dims)
 
     @classmethod
@@ -280,7 +281,7 @@ class Objects(AbstractContainer):
             inner = batch[1:]
         made = [
             cls.from_any(
-                row,
+                tuple(row) if isinstance(row, list) else row,
                 auto_batch_size=auto_batch_size,
                 batch_dims=batch_dims,
                 device=device,
