@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from kd_core import InvalidArgument, KeyNotFound, TensorDict
+from kd_core import InvalidArgument, KeyNotFound, TensorDict, UnbatchedTensor
 
 
 class Shared(nn.Module):
@@ -546,3 +546,25 @@ def test_a_scripted_module_is_refused() -> None:
 def test_a_lazy_module_that_has_not_run_is_collected_and_printed() -> None:
     td = TensorDict.from_module(nn.Sequential(nn.LazyLinear(3)))
     assert "weight: UninitializedParameter()" in repr(td)
+
+
+@pytest.mark.parametrize("options", [{}, {"inplace": True}, {"use_state_dict": True}])
+def test_data_that_a_module_lacks_is_a_missing_key(options: dict[str, bool]) -> None:
+    net = nn.Linear(2, 1)
+    before = net.weight
+    td = TensorDict.from_module(net).apply(torch.zeros_like)
+    for entry in ("word", UnbatchedTensor(torch.ones(2))):
+        td["other"] = entry
+        with pytest.raises(KeyError, match="`other` not found"):
+            td.to_module(net, **options)
+        assert net.weight is before
+        assert net.weight.any()
+
+
+@pytest.mark.parametrize("options", [{}, {"inplace": True}])
+def test_data_in_place_of_a_parameter_is_refused(options: dict[str, bool]) -> None:
+    net = nn.Linear(2, 1)
+    td = TensorDict.from_module(net).apply(torch.zeros_like).set("bias", "word")
+    with pytest.raises(InvalidArgument, match="`bias` must be a tensor"):
+        td.to_module(net, **options)
+    assert net.weight.any()

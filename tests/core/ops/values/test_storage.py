@@ -190,3 +190,10 @@ def test_a_locked_container_is_not_consolidated_in_place() -> None:
         mixed().lock_().consolidate(inplace=True)
     with pytest.raises(InvalidArgument, match="cannot be combined with another `device`"):
         mixed().consolidate(inplace=True, device="meta")
+
+
+def test_data_alone_is_consolidated_in_a_locked_copy() -> None:
+    td = TensorDict({"s": "word", "w": ["a", "b"]}, [2])
+    made = td.consolidate()
+    assert [made.get(key).is_locked for key in ("s", "w")] == [True, True]
+    assert [td.get(key).is_locked for key in ("s", "w")] == [False, False]

@@ -128,7 +128,7 @@ def test_functions_and_compiled_code_pack() -> None:
 
 def test_what_cannot_be_packed_is_named() -> None:
     td = sample()
-    with pytest.raises(InvalidValue, match=r"entry `s` is not a tensor .* `td.filter_non_tensor"):
+    with pytest.raises(TypeError, match=r"entry `s` is not a tensor .* `td.filter_non_tensor"):
         td.clone().set("s", "word").pack()
     with pytest.raises(InvalidArgument, match=r"got torch.int64 in entry `i` after torch.float32"):
         td.clone().set("i", torch.arange(3)).pack()

@@ -381,15 +381,18 @@ class CopyingScope:
         self._write()
 
     def _write(self) -> None:
-        flat = dict(_flat(self._kd_entries, ()))
         own: dict[str, Tensor] = {**dict(self._module.named_parameters(remove_duplicate=False))}
         own |= dict(self._module.named_buffers(remove_duplicate=False))
-        for path in flat:
-            if ".".join(path) not in own:
+        flat: dict[str, Tensor] = {}
+        for path, entry in _flat(self._kd_entries, ()):
+            name = ".".join(path)
+            if name not in own:
                 raise _unknown(path, "parameter or buffer", self._module, list(own))
-        held = {name: own[name].detach().clone() for name in map(".".join, flat)}
-        self._before.append(held)
-        self._copy({".".join(path): leaf for path, leaf in flat.items()}, own)
+            if not isinstance(entry, Tensor):
+                raise _not_a_tensor(path)
+            flat[name] = entry
+        self._before.append({name: own[name].detach().clone() for name in flat})
+        self._copy(flat, own)
 
     def _copy(self, values: dict[str, Tensor], own: dict[str, Tensor]) -> None:
         if self._by_state:
@@ -425,19 +428,15 @@ class CopyingScope:
         return made
 
 
-def _flat(entries: Entries, path: Path) -> Iterator[tuple[Path, Tensor]]:
-    """Yield the tensors of nested entries by their paths."""
+def _flat(entries: Entries, path: Path) -> Iterator[tuple[Path, Entry]]:
+    """Yield the tensors and the data of nested entries by their paths."""
     for key, entry in entries.items():
         here = (*path, key)
-        if isinstance(entry, Tensor):
-            yield here, entry
-            continue
-        inner = entries_of(entry)
+        inner = None if isinstance(entry, Tensor) else entries_of(entry)
         if inner is None:
-            raise InvalidArgument(
-                f"entry {format_key(here)} must be a tensor: a module takes tensors only."
-            )
-        yield from _flat(inner, here)
+            yield here, entry
+        else:
+            yield from _flat(inner, here)
 
 
 class _Loan:
@@ -669,13 +668,18 @@ def _rebuild_weights(module: RNNBase) -> None:
 def _child(module: nn.Module, name: str, entry: Entry, path: Path) -> tuple[Entries, nn.Module]:
     entries = entries_of(cast("Node", entry))
     if entries is None:
-        raise InvalidArgument(
-            f"entry {format_key(path)} must be a tensor: a module takes tensors only."
-        )
+        _home_of(module, name, path)  # a module that lacks it says so
+        raise _not_a_tensor(path)
     child = module._modules.get(name)
     if child is None:
         raise _unknown(path, "sub-module", module, [n for n, m in module._modules.items() if m])
     return entries, child
+
+
+def _not_a_tensor(path: Path) -> InvalidArgument:
+    return InvalidArgument(
+        f"entry {format_key(path)} must be a tensor: a module takes tensors only."
+    )
 
 
 def _home_of(module: nn.Module, name: str, path: Path) -> str:

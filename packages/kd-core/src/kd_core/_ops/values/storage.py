@@ -109,11 +109,9 @@ class Storage(AbstractContainer):
                     "would have to move to. Leave out `inplace`, and use the result."
                 )
         leaves = leaves_of(self)
-        if not leaves:
-            made = self._kd_shallow()
-        else:
-            with torch.no_grad():
-                made = self._kd_rebuild(iter(_consolidated(self, leaves, place)))
+        with torch.no_grad():
+            placed = _consolidated(self, leaves, place) if leaves else []
+        made = self._kd_rebuild(iter(placed))
         if inplace:
             from kd_core._ops.values.replacing import take_leaves
 
@@ -286,7 +284,7 @@ def _leaves(td: AbstractContainer) -> dict[NestedKey, Tensor]:
     dtype = None
     for key, leaf in walk_items(td._kd_entries, (True, True, _is_data, False)):
         if not isinstance(leaf, Tensor):
-            raise InvalidValue(
+            raise InvalidArgument(
                 f"entry {format_key(key)} is not a tensor and cannot be packed. Pack "
                 "`td.filter_non_tensor_data()`."
             )
