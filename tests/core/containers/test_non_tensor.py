@@ -26,6 +26,7 @@ from kd_core import (
     is_non_tensor,
     is_tensor_collection,
     lazy_stack,
+    pad,
     stack,
 )
 
@@ -318,3 +319,135 @@ def test_a_wrapper_is_moved_as_a_tensor_of_its_batch() -> None:
 
 def test_metadata_is_annotated_with_a_type() -> None:
     assert MetaData[str]("x") == MetaData("x")  # type: ignore[misc]  # for readers alone
+
+
+def test_an_entry_is_locked_with_its_container() -> None:
+    td = TensorDict({"s": "a", "w": ["x", "y", "z"], "n": {"s": "b"}}, [3])
+    entries = [td.get("s"), td.get("w"), td.get(("n", "s"))]
+    td.lock_()
+    assert [entry.is_locked for entry in entries] == [True] * 3
+    with pytest.raises(RuntimeError, match="Unlock the outer one"):
+        entries[0].unlock_()
+    with td.unlock_():
+        assert [entry.is_locked for entry in entries] == [False] * 3
+    assert [entry.is_locked for entry in entries] == [True] * 3
+    loaded = [pickle.loads(pickle.dumps(td)), copy.deepcopy(td)]
+    assert [each.get("w").is_locked for each in loaded] == [True] * 2
+    assert [each.unlock_().get("w").is_locked for each in loaded] == [False] * 2
+    assert not td.clone().get("w").is_locked
+
+
+def test_an_entry_that_a_write_to_rows_replaces_follows_the_lock() -> None:
+    td = TensorDict({"a": torch.zeros(2), "s": "a"}, [2]).lock_()
+    td[0] = TensorDict({"a": torch.ones(()), "s": "b"})
+    assert td["s"] == ["b", "a"]
+    assert td.get("s").is_locked
+    assert not td.unlock_().get("s").is_locked
+
+
+def test_an_entry_alone_is_locked_and_unlocked() -> None:
+    for entry in (NonTensorData("a", [2]), NonTensorStack("a", "b")):
+        assert entry.lock_() is entry
+        assert entry.is_locked
+        assert not entry.clone().is_locked
+        assert entry.unlock_() is entry
+        assert not entry.is_locked
+        made = entry.memmap()
+        assert isinstance(made, NonTensorDataBase)
+        assert made.is_locked
+        assert not entry.is_locked
+        assert not made.unlock_().is_locked
+
+
+def test_data_in_a_memory_map_is_on_no_device() -> None:
+    td = TensorDict({"a": torch.zeros(2), "s": "a", "w": ["x", "y"]}, [2]).memmap()
+    assert str(td.device) == "cpu"
+    assert [td.get(key).device for key in ("s", "w")] == [None, None]
+    assert [td.get(key).is_locked for key in ("s", "w")] == [True, True]
+
+
+@pytest.mark.parametrize("entry", [NonTensorData("a", [2]), NonTensorStack("a", "b")])
+def test_arithmetic_leaves_an_entry_as_it_is(entry: NonTensorDataBase) -> None:
+    values = entry.tolist()
+    for made in (entry + 1, 2 * entry, entry & 1, entry | 1, entry ^ 1, 2**entry, -entry):
+        assert type(made) is type(entry)
+        assert made is not entry
+        assert made.tolist() == values
+    same: NonTensorDataBase = entry
+    same += 1
+    same /= 2
+    same **= 2
+    assert same is entry
+    assert (entry + TensorDict({"other": torch.ones(2)}, [2])).tolist() == values
+
+
+def test_a_value_of_a_whole_batch_is_not_written_at_some_rows() -> None:
+    entry = NonTensorData("a", [3])
+    entry[0] = NonTensorData("a")
+    entry[0] = "a"
+    with pytest.raises(ValueError, match="one value for the whole batch"):
+        entry[0] = "b"
+    assert entry.tolist() == ["a"] * 3
+
+
+@pytest.mark.parametrize("entry", [NonTensorData("a", [2]), NonTensorStack("a", "b")])
+def test_an_entry_has_no_keys(entry: NonTensorDataBase) -> None:
+    values = entry.tolist()
+    assert "data" not in entry
+    for error in (KeyError, ValueError):
+        with pytest.raises(error, match="has no keys"):
+            entry["key"]
+        with pytest.raises(error, match="has no keys"):
+            entry["key"] = 1
+    with pytest.raises(KeyError, match="has no keys"):
+        del entry["key"]
+    of_kind = AttributeError if isinstance(entry, NonTensorData) else KeyError
+    with pytest.raises(of_kind, match="holds `data` alone"):
+        entry.set("key", torch.ones(2))
+    assert entry.tolist() == values
+
+
+def test_the_value_is_set_under_the_key_data() -> None:
+    assert NonTensorData("a", [2]).set("data", "b").tolist() == ["b", "b"]
+    assert NonTensorStack("a", "b").set("data", ["c", "d"]).tolist() == ["c", "d"]
+    rows = NonTensorStack("a", "b")
+    assert rows.set("data", NonTensorStack("e", "f")) is rows
+    assert rows.tolist() == ["e", "f"]
+
+
+def test_rows_that_are_added_have_no_value() -> None:
+    td = pad(TensorDict({"a": torch.zeros(2), "s": "a", "m": MetaData("m")}, [2]), [1, 1])
+    assert td["s"] == [None, "a", "a", None]
+    assert td["m"] == "m"
+    assert td["a"].shape == (4,)
+
+
+def test_shape_operations_in_place_change_the_entry() -> None:
+    entry = NonTensorStack.from_list([["a", "b"], ["c", "d"]])
+    assert entry.flatten(inplace=True) is entry
+    assert entry.tolist() == ["a", "b", "c", "d"]
+    assert entry.batch_size == (4,)
+    assert entry.view(2, 2, batch_size=[2]).shape[0] == 2
+
+
+def test_names_of_dimensions_are_those_of_the_container() -> None:
+    td = TensorDict({"s": "a", "w": [["x", "y"]]}, [1, 2])
+    renamed = td.rename("t", "e")
+    assert [renamed.get(key).names for key in ("s", "w")] == [["t", "e"]] * 2
+    assert [td.get(key).names for key in ("s", "w")] == [[None, None]] * 2
+    td.names = ["t", "e"]
+    assert [td.get(key).names for key in ("s", "w")] == [["t", "e"]] * 2
+    td["v"] = NonTensorData("b", [1, 2])
+    assert td.get("v").names == ["t", "e"]
+    assert td[0].get("w").names == ["e"]
+
+
+def test_another_batch_size_is_that_of_an_empty_copy() -> None:
+    entry = NonTensorData("a", [2]).empty(batch_size=[3])
+    assert isinstance(entry, NonTensorData)
+    assert entry.tolist() == ["a"] * 3
+
+
+def test_an_entry_is_made_of_a_container_alone() -> None:
+    with pytest.raises(RuntimeError, match="must be a container"):
+        NonTensorData.from_tensordict(NonTensorData("a"))  # type: ignore[arg-type]  # what is refused

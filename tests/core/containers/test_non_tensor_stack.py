@@ -30,6 +30,7 @@ from kd_core import (
     make_tensordict,
     pad,
     pad_sequence,
+    set_list_to_stack,
     stack,
 )
 
@@ -164,7 +165,7 @@ def test_a_list_is_rows_of_an_inferred_batch() -> None:
     source = {"x": torch.zeros(2), "s": ["a", "b"]}
     assert TensorDict.from_dict(source, auto_batch_size=True)[1].get_non_tensor("s") == "b"
     assert make_tensordict(source, auto_batch_size=True)[1].get_non_tensor("s") == "b"
-    assert TensorDict(source)["s"] is source["s"]
+    assert TensorDict(source)["s"] == source["s"]
 
 
 def test_equality_compares_rows() -> None:
@@ -599,3 +600,35 @@ def test_a_linked_list_that_other_code_copies_by_its_type_is_a_list() -> None:
     copied[0] = "c"
     assert copied == ["c", "b"]
     assert td["w"] == ["a", "b"]
+
+
+def test_a_list_in_a_container_without_batch_has_rows_of_its_own() -> None:
+    td = TensorDict({"w": ["a", "b"], "l": [["a"], ["b", "c"]], "g": [["a", "b"]], "t": ("a", "b")})
+    assert td["w"] == ["a", "b"]
+    assert {key: tuple(td.get(key).batch_size) for key in td.keys()} == {
+        "w": (2,),
+        "l": (2,),
+        "g": (1, 2),
+        "t": (),
+    }
+    assert isinstance(td.get("w"), NonTensorStack)
+    assert td.get("w")[1].data == "b"
+    assert stack([td, td]).get("w").batch_size == (2, 2)
+    assert td.expand(3)[0].get("w").tolist() == ["a", "b"]
+    with set_list_to_stack(False):
+        assert isinstance(TensorDict({"w": ["a", "b"]}).get("w"), NonTensorData)
+
+
+def test_rows_of_lists_count_for_the_batch_size_that_is_inferred() -> None:
+    source = {"q": ["s1", "s2"], "x": torch.zeros(2, 3)}
+    assert TensorDict.from_dict(source, auto_batch_size=True).batch_size == (2,)
+    assert TensorDict(source).auto_batch_size_().batch_size == (2,)
+    assert TensorDict(source).auto_batch_size_()[1]["q"] == "s2"
+
+
+def test_rows_of_lists_of_different_lengths_are_members_of_a_lazy_stack() -> None:
+    rows: list[object] = [{"w": ["a"]}, {"w": ["b", "c"]}]
+    made = TensorDict.from_list(rows)
+    assert [row["w"] for row in made.unbind(0)] == [["a"], ["b", "c"]]
+    with pytest.raises(RuntimeError, match="must be equal"):
+        stack([TensorDict({"w": ["a"]}), TensorDict({"w": ["b", "c"]})])

@@ -16,14 +16,16 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from kd_core._batch.descriptor import Descriptor, describe_on, restored
+from kd_core._batch.descriptor import LOCKED_BY_USER, Descriptor, describe, describe_on, restored
 from kd_core._batch.names import checked_names, names_of, with_names
-from kd_core._batch.plans import Fresh, Grown, Reduced
+from kd_core._batch.plans import Fresh, Grown, Padded, Reduced
 from kd_core._batch.shapes import batch_of
 from kd_core._errors import (
     InvalidArgument,
+    InvalidKey,
     KeyNotFound,
     KeySetMismatch,
+    UnknownField,
     one_value_for_all,
     restores,
     shape_text,
@@ -35,8 +37,9 @@ from kd_core._leaves.loops import Selection, same_data, unwrapped
 from kd_core._leaves.writes import Targets
 from kd_core._naming import explain_attribute, leaves_out
 from kd_core._nodes import registry
-from kd_core._nodes.entry import Encodes, Values, is_node
+from kd_core._nodes.entry import Encodes, Values, is_data, is_node
 from kd_core._ops.entries.listing import LinkedList
+from kd_core._protocol.primitives import check_not_held
 
 if TYPE_CHECKING:
     from typing import Self, TypeGuard
@@ -72,7 +75,13 @@ def _all_taken(made: object) -> object:
     if isinstance(made, (list, tuple)):
         return tuple(map(_all_taken, made))
     entries: Mapping[str, object] | None = getattr(made, "_kd_entries", None)
-    return made if entries is None or _HELD not in entries else entries[_HELD]
+    if entries is None or _HELD not in entries:
+        return made
+    taken = entries[_HELD]
+    lock = cast("AbstractContainer", made)._kd_desc.lock
+    if lock is not None and isinstance(taken, NonTensorDataBase):
+        taken._kd_desc = taken._kd_desc.with_lock(lock, 0)
+    return taken
 
 
 def _empty(node: NonTensorDataBase) -> AbstractContainer:
@@ -114,7 +123,6 @@ _ASKS_FOR_KEYS: Final = frozenset(
         "replace",
         "select",
         "separates",
-        "set",
         "set_",
         "set_at_",
         "set_non_tensor",
@@ -152,17 +160,29 @@ def _borrowed(node: NonTensorDataBase, name: str) -> object:
         return borrowed
 
     def call(*args: object, **options: object) -> object:
-        args = tuple(map(_all_held, args))
-        made = borrowed(*args, **{key: _all_held(value) for key, value in options.items()})
+        if not asks_for_keys:
+            return node._called(name, *args, **options)
+        made = borrowed(*args, **options)
         if made is holder:
             return node
-        if asks_for_keys:
-            is_like = isinstance(made, type(holder)) and not made._kd_entries
-            return node.clone() if is_like and made._kd_desc.batch == node._kd_desc.batch else made
-        taken = _all_taken(made)
-        return node._kd_with_descriptor(node._kd_desc) if taken is node else taken
+        is_like = isinstance(made, type(holder)) and not made._kd_entries
+        return node._under(made._kd_desc) if is_like else made
 
     return call
+
+
+def _refuse_keys(index: object) -> None:
+    if isinstance(index, str) or (
+        index.__class__ is tuple and any(isinstance(part, str) for part in index)
+    ):
+        raise _no_keys(index)
+
+
+def _no_keys(key: object) -> InvalidKey:
+    return InvalidKey(
+        f"key {key!r} not found: a non-tensor entry has no keys. Read and write its value by "
+        "`data`, those of rows by their index."
+    )
 
 
 class Cell:
@@ -244,6 +264,18 @@ class NonTensorDataBase(Values):
         """Return the value for the key "data", and a default for others: there are none."""
         return self._kd_item() if key == _HELD and isinstance(self, NonTensorData) else default
 
+    def set(self, key: object, value: object, **options: object) -> Self:
+        """Write the value, under the key "data": there is no other one; return self.
+
+        Raises:
+            AttributeError: for another key; `KeyError` if it has one value for each row.
+        """
+        if key != _HELD:
+            kind = UnknownField if isinstance(self, NonTensorData) else InvalidKey
+            raise kind(f"cannot set {key!r}: a non-tensor entry holds `data` alone.")
+        self._write_all(value)
+        return self
+
     def to_dict(self, **options: object) -> object:
         """Return the value, or those of all rows as nested lists: what `to_dict` shows of it."""
         return plain_value(self._kd_item(), False)
@@ -259,8 +291,8 @@ class NonTensorDataBase(Values):
     update_ = copy_ = update
 
     @abstractmethod
-    def _write_all(self, source: NonTensorDataBase) -> None:
-        """Write the values of another entry."""
+    def _write_all(self, source: object) -> None:
+        """Write the value of another entry, or those of its rows; a value stands for itself."""
 
     def size(self, dim: int | None = None) -> torch.Size | int:
         """Return the batch size, or one of its sizes."""
@@ -271,12 +303,21 @@ class NonTensorDataBase(Values):
         return max(1, self._kd_desc.size.numel())
 
     @abstractmethod
-    def tolist(self, *, convert_tensors: bool = False, as_linked_list: bool = False) -> object:
+    def tolist(
+        self,
+        *,
+        convert_tensors: bool = False,
+        as_linked_list: bool = False,
+        convert_nodes: bool = True,
+        tolist_first: bool = False,
+    ) -> object:
         """Return the value of each row, as nested lists of shape `batch_size`.
 
         Args:
             convert_tensors: also return the elements of tensors and arrays as lists.
             as_linked_list: return a `LinkedList`, whose items are written through to the rows.
+            convert_nodes: nothing, as what follows: they are of containers.
+            tolist_first: as above.
         """
 
     def __len__(self) -> int:
@@ -296,122 +337,121 @@ class NonTensorDataBase(Values):
 
     def __getitem__(self, index: object) -> NonTensorDataBase:
         """Return the entry of one row or of several rows, as of a tensor of shape `batch_size`."""
+        _refuse_keys(index)
         return self._called("__getitem__", index)
 
-    # Arithmetic leaves data that is not a tensor as it is, in a container and alone.
-    def __add__(self, other: object) -> NonTensorDataBase:
-        return self._called("__add__", _all_held(other))
+    def __getitems__(self, indices: list[int]) -> NonTensorDataBase:
+        """Return the entry of several rows; called by `DataLoader`."""
+        return self[indices]
 
-    def __radd__(self, other: object) -> NonTensorDataBase:
-        return self._called("__radd__", _all_held(other))
+    def _unchanged(self, other: object) -> NonTensorDataBase:
+        """Return a copy: arithmetic leaves data that is not a tensor as it is."""
+        return self.clone()
 
-    def __sub__(self, other: object) -> NonTensorDataBase:
-        return self._called("__sub__", _all_held(other))
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _unchanged
+    __truediv__ = __rtruediv__ = __mod__ = __pow__ = __rpow__ = _unchanged
+    __and__ = __or__ = __xor__ = __ge__ = __gt__ = __le__ = __lt__ = _unchanged
 
-    def __rsub__(self, other: object) -> NonTensorDataBase:
-        return self._called("__rsub__", _all_held(other))
+    def _itself(self, other: object) -> Self:
+        """Return the entry: arithmetic in place leaves it as it is, too."""
+        return self
 
-    def __mul__(self, other: object) -> NonTensorDataBase:
-        return self._called("__mul__", _all_held(other))
-
-    def __rmul__(self, other: object) -> NonTensorDataBase:
-        return self._called("__rmul__", _all_held(other))
-
-    def __truediv__(self, other: object) -> NonTensorDataBase:
-        return self._called("__truediv__", _all_held(other))
-
-    def __rtruediv__(self, other: object) -> NonTensorDataBase:
-        return self._called("__rtruediv__", _all_held(other))
-
-    def __mod__(self, other: object) -> NonTensorDataBase:
-        return self._called("__mod__", _all_held(other))
-
-    def __pow__(self, other: object) -> NonTensorDataBase:
-        return self._called("__pow__", _all_held(other))
-
-    def __ge__(self, other: object) -> NonTensorDataBase:
-        return self._called("__ge__", _all_held(other))
-
-    def __gt__(self, other: object) -> NonTensorDataBase:
-        return self._called("__gt__", _all_held(other))
-
-    def __le__(self, other: object) -> NonTensorDataBase:
-        return self._called("__le__", _all_held(other))
-
-    def __lt__(self, other: object) -> NonTensorDataBase:
-        return self._called("__lt__", _all_held(other))
+    __iadd__ = __isub__ = __imul__ = __itruediv__ = __ipow__ = _itself
 
     def __neg__(self) -> NonTensorDataBase:
-        return self._called("__neg__")
+        return self.clone()
 
-    def __abs__(self) -> NonTensorDataBase:
-        return self._called("__abs__")
-
-    def __invert__(self) -> NonTensorDataBase:
-        return self._called("__invert__")
+    __abs__ = __invert__ = __neg__
 
     def _called(self, method: str, *args: object, **options: object) -> NonTensorDataBase:
-        """Return the entry of what a method makes of a container that holds it."""
-        made = getattr(_holding(self), method)(*args, **options)
-        return cast("NonTensorDataBase", made._kd_entries[_HELD])
+        """Return what a method makes of a container that holds the entry, as entries."""
+        holder = _holding(self)
+        given = {key: _all_held(value) for key, value in options.items()}
+        made = getattr(holder, method)(*map(_all_held, args), **given)
+        if made is holder:
+            self._take(holder)
+            return self
+        taken = cast("NonTensorDataBase", _all_taken(made))
+        return self._kd_with_descriptor(self._kd_desc) if taken is self else taken
 
-    def _parts(
-        self, method: str, *args: object, **options: object
-    ) -> tuple[NonTensorDataBase, ...]:
-        made = getattr(_holding(self), method)(*args, **options)
-        return tuple(each._kd_entries[_HELD] for each in made)
+    def _take(self, holder: AbstractContainer) -> None:
+        """Take the values, the names and the lock of a container that held the entry."""
+        entry = cast("Self", holder._kd_entries[_HELD])
+        if type(entry) is not type(self):
+            raise InvalidArgument(
+                f"a `{type(self).__name__}` cannot become a `{type(entry).__name__}` in place. "
+                "Leave out `inplace`, and use the result."
+            )
+        self._take_values(entry)
+        desc = holder._kd_desc
+        free = describe(desc.batch, entry._kd_desc.device)
+        self._kd_desc = free.with_lock(desc.lock, desc.held)
 
-    def view(self, *shape: object) -> NonTensorDataBase:
+    @abstractmethod
+    def _take_values(self, entry: Self) -> None:
+        """Take the values of another entry, which may be this one."""
+
+    @abstractmethod
+    def _under(self, desc: Descriptor) -> NonTensorDataBase:
+        """Return a copy with another batch size, as far as the values allow it."""
+
+    def view(self, *shape: object, **options: object) -> NonTensorDataBase:
         """Return the entry with another batch size of as many rows."""
-        return self._called("view", *shape)
+        return self._called("view", *shape, **options)
 
-    def reshape(self, *shape: object) -> NonTensorDataBase:
+    def reshape(self, *shape: object, **options: object) -> NonTensorDataBase:
         """Return the entry with another batch size of as many rows."""
-        return self._called("reshape", *shape)
+        return self._called("reshape", *shape, **options)
 
     def expand(self, *shape: object) -> NonTensorDataBase:
         """Return the entry with new dimensions, or with dimensions of size 1 repeated."""
         return self._called("expand", *shape)
 
-    def squeeze(self, *dim: object) -> NonTensorDataBase:
+    def squeeze(self, *dim: object, **options: object) -> NonTensorDataBase:
         """Return the entry without dimensions of size 1."""
-        return self._called("squeeze", *dim)
+        return self._called("squeeze", *dim, **options)
 
-    def unsqueeze(self, dim: int) -> NonTensorDataBase:
+    def unsqueeze(self, dim: int, **options: object) -> NonTensorDataBase:
         """Return the entry with a dimension of size 1 inserted."""
-        return self._called("unsqueeze", dim)
+        return self._called("unsqueeze", dim, **options)
 
-    def permute(self, *dims: object) -> NonTensorDataBase:
+    def permute(self, *dims: object, **options: object) -> NonTensorDataBase:
         """Return the entry with its dimensions reordered."""
-        return self._called("permute", *dims)
+        return self._called("permute", *dims, **options)
 
-    def transpose(self, dim0: int, dim1: int) -> NonTensorDataBase:
+    def transpose(self, dim0: int, dim1: int, **options: object) -> NonTensorDataBase:
         """Return the entry with two dimensions exchanged."""
-        return self._called("transpose", dim0, dim1)
+        return self._called("transpose", dim0, dim1, **options)
 
-    def flatten(self, start_dim: int = 0, end_dim: int = -1) -> NonTensorDataBase:
+    def flatten(
+        self, start_dim: int = 0, end_dim: int = -1, **options: object
+    ) -> NonTensorDataBase:
         """Return the entry with several dimensions in one."""
-        return self._called("flatten", start_dim, end_dim)
+        return self._called("flatten", start_dim, end_dim, **options)
 
-    def unflatten(self, dim: int, sizes: Sequence[int]) -> NonTensorDataBase:
+    def unflatten(self, dim: int, sizes: Sequence[int], **options: object) -> NonTensorDataBase:
         """Return the entry with one dimension as several."""
-        return self._called("unflatten", dim, sizes)
+        return self._called("unflatten", dim, sizes, **options)
 
-    def repeat(self, *repeats: object) -> NonTensorDataBase:
+    def repeat(self, *repeats: object, **options: object) -> NonTensorDataBase:
         """Return the entry with its rows repeated."""
-        return self._called("repeat", *repeats)
+        return self._called("repeat", *repeats, **options)
 
-    def repeat_interleave(self, repeats: object, dim: int | None = None) -> NonTensorDataBase:
+    def repeat_interleave(
+        self, repeats: object, dim: int | None = None, **options: object
+    ) -> NonTensorDataBase:
         """Return the entry with each row repeated."""
-        return self._called("repeat_interleave", repeats, **({} if dim is None else {"dim": dim}))
+        return self._called(
+            "repeat_interleave", repeats, **({} if dim is None else {"dim": dim}), **options
+        )
 
-    def gather(self, dim: int, index: Tensor) -> NonTensorDataBase:
+    def gather(self, dim: int, index: Tensor, **options: object) -> NonTensorDataBase:
         """Return the entry of the rows that an index names along a dimension."""
-        return self._called("gather", dim, index)
+        return self._called("gather", dim, index, **options)
 
-    def masked_select(self, mask: Tensor) -> NonTensorDataBase:
+    def masked_select(self, mask: Tensor, **options: object) -> NonTensorDataBase:
         """Return the entry of the rows where a mask is true."""
-        return self._called("masked_select", mask)
+        return self._called("masked_select", mask, **options)
 
     def unbind(self, dim: int = 0) -> tuple[NonTensorDataBase, ...]:
         """Return the entries of the rows along a dimension."""
@@ -425,18 +465,57 @@ class NonTensorDataBase(Values):
         """Return the entries of a number of parts."""
         return self._parts("chunk", chunks, dim)
 
+    def _parts(self, method: str, *args: object) -> tuple[NonTensorDataBase, ...]:
+        made = getattr(_holding(self), method)(*args)
+        return cast("tuple[NonTensorDataBase, ...]", _all_taken(made))
+
     def clone(self, recurse: bool = True) -> NonTensorDataBase:
         """Return a copy; the values themselves are not copied."""
-        made = self._called("clone", recurse)
-        return self._kd_with_descriptor(self._kd_desc) if made is self else made
+        return self._called("clone", recurse)
 
-    def contiguous(self) -> NonTensorDataBase:
+    def __copy__(self) -> NonTensorDataBase:
+        return self.clone(recurse=False)
+
+    def contiguous(self, **options: object) -> NonTensorDataBase:
         """Return the entry with its rows in order in memory."""
-        return self._called("contiguous")
+        return self._called("contiguous", **options)
 
     def to(self, *args: object, **options: object) -> NonTensorDataBase:
         """Return the entry on another device; its values stay as they are."""
         return self._called("to", *args, **options)
+
+    @property
+    def is_locked(self) -> bool:
+        """Whether the container that it belongs to is locked."""
+        return self._kd_desc.frozen
+
+    def lock_(self) -> Self:
+        """Lock the entry, as a container is locked; return self."""
+        desc = self._kd_desc
+        self._kd_desc = desc.with_lock(LOCKED_BY_USER, desc.held)
+        return self
+
+    def unlock_(self) -> Self:
+        """Undo the lock of a user; return self.
+
+        Raises:
+            Locked: if the container that it belongs to is locked.
+        """
+        check_not_held(self._kd_desc)
+        self._kd_desc = self._kd_desc.unlocked()
+        return self
+
+    def __contains__(self, key: object) -> bool:
+        """Return whether there is an entry of this key: there is none."""
+        return False
+
+    def __delitem__(self, key: object) -> None:
+        raise _no_keys(key)
+
+    def __setitem__(self, index: object, value: object) -> None:
+        """Write to rows: a wrapper, nested lists, or one value for all of them."""
+        _refuse_keys(index)
+        self._write_at(index, value)
 
     @classmethod
     def __torch_function__(
@@ -499,9 +578,9 @@ class NonTensorDataBase(Values):
 
     __hash__ = None  # type: ignore[assignment]  # the values may not be hashable
 
-    def _write_at(self, index: tuple[object, ...], value: object) -> None:
+    @abstractmethod
+    def _write_at(self, index: object, value: object) -> None:
         """Write a value to rows."""
-        raise one_value_for_all("of the list", unwrapped(self), value, self._kd_desc.ndim)
 
     def _constant(self) -> object:
         """Return what a pytree stores in its structure to rebuild the entry."""
@@ -523,6 +602,9 @@ class NonTensorDataBase(Values):
     @abstractmethod
     def _kd_with_descriptor(self, desc: Descriptor) -> Self:
         """Return the entry under another descriptor."""
+
+    def _kd_describe(self, desc: Descriptor) -> None:
+        self._kd_desc = desc
 
     def _kd_collect(self, leaves: list[Tensor]) -> None:
         pass
@@ -553,7 +635,9 @@ class NonTensorDataBase(Values):
         return ()
 
     def _kd_hold(self, count: int) -> None:
-        pass  # it does not have a structure to lock
+        # One that took the place of another in a locked container is not held.
+        desc = self._kd_desc
+        self._kd_desc = desc.with_lock(desc.lock, max(desc.held + count, 0))
 
 
 class Constant:
@@ -651,6 +735,8 @@ class NonTensorData(NonTensorDataBase, Encodes):
         Raises:
             KeyNotFound: if neither holds it.
         """
+        if is_data(tensordict) or not is_node(tensordict):
+            raise wrong_type("`tensordict`", "a container", tensordict)
         held = tensordict._kd_entries.get(_HELD)
         if held is None and _HELD not in (non_tensordict or {}):
             raise KeyNotFound(f"key `{_HELD}` not found in the container or beside it.")
@@ -675,10 +761,24 @@ class NonTensorData(NonTensorDataBase, Encodes):
         else:
             self._boxed = (data,)
 
-    def _write_all(self, source: NonTensorDataBase) -> None:
-        self.data = source._kd_item()
+    def _write_all(self, source: object) -> None:
+        self.data = unwrapped(source)
 
-    def tolist(self, *, convert_tensors: bool = False, as_linked_list: bool = False) -> object:
+    def _write_at(self, index: object, value: object) -> None:
+        if not self._agrees(value):
+            raise one_value_for_all("`data`", self.data, unwrapped(value), self._kd_desc.ndim)
+
+    def _take_values(self, entry: Self) -> None:
+        self._boxed, self._of_batch = entry._boxed, entry._of_batch
+
+    def tolist(
+        self,
+        *,
+        convert_tensors: bool = False,
+        as_linked_list: bool = False,
+        convert_nodes: bool = True,
+        tolist_first: bool = False,
+    ) -> object:
         """Return the value once for each row, as nested lists of shape `batch_size`."""
         value: object = plain_value(self.data, convert_tensors)
         for size in reversed(self._kd_desc.batch):
@@ -744,8 +844,11 @@ class NonTensorData(NonTensorDataBase, Encodes):
         desc = self._kd_desc
         if batch is None:
             return self._under(desc if memo is None or memo[0] is not desc else memo[1])
-        if isinstance(batch, Grown) and not self._always_of_batch():
-            return cast("Self", self._spread(desc.with_batch(batch(desc.batch))))
+        if not self._always_of_batch():
+            if isinstance(batch, Grown):
+                return cast("Self", self._spread(desc.with_batch(batch(desc.batch))))
+            if isinstance(batch, Padded) and not isinstance(batch, Fresh) and desc.ndim:
+                return cast("Self", self._spread(desc)._kd_map_each(fn, batch))
         if not self._of_batch:
             if isinstance(batch, Reduced) and not batch.lead:
                 return self._kd_shallow()

@@ -61,7 +61,7 @@ from kd_core._leaves.loops import Selection, same_data
 from kd_core._leaves.writes import Targets
 from kd_core._nodes import registry
 from kd_core._nodes.entry import RowData
-from kd_core._protocol.validation import values_of_rows
+from kd_core._protocol.validation import shape_of_lists, values_of_rows
 
 if TYPE_CHECKING:
     from typing import Self
@@ -206,7 +206,7 @@ class NonTensorStack(NonTensorDataBase, RowData):
             >>> NonTensorStack.from_list([["a", "b"], ["c", "d"]], [2, 2]).batch_size
             torch.Size([2, 2])
         """
-        batch = _batch_of_lists(non_tensors) if batch_size is None else batch_of(batch_size)
+        batch = shape_of_lists(non_tensors) if batch_size is None else batch_of(batch_size)
         rows = values_of_rows(non_tensors, batch, "the list")
         rows = [each._kd_item() if isinstance(each, NonTensorDataBase) else each for each in rows]
         return restore_rows(rows, batch, device)
@@ -221,10 +221,6 @@ class NonTensorStack(NonTensorDataBase, RowData):
         """The values as nested lists of shape `batch_size`."""
         return self.tolist()
 
-    def __setitem__(self, index: object, value: object) -> None:
-        """Write values to rows: a wrapper, nested lists, or one value for all of them."""
-        self._write_at(index, value)
-
     def _write_at(self, index: object, value: object) -> None:
         rows = self._positions[index]  # type: ignore[index]  # torch checks it
         target, source = self._encode(value, ("data",), tuple(rows.shape))
@@ -232,10 +228,23 @@ class NonTensorStack(NonTensorDataBase, RowData):
             raise cannot_broadcast(source.shape, "rows of the entry", tuple(rows.shape))
         target[index] = source  # type: ignore[index]  # as above
 
-    def _write_all(self, source: NonTensorDataBase) -> None:
+    def _write_all(self, source: object) -> None:
         self[...] = source
 
-    def tolist(self, *, convert_tensors: bool = False, as_linked_list: bool = False) -> object:
+    def _take_values(self, entry: Self) -> None:
+        self._positions, self._cells, self._loose = entry._positions, entry._cells, entry._loose
+
+    def _under(self, desc: Descriptor) -> Self:
+        return self._copy(desc if desc.size == self._kd_desc.size else self._kd_desc)
+
+    def tolist(
+        self,
+        *,
+        convert_tensors: bool = False,
+        as_linked_list: bool = False,
+        convert_nodes: bool = True,
+        tolist_first: bool = False,
+    ) -> object:
         """Return the values as nested lists of shape `batch_size`."""
         values = cells_of(self).values if not is_compiling() else []
         if convert_tensors or not _HOLDS.isdisjoint(map(type, values)):
@@ -418,19 +427,6 @@ class NonTensorStack(NonTensorDataBase, RowData):
             listed = ", ".join(repr(values[position]) for position in first)
             shown = f"[{listed}, ... ({rest} more)]"
         return f"NonTensorStack({shown}, batch_size={self.batch_size}, device={desc.device})"
-
-
-def _batch_of_lists(values: Sequence[object]) -> Batch:
-    """Return the shape of nested lists, as far as those of a level have the same length."""
-    batch: Batch = ()
-    level: Sequence[object] = [values]
-    while level and all(isinstance(each, list) for each in level[1:]):
-        lists = cast("Sequence[list[object]]", level)
-        if batch and (not isinstance(level[0], list) or len({len(each) for each in lists}) > 1):
-            break
-        batch = (*batch, len(lists[0]))
-        level = [each for one in lists for each in one]
-    return batch
 
 
 def _padded(node: NonTensorStack, fn: LeafFn, desc: Descriptor) -> NonTensorStack:

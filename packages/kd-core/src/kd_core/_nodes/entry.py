@@ -155,6 +155,10 @@ class Values(Data):
     if TYPE_CHECKING:
 
         @abstractmethod
+        def _kd_describe(self, desc: Descriptor) -> None:
+            """Replace the descriptor, by one of as many rows."""
+
+        @abstractmethod
         def _spread(self, desc: Descriptor) -> Node:
             """Return the value once for each row of a batch."""
 

@@ -339,15 +339,20 @@ def unlock(container: W) -> W:
         Locked: if an enclosing container is locked.
     """
     desc = container._kd_desc
+    check_not_held(desc)
+    if desc.lock is not None:  # as above
+        container._kd_describe(desc._unlocked)
+        container._kd_hold_below(-1)
+    return container
+
+
+def check_not_held(desc: Descriptor) -> None:
+    """Raise if an enclosing container is locked, so that a part of it cannot be unlocked."""
     if desc.held:
         raise Locked(
             "cannot unlock a container that is locked with the one that encloses it. Unlock "
             "the outer one, or use `clone(recurse=False)`, which is not locked."
         )
-    if desc.lock is not None:  # as above
-        container._kd_describe(desc._unlocked)
-        container._kd_hold_below(-1)
-    return container
 
 
 def writes_at(container: AbstractContainer, path: tuple[str, ...], value: object) -> list[Write]:

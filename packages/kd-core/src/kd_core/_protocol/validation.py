@@ -31,7 +31,7 @@ from kd_core._keys import format_key, is_key, path_of
 from kd_core._leaves.loops import entries_of, leaf_fits
 from kd_core._leaves.shapeless import is_shapeless, without_shape
 from kd_core._nodes import registry
-from kd_core._nodes.entry import is_node, is_row_data, is_unbatched
+from kd_core._nodes.entry import is_data, is_node, is_row_data, is_unbatched
 from kd_core._switches import list_to_stack
 
 if TYPE_CHECKING:
@@ -67,8 +67,11 @@ def as_entry(key: str, value: object, desc: Descriptor, path: tuple[str, ...] = 
         stacked = _as_stack(value)
         if stacked is not None:
             return _node_as_entry(key, stacked, desc, path)
-        rows = _rows_of(value) if desc.batch and list_to_stack() else None
-        if rows is None:
+        rows = _rows_of(value) if list_to_stack() else None
+        if rows is not None and not desc.batch:  # a list has rows of its own, a tuple is one value
+            listed = isinstance(value, list) and bool(value)
+            desc = desc.with_batch(shape_of_lists(rows)) if listed else desc
+        if rows is None or not desc.batch:
             return registry.wrap_data(value, desc)
         return registry.wrap_list(
             values_of_rows(rows, desc.batch, f"entry {format_key((*path, key))}"), desc
@@ -165,7 +168,7 @@ def _node_as_entry(key: str, value: Node, desc: Descriptor, path: tuple[str, ...
         refuse_cycle(key, value, None, path)
     if own is desc:
         return value
-    if desc.named and not own.named and entries_of(value) is not None:
+    if desc.named and not own.named and (entries_of(value) is not None or is_data(value)):
         names = names_of(desc.batch[: own.ndim])
         value = value._kd_map_each(unchanged, lambda batch: with_names(batch, names))
         own = value._kd_desc
@@ -267,6 +270,19 @@ def values_of_rows(values: object, batch: Batch, where: str) -> list[object]:
             below.extend(each)
         level = below
     return level
+
+
+def shape_of_lists(values: Sequence[object]) -> Batch:
+    """Return the shape of nested lists, as far as those of a level have the same length."""
+    batch: Batch = ()
+    level: Sequence[object] = [values]
+    while level and all(isinstance(each, list) for each in level[1:]):
+        lists = cast("Sequence[list[object]]", level)
+        if batch and (not isinstance(level[0], list) or len({len(each) for each in lists}) > 1):
+            break
+        batch = (*batch, len(lists[0]))
+        level = [each for one in lists for each in one]
+    return batch
 
 
 def _rows_differ(where: str, batch: Batch, found: object, dim: int) -> ShapeMismatch:

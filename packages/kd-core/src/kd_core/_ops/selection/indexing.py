@@ -395,6 +395,9 @@ class _Rows:
             if entry._kd_item() is None and isinstance(value, Tensor):
                 value = self._wrapped_rows(value)
             entry = entry._spread(entry._kd_desc)
+            above = level._kd_desc
+            if above.frozen:
+                entry._kd_hold(above.held + (above.lock is not None))
             self.added.append((level, path[-1], entry))
         shape = self.batch_fn(entry._kd_desc.batch)
         entry = cast("RowData", entry)

@@ -10,6 +10,7 @@ from torch import Tensor
 from kd_core._batch.names import checked_names, with_names
 from kd_core._errors import InvalidArgument, KeySetMismatch, listed, wrong_type
 from kd_core._keys import format_key
+from kd_core._nodes.entry import is_data
 from kd_core._protocol.composite import Composite, unchanged_on_error
 from kd_core._protocol.primitives import AbstractContainer, relock
 from kd_core._protocol.validation import as_entry
@@ -120,6 +121,12 @@ def set_names(level: AbstractContainer, names: Names) -> None:
     level._kd_describe(new.with_lock(desc.lock, desc.held) if desc.frozen else new)
     if isinstance(level, Composite):
         names = names[: level._dim] + names[level._dim + 1 :]
+    elif level._kd_nested:
+        for key, entry in list(level._kd_entries.items()):
+            if is_data(entry):
+                own = entry._kd_desc
+                named = own.with_batch(with_names(own.batch, names))
+                level._kd_set_entry(key, entry._kd_with_descriptor(named))
     for node in level._kd_below():
         if isinstance(node, AbstractContainer):
             set_names(node, names)

@@ -9,16 +9,18 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
 import torch
 from torch import Tensor
 
-from kd_core._batch.descriptor import LOCKED_BY_ARENA, LOCKED_BY_USER
+from kd_core._batch.descriptor import LOCKED_BY_ARENA, LOCKED_BY_USER, describe
 from kd_core._errors import InvalidValue, refuse_pickles
 from kd_core._keys import path_of
 from kd_core._leaves.nested import stored_in
 from kd_core._naming import public_in
+from kd_core._nodes.entry import is_data
 from kd_core._protocol.primitives import AbstractContainer, leaves_of, lock
 
 if TYPE_CHECKING:
     from typing import Self, TypeVar
 
+    from kd_core._nodes.entry import Node
     from kd_core._types import DeviceLike, NestedKey
 
     C = TypeVar("C", bound=AbstractContainer)
@@ -456,8 +458,19 @@ class MemoryMaps(AbstractContainer):
 
 def _result(td: C, early: bool, threads: int) -> C:
     """Return a container in an arena, locked; in a `TensorDictFuture` if it is asked for."""
+    _clear_device_of_data(td)
     made = lock(td, LOCKED_BY_ARENA)
     return cast("C", TensorDictFuture([], made)) if early and threads > 1 else made
+
+
+def _clear_device_of_data(node: Node) -> None:
+    """Let data that is not a tensor be on no device: it is not in the arena."""
+    for below in node._kd_below():
+        if is_data(below):
+            own = below._kd_desc
+            below._kd_describe(describe(own.batch).with_lock(own.lock, own.held))
+        else:
+            _clear_device_of_data(below)
 
 
 def _is_archive(path: PathLike | None, archive: bool | None, compression: str | int | None) -> bool:
