@@ -16,6 +16,7 @@ from kd_core import (
     KeyNotFound,
     KeySetMismatch,
     MetaData,
+    NestedKey,
     NonTensorData,
     NonTensorDataBase,
     NonTensorStack,
@@ -321,9 +322,15 @@ def test_metadata_is_annotated_with_a_type() -> None:
     assert MetaData[str]("x") == MetaData("x")  # type: ignore[misc]  # for readers alone
 
 
+def entry_of(td: TensorDictBase, key: NestedKey) -> NonTensorDataBase:
+    entry: object = td.get(key)
+    assert isinstance(entry, NonTensorDataBase)
+    return entry
+
+
 def test_an_entry_is_locked_with_its_container() -> None:
     td = TensorDict({"s": "a", "w": ["x", "y", "z"], "n": {"s": "b"}}, [3])
-    entries = [td.get("s"), td.get("w"), td.get(("n", "s"))]
+    entries = [entry_of(td, "s"), entry_of(td, "w"), entry_of(td, ("n", "s"))]
     td.lock_()
     assert [entry.is_locked for entry in entries] == [True] * 3
     with pytest.raises(RuntimeError, match="Unlock the outer one"):
@@ -332,17 +339,17 @@ def test_an_entry_is_locked_with_its_container() -> None:
         assert [entry.is_locked for entry in entries] == [False] * 3
     assert [entry.is_locked for entry in entries] == [True] * 3
     loaded = [pickle.loads(pickle.dumps(td)), copy.deepcopy(td)]
-    assert [each.get("w").is_locked for each in loaded] == [True] * 2
-    assert [each.unlock_().get("w").is_locked for each in loaded] == [False] * 2
-    assert not td.clone().get("w").is_locked
+    assert [entry_of(each, "w").is_locked for each in loaded] == [True] * 2
+    assert [entry_of(each.unlock_(), "w").is_locked for each in loaded] == [False] * 2
+    assert not entry_of(td.clone(), "w").is_locked
 
 
 def test_an_entry_that_a_write_to_rows_replaces_follows_the_lock() -> None:
     td = TensorDict({"a": torch.zeros(2), "s": "a"}, [2]).lock_()
     td[0] = TensorDict({"a": torch.ones(()), "s": "b"})
     assert td["s"] == ["b", "a"]
-    assert td.get("s").is_locked
-    assert not td.unlock_().get("s").is_locked
+    assert entry_of(td, "s").is_locked
+    assert not entry_of(td.unlock_(), "s").is_locked
 
 
 def test_an_entry_alone_is_locked_and_unlocked() -> None:
@@ -350,20 +357,17 @@ def test_an_entry_alone_is_locked_and_unlocked() -> None:
         assert entry.lock_() is entry
         assert entry.is_locked
         assert not entry.clone().is_locked
-        assert entry.unlock_() is entry
-        assert not entry.is_locked
-        made = entry.memmap()
+        assert not entry.unlock_().is_locked
+        made: object = getattr(entry, "memmap")()  # noqa: B009  # not a method to type checkers
         assert isinstance(made, NonTensorDataBase)
-        assert made.is_locked
-        assert not entry.is_locked
-        assert not made.unlock_().is_locked
+        assert [made.is_locked, entry.is_locked, made.unlock_().is_locked] == [True, False, False]
 
 
 def test_data_in_a_memory_map_is_on_no_device() -> None:
     td = TensorDict({"a": torch.zeros(2), "s": "a", "w": ["x", "y"]}, [2]).memmap()
     assert str(td.device) == "cpu"
-    assert [td.get(key).device for key in ("s", "w")] == [None, None]
-    assert [td.get(key).is_locked for key in ("s", "w")] == [True, True]
+    assert [entry_of(td, key).device for key in ("s", "w")] == [None, None]
+    assert [entry_of(td, key).is_locked for key in ("s", "w")] == [True, True]
 
 
 @pytest.mark.parametrize("entry", [NonTensorData("a", [2]), NonTensorStack("a", "b")])
@@ -433,17 +437,17 @@ def test_shape_operations_in_place_change_the_entry() -> None:
 def test_names_of_dimensions_are_those_of_the_container() -> None:
     td = TensorDict({"s": "a", "w": [["x", "y"]]}, [1, 2])
     renamed = td.rename("t", "e")
-    assert [renamed.get(key).names for key in ("s", "w")] == [["t", "e"]] * 2
-    assert [td.get(key).names for key in ("s", "w")] == [[None, None]] * 2
+    assert [entry_of(renamed, key).names for key in ("s", "w")] == [["t", "e"]] * 2
+    assert [entry_of(td, key).names for key in ("s", "w")] == [[None, None]] * 2
     td.names = ["t", "e"]
-    assert [td.get(key).names for key in ("s", "w")] == [["t", "e"]] * 2
+    assert [entry_of(td, key).names for key in ("s", "w")] == [["t", "e"]] * 2
     td["v"] = NonTensorData("b", [1, 2])
-    assert td.get("v").names == ["t", "e"]
-    assert td[0].get("w").names == ["e"]
+    assert entry_of(td, "v").names == ["t", "e"]
+    assert entry_of(td[0], "w").names == ["e"]
 
 
 def test_another_batch_size_is_that_of_an_empty_copy() -> None:
-    entry = NonTensorData("a", [2]).empty(batch_size=[3])
+    entry: object = getattr(NonTensorData("a", [2]), "empty")(batch_size=[3])  # noqa: B009  # as above
     assert isinstance(entry, NonTensorData)
     assert entry.tolist() == ["a"] * 3
 

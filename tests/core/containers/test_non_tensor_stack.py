@@ -605,18 +605,19 @@ def test_a_linked_list_that_other_code_copies_by_its_type_is_a_list() -> None:
 def test_a_list_in_a_container_without_batch_has_rows_of_its_own() -> None:
     td = TensorDict({"w": ["a", "b"], "l": [["a"], ["b", "c"]], "g": [["a", "b"]], "t": ("a", "b")})
     assert td["w"] == ["a", "b"]
-    assert {key: tuple(td.get(key).batch_size) for key in td.keys()} == {
-        "w": (2,),
-        "l": (2,),
-        "g": (1, 2),
-        "t": (),
-    }
-    assert isinstance(td.get("w"), NonTensorStack)
-    assert td.get("w")[1].data == "b"
-    assert stack([td, td]).get("w").batch_size == (2, 2)
-    assert td.expand(3)[0].get("w").tolist() == ["a", "b"]
+    for key, batch in {"w": (2,), "l": (2,), "g": (1, 2)}.items():
+        entry: object = td.get(key)
+        assert isinstance(entry, NonTensorStack)
+        assert entry.batch_size == batch
+    assert td.get_non_tensor("t") == ("a", "b")
+    both: object = stack([td, td]).get("w")
+    assert isinstance(both, NonTensorStack)
+    assert both.tolist() == [["a", "b"]] * 2
+    assert both.batch_size == (2, 2)
+    assert td.expand(3)[0]["w"] == ["a", "b"]
     with set_list_to_stack(False):
-        assert isinstance(TensorDict({"w": ["a", "b"]}).get("w"), NonTensorData)
+        one: object = TensorDict({"w": ["a", "b"]}).get("w")
+    assert isinstance(one, NonTensorData)
 
 
 def test_rows_of_lists_count_for_the_batch_size_that_is_inferred() -> None:
@@ -632,3 +633,11 @@ def test_rows_of_lists_of_different_lengths_are_members_of_a_lazy_stack() -> Non
     assert [row["w"] for row in made.unbind(0)] == [["a"], ["b", "c"]]
     with pytest.raises(RuntimeError, match="must be equal"):
         stack([TensorDict({"w": ["a"]}), TensorDict({"w": ["b", "c"]})])
+
+
+def test_an_entry_has_no_keys_that_a_lazy_stack_would_have() -> None:
+    rows = NonTensorStack("a", "b")
+    assert list(rows.valid_keys()) == []
+    assert rows.get_nestedtensor("key", None) is None
+    with pytest.raises(KeyError, match="has no keys"):
+        rows.get_nestedtensor("key")

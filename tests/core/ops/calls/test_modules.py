@@ -548,23 +548,24 @@ def test_a_lazy_module_that_has_not_run_is_collected_and_printed() -> None:
     assert "weight: UninitializedParameter()" in repr(td)
 
 
-@pytest.mark.parametrize("options", [{}, {"inplace": True}, {"use_state_dict": True}])
-def test_data_that_a_module_lacks_is_a_missing_key(options: dict[str, bool]) -> None:
+@pytest.mark.parametrize("inplace", [None, True])
+@pytest.mark.parametrize("by_state", [False, True])
+def test_data_that_a_module_lacks_is_a_missing_key(inplace: bool | None, by_state: bool) -> None:
     net = nn.Linear(2, 1)
     before = net.weight
     td = TensorDict.from_module(net).apply(torch.zeros_like)
     for entry in ("word", UnbatchedTensor(torch.ones(2))):
         td["other"] = entry
         with pytest.raises(KeyError, match="`other` not found"):
-            td.to_module(net, **options)
+            td.to_module(net, inplace=inplace, use_state_dict=by_state)
         assert net.weight is before
         assert net.weight.any()
 
 
-@pytest.mark.parametrize("options", [{}, {"inplace": True}])
-def test_data_in_place_of_a_parameter_is_refused(options: dict[str, bool]) -> None:
+@pytest.mark.parametrize("inplace", [None, True])
+def test_data_in_place_of_a_parameter_is_refused(inplace: bool | None) -> None:
     net = nn.Linear(2, 1)
     td = TensorDict.from_module(net).apply(torch.zeros_like).set("bias", "word")
     with pytest.raises(InvalidArgument, match="`bias` must be a tensor"):
-        td.to_module(net, **options)
+        td.to_module(net, inplace=inplace)
     assert net.weight.any()

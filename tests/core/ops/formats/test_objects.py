@@ -55,8 +55,11 @@ def test_lists_of_numbers_are_tensors_and_other_lists_have_a_value_for_each_item
     assert td["n"].tolist() == [1, 2]
     assert td["l"] == [held, {"a": 1}]
     assert td["s"] == ["x", 1]
-    assert td.get("l").batch_size == td.get("s").batch_size == (2,)
-    assert TensorDict.from_any({"t": [torch.zeros(2)] * 3}).get("t").batch_size == (3,)
+    for key in ("l", "s"):
+        entry: object = td.get(key)
+        assert isinstance(entry, NonTensorStack)
+        assert entry.batch_size == (2,)
+    assert TensorDict.from_any({"t": [torch.zeros(2)] * 3})["t"][2].tolist() == [0, 0]
 
 
 def test_a_list_is_what_it_is_as_an_entry() -> None:

@@ -1,10 +1,12 @@
 """Copies: what they share, and what they do not."""
 
+from typing import cast
+
 import torch
 from tests.core.kinds import inner
 from torch import nn
 
-from kd_core import TensorDict, lazy_stack
+from kd_core import TensorDict, UnbatchedTensor, lazy_stack
 
 
 def test_clone_keeps_the_graph() -> None:
@@ -60,3 +62,13 @@ def test_to_tensordict_makes_every_level_a_tensordict() -> None:
     copy["s", "x"].add_(1)
     assert not stack[0]["x"].any()
     assert list(td.to_tensordict(retain_none=False).keys()) == ["s", "word"]
+
+
+def test_to_tensordict_copies_tensors_without_batch_and_values_of_rows() -> None:
+    td = TensorDict({"u": UnbatchedTensor(torch.zeros(3)), "w": ["a", "b"]}, [2])
+    copy = td.to_tensordict()
+    copy["u"].fill_(1)
+    cast("list[object]", copy["w"])[0] = "c"
+    assert copy["w"] == ["c", "b"]
+    assert td["w"] == ["a", "b"]
+    assert td["u"].tolist() == [0, 0, 0]

@@ -2,6 +2,7 @@
 
 import pickle
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from kd_core import (
     InvalidArgument,
     InvalidValue,
     Locked,
+    NonTensorDataBase,
     TensorDict,
     TensorDictBase,
     lazy_stack,
@@ -195,5 +197,16 @@ def test_a_locked_container_is_not_consolidated_in_place() -> None:
 def test_data_alone_is_consolidated_in_a_locked_copy() -> None:
     td = TensorDict({"s": "word", "w": ["a", "b"]}, [2])
     made = td.consolidate()
-    assert [made.get(key).is_locked for key in ("s", "w")] == [True, True]
-    assert [td.get(key).is_locked for key in ("s", "w")] == [False, False]
+    for key in ("s", "w"):
+        copy, entry = (
+            cast("NonTensorDataBase", made.get(key)),
+            cast("NonTensorDataBase", td.get(key)),
+        )
+        assert copy.is_locked
+        assert not entry.is_locked
+
+
+def test_a_file_of_a_consolidated_container_makes_its_folders(tmp_path: Path) -> None:
+    td = TensorDict({"a": torch.ones(2)}, [2])
+    td.consolidate(tmp_path / "new" / "folder" / "one")
+    assert TensorDict.from_consolidated(tmp_path / "new" / "folder" / "one")["a"].tolist() == [1, 1]

@@ -40,6 +40,7 @@ from kd_core._nodes import registry
 from kd_core._nodes.entry import Encodes, Values, is_data, is_node
 from kd_core._ops.entries.listing import LinkedList
 from kd_core._protocol.primitives import check_not_held
+from kd_core._torch_private import traced_as
 
 if TYPE_CHECKING:
     from typing import Self, TypeGuard
@@ -634,10 +635,20 @@ class NonTensorDataBase(Values):
     def _kd_below(self) -> tuple[()]:
         return ()
 
-    def _kd_hold(self, count: int) -> None:
+    def _hold_traced(self, count: int) -> None:
         # One that took the place of another in a locked container is not held.
         desc = self._kd_desc
         self._kd_desc = desc.with_lock(desc.lock, max(desc.held + count, 0))
+
+    @traced_as(_hold_traced)
+    def _kd_hold(self, count: int) -> None:
+        desc = self._kd_desc  # as in `Dense`: "lock" in the benchmarks
+        if count == 1 and desc._held_once is not None:
+            self._kd_desc = desc._held_once
+        elif count == -1 and desc.held == 1 and desc.lock is None:
+            self._kd_desc = desc._unlocked
+        else:
+            self._hold_traced(count)
 
 
 class Constant:

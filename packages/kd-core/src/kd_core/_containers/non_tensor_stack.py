@@ -49,6 +49,7 @@ from kd_core._containers.row_cells import (
     without_wrappers,
 )
 from kd_core._errors import (
+    KeyNotFound,
     ShapeMismatch,
     batch_does_not_fit,
     cannot_broadcast,
@@ -62,13 +63,14 @@ from kd_core._leaves.writes import Targets
 from kd_core._nodes import registry
 from kd_core._nodes.entry import RowData
 from kd_core._protocol.validation import shape_of_lists, values_of_rows
+from kd_core._types import NO_DEFAULT
 
 if TYPE_CHECKING:
     from typing import Self
 
     from kd_core._batch.descriptor import Descriptor
     from kd_core._nodes.entry import Entry, Memo, PartsMemo
-    from kd_core._types import Batch, BatchFn, BatchSize, DeviceLike, LeafFn, PartsFn
+    from kd_core._types import Batch, BatchFn, BatchSize, DeviceLike, LeafFn, NestedKey, PartsFn
 
 _SHOWN: Final = 20
 """How many values `repr` shows before it leaves out the rest."""
@@ -220,6 +222,22 @@ class NonTensorStack(NonTensorDataBase, RowData):
     def data(self) -> object:
         """The values as nested lists of shape `batch_size`."""
         return self.tolist()
+
+    def get_nestedtensor(
+        self, key: NestedKey, default: object = NO_DEFAULT, **options: object
+    ) -> object:
+        """Return the default: there are no entries, as those of the members of a stack.
+
+        Raises:
+            KeyNotFound: if there is none.
+        """
+        if default is NO_DEFAULT:
+            raise KeyNotFound(f"key {format_key(key)} not found: a non-tensor entry has no keys.")
+        return default
+
+    def valid_keys(self, *args: object, **options: object) -> Iterator[NestedKey]:
+        """Return an iterator over the keys of the entries that can be stacked: there are none."""
+        return iter(())
 
     def _write_at(self, index: object, value: object) -> None:
         rows = self._positions[index]  # type: ignore[index]  # torch checks it

@@ -326,7 +326,7 @@ def dense_copy(td: AbstractContainer, retain_none: bool) -> Node:
         elif isinstance(value, AbstractContainer):
             entries[key] = dense_copy(value, retain_none)
         elif retain_none or value._kd_item() is not None:
-            entries[key] = value._kd_shallow()
+            entries[key] = value._kd_map_each(Tensor.clone)
     return registry.make_dense(entries, td._kd_desc.unlocked())
 
 

@@ -66,7 +66,8 @@ class Storage(AbstractContainer):
         Leaves of one dtype stand one behind the other in it. The copies are outside the graph.
 
         Args:
-            filename: a file to which the container is written, too; `from_consolidated` reads it.
+            filename: a file to which the container is written, too, and its folders;
+                `from_consolidated` reads it.
             num_threads: nothing: torch copies with all threads that it has.
             device: where the storage is; it is moved there in one copy. `None`: where the leaves
                 are.
@@ -95,8 +96,9 @@ class Storage(AbstractContainer):
             (True, 32)
         """
         if filename is not None:
-            from kd_core._store import single
+            from kd_core._store import files, single
 
+            files.make_folders(Path(filename).parent)
             single.save(self, Path(filename))
         place = _Place(
             None if device is None else device_of(device), non_blocking, share_memory, pin_memory
