@@ -23,16 +23,16 @@ OPEN: Final[dict[str, int]] = {
     "decorated": 48,
     "typed": 77,
     "params": 133,
-    "unbatched": 441,
-    "worded": 407,
+    "unbatched": 70,
+    "worded": 44,
     "named": 232,
     "locked": 127,
     "mapped": 248,
     "shared": 126,
     "unsized": 174,
     "empty": 192,
-    "one_value": 268,
-    "row_values": 657,
+    "one_value": 34,
+    "row_values": 170,
 }
 
 Calls: TypeAlias = dict[str, list[Compared]]

@@ -208,7 +208,10 @@ PARAMETERS: dict[str, list[tuple[str, Value]]] = {
         listed=lambda g: [torch.ones(2)] * 2,
         pair=lambda g: (torch.ones(2), 1),
     ),
-    "input": made(two=lambda g: [g.td, g.td.clone()], none=lambda g: [], one=lambda g: (g.td,)),
+    **dict.fromkeys(
+        ("input", "items"),
+        made(two=lambda g: [g.td, g.td.clone()], none=lambda g: [], one=lambda g: (g.td,)),
+    ),
     "pytree": made(dict=lambda g: {"x": torch.ones(3)}),
     "storage": made(bytes=lambda g: torch.zeros(24, dtype=torch.uint8).untyped_storage()),
     "state_dict": made(

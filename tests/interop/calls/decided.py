@@ -3,6 +3,7 @@
 Knows the list of `kd_core`; must not know how calls are made or compared.
 """
 
+import itertools
 import tomllib
 from fnmatch import fnmatchcase
 from importlib.resources import files
@@ -11,12 +12,80 @@ from typing import Final
 ROWS: Final[list[dict[str, object]]] = tomllib.loads(
     files("kd_core").joinpath("differences.toml").read_text(encoding="utf-8")
 )["difference"]
-PATTERNS: Final = [
-    pattern
-    for row in ROWS
-    if isinstance(calls := row.get("calls", []), list)
-    for pattern in map(str, calls)
-]
+
+
+def each(kind: str, methods: str, found: str) -> list[str]:
+    """Return a pattern for each of several methods."""
+    return [f"{kind} {method} {found}" for method in methods.split()]
+
+
+OF_ROWS: Final[dict[str, list[str]]] = {
+    "Reductions drop the values of rows that are not tensors": [
+        *each(
+            "*", "all any amax amin logsumexp norm", "result: class 'NonTensor*' != 'TensorDict'"
+        ),
+        *each("worded", "cummax cummin max min", "result: length 3 != 1"),
+        *each("worded", "cummax cummin", "result: class 'NonTensor*' != 'TensorDict'"),
+        # New rows of words are an empty container there, or all are the first word.
+        "* new_* result: class 'NonTensor*' != 'TensorDict'",
+        *each("*", "new_*", "result: None != 'x0'"),
+        *each("*", "new_*", "result: None != {}"),
+        "row_values masked_select result: class 'NonTensorStack' != 'TensorDict'",
+        # Words get lost where a function cannot be called with them.
+        *each("worded", "*apply expand_as", "result: length 3 != 2"),
+        "worded apply result: length 2 != 1",
+        "row_values *apply result: ({'class': 'NonTensorStack',* != None",
+        "row_values expand_as result: * != None",
+        "worded flatten_keys result: length 3 != 1",
+        *each("one_value", "__and__ __mod__", "result: * != None"),
+        *each("*", "__or__ __xor__", "result: class 'NonTensor*' != '*TensorDict'"),
+        *each("worded", "__eq__ __ne__", "result: class 'NonTensorData' != *"),
+        # A number takes the place of words, or nothing is written.
+        "worded __setitem__ after: class 'NonTensorData' != 'NonTensorStack'",
+        "one_value __setitem__ raises here",
+        "worded copy_at_ after: 'x0' != 'x2'",
+        *each("row_values", "set __setitem__", "raises here"),
+    ],
+    "Reductions and `new_zeros` leave an `UnbatchedTensor` as it is": [
+        "unbatched new_* result: * != 0.125",
+        "unbatched new_* result: 'torch.* != 'torch.*",
+        "unbatched new_* result: 'meta' != [[]0.125, *",
+        *each(
+            "unbatched",
+            "max mean min nanmean nansum norm prod quantile std sum var amax amin",
+            "result: length 0 != 1",
+        ),
+        *each(
+            "unbatched",
+            "max mean min nanmean nansum prod quantile std sum var amax amin",
+            "result: 'Tensor' != 'UnbatchedTensor'",
+        ),
+        *each("unbatched", "mean nanmean nansum norm prod sum", "result: 'torch.* != 'torch.*"),
+        *each(
+            "unbatched",
+            "max mean min nanmean nansum prod quantile std sum var amax amin logsumexp cummax "
+            "cummin softmax all any __setitem__",
+            "raises here",
+        ),
+        *each("unbatched", "all any quantile softmax __setitem__", "kind of error"),
+        # With a batch size a function is not called with it, and it keeps the batch size before.
+        "unbatched *apply result: 0.25 != 0.125",
+        "unbatched apply result: None != *",
+        *each("unbatched", "pad", "result: 4 != 3"),
+        *each("unbatched", "pad", "after: 4 != 3"),
+        "unbatched auto_batch_size_ after: length * != 2",
+    ],
+}
+"""Further patterns of a row, by the beginning of what it says of tensordict."""
+
+
+def _patterns_of(row: dict[str, object]) -> list[str]:
+    given = row.get("calls", [])
+    further = [OF_ROWS[start] for start in OF_ROWS if str(row["there"]).startswith(start)]
+    return [*(given if isinstance(given, list) else ()), *itertools.chain(*further)]
+
+
+PATTERNS: Final = [pattern for row in ROWS for pattern in _patterns_of(row)]
 
 
 def pattern_for(kind: str, method: str, found: str) -> str | None:
