@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from torch.distributions import Distribution, Normal
+from torch.distributions import Distribution, Gamma, Normal
 
-from kd_probabilistic import ProbabilisticTensorDictModule
+from kd_probabilistic import InteractionType, ProbabilisticTensorDictModule, estimate
 
 POSITIVE = torch.ones(2, 3)
 
@@ -99,3 +99,15 @@ def test_a_distribution_made_meanwhile_is_copied_and_pickled() -> None:
     for twin in (copy.deepcopy(expanded), pickle.loads(pickle.dumps(expanded))):
         with pytest.raises(ValueError, match="Expected value argument"):
             twin.log_prob(torch.full((3, 2), torch.nan))
+
+
+@pytest.mark.parametrize(
+    ("kind", "asked"), [(Gamma, InteractionType.MODE), (Normal, InteractionType.MEDIAN)]
+)
+def test_estimates_are_computed_where_vmap_maps_the_parameters(
+    kind: type[Gamma] | type[Normal], asked: InteractionType
+) -> None:
+    """No value can be read there: whether an estimate exists is left open."""
+    numbers = torch.tensor([1.5, 2.0, 3.0])
+    mapped = torch.vmap(lambda each: estimate(kind(each, each), asked))(numbers)
+    assert torch.equal(mapped, estimate(kind(numbers, numbers), asked))

@@ -1,5 +1,6 @@
 """Values of rows: written where they are, by threads too; in compiled code never read."""
 
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -133,6 +134,15 @@ def test_many_writes_need_no_memory() -> None:
 
 
 def test_threads_write_rows_of_their_own_and_read_others() -> None:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)  # threads take turns as often as they can
+    try:
+        _write_rows_in_threads()
+    finally:
+        sys.setswitchinterval(before)
+
+
+def _write_rows_in_threads() -> None:
     td = TensorDict({"w": [f"{row} 0" for row in range(6)], "x": torch.zeros(6)}, [6])
     until, wrong = time.monotonic() + 1.0, []
 
