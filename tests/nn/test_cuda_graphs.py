@@ -202,15 +202,16 @@ def test_wrong_options_are_refused() -> None:
     with pytest.raises(InvalidArgument, match="must be given together"):
         CudaGraphModule(torch.neg, in_keys=["x"])
     with pytest.raises(InvalidArgument, match="need a GPU, got `cpu`"):
-        CudaGraphModule(torch.neg, device="cpu")
+        CudaGraphModule(torch.neg, device="cpu", passthrough=False)
 
 
-def test_without_a_gpu_calls_are_refused_or_passed_through(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_gpu_calls_are_passed_through_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(InvalidArgument, match=r"torch finds none\. Pass `passthrough=True`"):
-        CudaGraphModule(torch.neg)
-    step = CudaGraphModule(torch.neg, passthrough=True)
+    with pytest.raises(InvalidArgument, match=r"torch finds none\. Leave out `passthrough=False`"):
+        CudaGraphModule(torch.neg, passthrough=False)
+    step = CudaGraphModule(torch.neg)
     assert torch.equal(step(X), -X)
+    assert torch.equal(CudaGraphModule(torch.neg, device="cpu")(X), -X)
     assert torch.equal(pickle.loads(pickle.dumps(step))(X), -X)
 
 

@@ -123,14 +123,14 @@ class CudaGraphModule(nn.Module, Generic[P, R]):
         in_keys: With `out_keys`: run `module` on tensors, as `TensorDictModule` does.
         out_keys: The entries to write.
         device: The GPU; None: the current one.
-        passthrough: Whether to call `module` itself where there is no GPU.
+        passthrough: Whether to call `module` itself where torch finds no GPU, or `device` is none.
 
     Raises:
-        InvalidArgument: torch finds none, or `device` is not a GPU.
+        InvalidArgument: there is no such GPU, and `passthrough` is `False`.
 
     Example:
         >>> import torch
-        >>> step = CudaGraphModule(torch.nn.Linear(2, 2), passthrough=True)
+        >>> step = CudaGraphModule(torch.nn.Linear(2, 2))
         >>> step(torch.ones(3, 2)).shape
         torch.Size([3, 2])
     """
@@ -143,7 +143,7 @@ class CudaGraphModule(nn.Module, Generic[P, R]):
         out_keys: Sequence[NestedKey] | None = None,
         device: torch.device | str | int | None = None,
         *,
-        passthrough: bool = False,
+        passthrough: bool = True,
     ) -> None:
         super().__init__()
         if warmup < 1:
@@ -247,14 +247,14 @@ class CudaGraphModule(nn.Module, Generic[P, R]):
 def _recorder(device: torch.device | str | int | None, passthrough: bool) -> Recorder | None:
     """Return what records on a device; None if calls are passed through."""
     available = torch.cuda.is_available()
-    if not available and passthrough:
-        return None
     found = torch.device("cuda" if device is None else device)
     if not available or found.type != "cuda":
+        if passthrough:
+            return None
         raise InvalidArgument(
             f"CUDA graphs need a GPU, got `{found}`"
             + ("" if available else ", and torch finds none")
-            + ". Pass `passthrough=True` to run without a graph where there is none."
+            + ". Leave out `passthrough=False` to run without a graph."
         )
     if device is None or found == torch.device("cuda"):
         found = torch.device("cuda", torch.cuda.current_device())
