@@ -8,14 +8,29 @@ from torch import Tensor
 
 from kd_core import (
     LazyStackedTensorDict,
+    NonTensorData,
     TensorClass,
     TensorDict,
+    TensorDictBase,
     TypedTensorDict,
     cat,
+    is_tensor_collection,
     lazy_stack,
     make_tensordict,
     stack,
 )
+
+
+def test_a_collection_may_be_a_wrapper_which_is_no_container() -> None:
+    """What has keys is asked by `isinstance`."""
+    found: object = TensorDict({"s": NonTensorData("word")}).get("s")
+    assert is_tensor_collection(found)
+    assert isinstance(found, NonTensorData)
+    container: object = make()
+    assert is_tensor_collection(container)
+    container.keys()  # type: ignore[union-attr]  # a wrapper has none
+    assert isinstance(container, TensorDictBase)
+    assert list(container.keys()) == ["a", "b"]
 
 
 def make() -> TensorDict:

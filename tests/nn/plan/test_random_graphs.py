@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from kd_core import NestedKey, TensorDict, TensorDictBase, is_tensor_collection
+from kd_core import NestedKey, TensorDict, TensorDictBase
 from kd_nn import TensorDictModule, TensorDictSequential
 
 Path = tuple[str, ...]
@@ -59,7 +59,7 @@ def leaves_of(value: object) -> list[Tensor]:
     """Return the leaves of a tensor, a container or a nested dict, by sorted name."""
     if isinstance(value, Tensor):
         return [value]
-    entries = value.to_dict() if is_tensor_collection(value) else cast(Nested, value)
+    entries = value.to_dict() if isinstance(value, TensorDictBase) else cast(Nested, value)
     return [leaf for name in sorted(entries) for leaf in leaves_of(entries[name])]
 
 
@@ -306,7 +306,7 @@ def by_position(case: Case) -> None:
 def by_nested_dicts(case: Case) -> None:
     nested: Nested = {}
     for key, value in case.arguments().items():
-        put(nested, to_path(key), value.to_dict() if is_tensor_collection(value) else value)
+        put(nested, to_path(key), value.to_dict() if isinstance(value, TensorDictBase) else value)
     case.check_values(call(case, **nested))
 
 

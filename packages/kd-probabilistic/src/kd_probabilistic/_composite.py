@@ -27,7 +27,6 @@ from kd_core import (
     TensorDict,
     TensorDictBase,
     format_key,
-    is_tensor_collection,
     nearest_key,
     unravel_key,
     unravel_key_to_tuple,
@@ -270,7 +269,7 @@ def _variance(distribution: Distribution) -> Tensor:
 
 def value_at(container: TensorDictBase, key: NestedKey) -> Tensor:
     """Return the value of a component, or raise that it is missing."""
-    if not is_tensor_collection(container):
+    if not isinstance(container, TensorDictBase):
         raise InvalidArgument(
             "the value of a `CompositeDistribution` must be a container that holds one of each "
             f"component, got {type(container).__name__}. Give it at {format_key(key)}."
@@ -784,10 +783,10 @@ def _built(
     extra: Mapping[str, object],
 ) -> Distribution:
     """Build one component from its parameters."""
-    given = params.get(name)
+    given: object = params.get(name)
     if given is None:
         raise key_not_found("parameters", name, params.keys(True))
-    if not is_tensor_collection(given):
+    if not isinstance(given, TensorDictBase):
         raise InvalidArgument(
             f"the parameters {format_key(name)} must be a container of the arguments of "
             f"a distribution, got {type(given).__name__}."

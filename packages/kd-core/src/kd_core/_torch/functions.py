@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kd_core._base import is_tensor_collection
+from kd_core._base import TensorDictBase
 from kd_core._batch.plans import EVERYTHING, SAME_SHAPE
 from kd_core._batch.shapes import broadcasts_to
 from kd_core._combine.stacking import cat, stack
@@ -73,11 +73,11 @@ _list_methods(
 
 
 def _where(condition: Tensor, input: object, other: object) -> object:
-    if is_tensor_collection(input):
+    if isinstance(input, TensorDictBase):
         return input._kd_engine.where(
             input, condition, cast("AbstractContainer | Tensor | float", other)
         )
-    if not is_tensor_collection(other):
+    if not isinstance(other, TensorDictBase):
         remedy = "Pass a tensor as `condition`."
         raise wrong_type("`input` or `other` of `torch.where`", "a container", other, remedy)
     return other._kd_engine.where(other, ~condition, cast("Tensor | float", input))

@@ -10,7 +10,7 @@ from types import FunctionType, MethodType, ModuleType
 import torch
 from torch import Tensor, nn
 
-from kd_core import KdError, TensorDictBase, is_tensor_collection
+from kd_core import KdError, TensorDictBase
 from kd_export._capture.foreign import converted, is_foreign
 from kd_export._capture.signature import Example, Word, leaves
 from kd_export._errors import (
@@ -222,7 +222,7 @@ def read_example(example: Example[Word], in_keys: Sequence[Key]) -> dict[Key, Te
     entries: dict[Key, object]
     if isinstance(example, Schema):
         entries = _drawn_entries(example)
-    elif is_tensor_collection(example):
+    elif isinstance(example, TensorDictBase):
         entries = {key: example.get(key) for key in in_keys if key in example.keys(True)}
     elif isinstance(example, Mapping):
         entries = {}

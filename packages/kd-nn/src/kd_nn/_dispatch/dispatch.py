@@ -17,7 +17,7 @@ from typing import Any, Generic, Protocol, Self, TypeAlias, TypeVar, cast, overl
 from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
 
-from kd_core import InvalidArgument, NestedKey, TensorDict, TensorDictBase, is_tensor_collection
+from kd_core import InvalidArgument, NestedKey, TensorDict, TensorDictBase
 from kd_core.extending import signature_of
 from kd_nn._dispatch.call_names import CallNames, is_plain_mapping
 from kd_nn._dispatch.entries import container_of, entry, read_optional
@@ -153,7 +153,7 @@ class Dispatched(Generic[M]):
         return self._enter(module, *args, **kwargs)
 
     def _enter(self, module: nn.Module, /, *args: object, **kwargs: object) -> object:
-        if args and is_tensor_collection(args[0]):
+        if args and isinstance(args[0], TensorDictBase):
             if kwargs or len(args) > 1:
                 self._refuse_tensors(module, args[1:], kwargs)
             return self.function(module, *args, **kwargs)
@@ -161,7 +161,7 @@ class Dispatched(Generic[M]):
             return self._enter(module, TensorDict(args[0]), **kwargs)
         if "tensordict" in kwargs and is_plain_mapping(kwargs["tensordict"]):
             kwargs["tensordict"] = TensorDict(kwargs["tensordict"])
-        if is_tensor_collection(kwargs.get("tensordict")):
+        if isinstance(kwargs.get("tensordict"), TensorDictBase):
             container = kwargs.pop("tensordict")
             self._refuse_tensors(module, args, kwargs)
             return self.function(module, container, *args, **kwargs)
@@ -172,7 +172,7 @@ class Dispatched(Generic[M]):
     ) -> None:
         """Raise if anything is given next to a container that the method does not take."""
         unknown = [f"`{name}`" for name in kwargs if name not in self.extras]
-        odd = [arg for arg in args if arg is not None and not is_tensor_collection(arg)]
+        odd = [arg for arg in args if arg is not None and not isinstance(arg, TensorDictBase)]
         if self.takes_any and not (args and "tensordict_out" in self.extras):
             return
         if (
@@ -218,7 +218,7 @@ class Dispatched(Generic[M]):
         return self._pick(module, result)
 
     def _pick(self, module: nn.Module, result: object) -> object:
-        if not is_tensor_collection(result):
+        if not isinstance(result, TensorDictBase):
             raise not_a_container(describe(module), result)
         keys = [key for key in keys_of(module, self.dest) if key != DISCARD]
         selected: Keys | None = module.__dict__.get("_kd_selected")
@@ -251,7 +251,7 @@ class Dispatched(Generic[M]):
         function, enter = self.function, self._enter
 
         def forward(self_: nn.Module, /, *args: object, **kwargs: object) -> object:
-            if len(args) == 1 and not kwargs and is_tensor_collection(args[0]):
+            if len(args) == 1 and not kwargs and isinstance(args[0], TensorDictBase):
                 return function(self_, args[0])  # what `_enter` does, without its frame
             return enter(self_, *args, **kwargs)
 
@@ -404,7 +404,7 @@ def common_batch_size(values: Iterable[object]) -> tuple[int, ...]:
         if isinstance(value, Tensor):
             shape = value.shape
             sizes = shape[:-1] if len(shape) > 1 else shape
-        elif is_tensor_collection(value):
+        elif isinstance(value, TensorDictBase):
             sizes = value.batch_size
         else:
             continue

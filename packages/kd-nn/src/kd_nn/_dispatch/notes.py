@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from kd_core import KdError, NestedKey, format_key, is_tensor_collection
+from kd_core import KdError, NestedKey, TensorDictBase, format_key
 from kd_nn._dispatch.dispatch import describe, keys_of
 from kd_nn._errors import list_keys
 
@@ -50,6 +50,6 @@ def _note_of(module: nn.Module, inputs: Mapping[NestedKey, object]) -> str:
 def _shape(value: object) -> str:
     if isinstance(value, Tensor):
         return f"{tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}"
-    if is_tensor_collection(value):
+    if isinstance(value, TensorDictBase):
         return f"{type(value).__name__} {tuple(value.batch_size)}"
     return "missing" if value is None else type(value).__name__

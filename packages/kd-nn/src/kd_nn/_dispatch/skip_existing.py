@@ -16,7 +16,7 @@ from typing import ParamSpec, Self, TypeAlias, TypeVar, cast
 from torch import nn
 from torch.compiler import is_compiling
 
-from kd_core import InvalidArgument, NestedKey, TensorDictBase, is_tensor_collection
+from kd_core import InvalidArgument, NestedKey, TensorDictBase
 from kd_nn._dispatch.dispatch import keys_of
 from kd_nn._dispatch.entries import has_entry
 from kd_nn._keys.specs import DISCARD, parse_keys
@@ -143,7 +143,7 @@ class set_skip_existing:  # noqa: N801  # used like a function, as a context man
             tensordict = args[1] if len(args) > 1 else kwargs.get("tensordict")
             if (
                 isinstance(module, nn.Module)
-                and is_tensor_collection(tensordict)
+                and isinstance(tensordict, TensorDictBase)
                 and outputs_exist(module, tensordict, self.in_key_attr, self.out_key_attr)
             ):
                 return cast("R", tensordict)

@@ -13,7 +13,7 @@ from typing import Final, TypeVar, cast
 
 from torch import Tensor, nn
 
-from kd_core import InvalidArgument, KdError, TensorDict, TensorDictBase, is_tensor_collection
+from kd_core import InvalidArgument, KdError, TensorDict, TensorDictBase
 from kd_core.extending import public_in
 
 M = TypeVar("M", bound=nn.Module)
@@ -49,7 +49,7 @@ class FunctionalForward:
             if not lacking:
                 return forward(*args, **kwargs)
             params, args = _last(module, args, lacking)
-        if not is_tensor_collection(params):
+        if not isinstance(params, TensorDictBase):
             raise InvalidArgument(
                 f"`params` must be a container of parameters, got {type(params).__name__}."
             )
@@ -74,7 +74,7 @@ def _last(
     """Split off the last positional argument, which holds the parameters."""
     names = {name.partition(".")[0] for name in lacking}
     params = args[-1] if args else None
-    if is_tensor_collection(params) and not names.isdisjoint(list(params.keys())):
+    if isinstance(params, TensorDictBase) and not names.isdisjoint(list(params.keys())):
         return params, args[:-1]
     raise ParametersMissing(
         f"this `{type(module).__name__}` is functional and has no parameters of its own. Call it "

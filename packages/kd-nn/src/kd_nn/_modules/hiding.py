@@ -15,7 +15,6 @@ from kd_core import (
     NestedKey,
     TensorClass,
     TensorDictBase,
-    is_tensor_collection,
     unravel_key,
     unravel_key_to_tuple,
 )
@@ -49,7 +48,7 @@ def call_as_selected(
     if selected is None or module._kd_changes_by_assignment:
         return call(*args, **kwargs)
     given = args[0] if args else kwargs.get("tensordict")
-    if not is_tensor_collection(given):
+    if not isinstance(given, TensorDictBase):
         return call(*args, **kwargs)
     hidden = _hidden(module, selected)
     before: Before = [(part, _present(part, hidden)) for part in parts_of(given)]
@@ -57,7 +56,9 @@ def call_as_selected(
     if result is given or result is None:
         for part, entries in before:
             _restore(part, hidden, entries)
-    elif is_tensor_collection(result) and not any(result is value for value in kwargs.values()):
+    elif isinstance(result, TensorDictBase) and not any(
+        result is value for value in kwargs.values()
+    ):
         kept = {key for _, entries in before for key in entries}
         for part in parts_of(result):
             _take_back(part, hidden, kept)
@@ -122,8 +123,8 @@ def _is_left(tensordict: TensorDictBase, level: NestedKey, key: NestedKey) -> bo
     """Return whether there is something to remove: the entry itself, or an empty level above."""
     if not has_entry(tensordict, level):
         return False
-    found = tensordict.get(level)
-    return level == key or (is_tensor_collection(found) and not list(found.keys()))
+    found: object = tensordict.get(level)
+    return level == key or (isinstance(found, TensorDictBase) and not list(found.keys()))
 
 
 def _remove(tensordict: TensorDictBase, key: NestedKey) -> None:

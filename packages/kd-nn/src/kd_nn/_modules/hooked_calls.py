@@ -11,7 +11,7 @@ from typing import Final, TypeAlias, cast
 
 from torch import Tensor, nn
 
-from kd_core import NestedKey, TensorDictBase, is_tensor_collection
+from kd_core import NestedKey, TensorDictBase
 from kd_nn._dispatch.dispatch import keys_of
 from kd_nn._dispatch.entries import parts_of, write_entries
 
@@ -51,10 +51,10 @@ def call_before(
     kwargs: dict[str, object],
 ) -> object:
     """Call a hook before `forward` with the tensors that a call with a container reads."""
-    if not args and is_tensor_collection(kwargs.get("tensordict")):
+    if not args and isinstance(kwargs.get("tensordict"), TensorDictBase):
         kwargs = dict(kwargs)
         args = (kwargs.pop("tensordict"),)
-    if not args or not is_tensor_collection(args[0]):
+    if not args or not isinstance(args[0], TensorDictBase):
         return hook(module, args, kwargs)
     given, keys = args[0], keys_of(module, "in_keys")
     tensors = [tensor for _, _, tensor in _places(given, keys)]
@@ -72,7 +72,7 @@ def call_after(
 ) -> object:
     """Call a hook after `forward` with the tensors that a call with a container has written."""
     replaced = _ended(args[0]) if args else None
-    if not is_tensor_collection(output):
+    if not isinstance(output, TensorDictBase):
         return hook(module, args, output)
     places = _places(output, keys_of(module, "out_keys"))
     tensors = [tensor for _, _, tensor in places]
@@ -108,7 +108,7 @@ def _places(tensordict: TensorDictBase, keys: Iterable[NestedKey]) -> list[Place
             value: object = part.get(key, None)
             if isinstance(value, Tensor):
                 found.append((part, key, value))
-            elif is_tensor_collection(value):
+            elif isinstance(value, TensorDictBase):
                 found += _places(value, list(value.keys()))
     return found
 

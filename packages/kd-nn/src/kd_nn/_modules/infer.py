@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from kd_core import TensorDict, TensorDictBase, is_tensor_collection
+from kd_core import TensorDict, TensorDictBase
 from kd_nn._dispatch.entries import entry, has_entry
 from kd_nn._keys.graph import KeyGraph
 
@@ -65,7 +65,7 @@ def _mapped(container: TensorDictBase, function: Callable[[Tensor], Tensor]) -> 
     mapped: dict[str, object] = {}
     for key in list(container.keys()):
         value = entry(container, key)
-        if is_tensor_collection(value):
+        if isinstance(value, TensorDictBase):
             value = TensorDict(_mapped(value, function), value.batch_size)
         mapped[str(key)] = function(value) if isinstance(value, Tensor) else value
     return mapped

@@ -17,8 +17,6 @@ from kd_core import (
     NestedKey,
     TensorDict,
     TensorDictBase,
-    is_non_tensor,
-    is_tensor_collection,
     lazy_stack,
 )
 from kd_nn._dispatch.call_names import MISSING
@@ -258,7 +256,7 @@ def _merge(step: nn.Module, work: TensorDictBase, result: object) -> tuple[Tenso
     """Return the container to go on with, and whether it is not the working copy any more."""
     if result is work or result is None:
         return work, False
-    if not is_tensor_collection(result):
+    if not isinstance(result, TensorDictBase):
         raise not_a_container(describe(step), result)
     visible = [key for key in keys_of(step, "out_keys") if key != DISCARD]
     made = [key for key in visible if has_entry(result, key)]
@@ -344,7 +342,7 @@ def _held(source: TensorDictBase, keys: Iterable[NestedKey]) -> list[object]:
 
 def _is_nested(value: object) -> TypeGuard[TensorDictBase]:
     """Return whether a value holds entries, unlike a value that is no tensor, which is one."""
-    return is_tensor_collection(value) and not is_non_tensor(value)
+    return isinstance(value, TensorDictBase)
 
 
 def _dense(work: TensorDictBase, source: TensorDictBase) -> Iterator[Pair]:

@@ -458,7 +458,7 @@ _ABSENT: Final = object()
 
 def _by_name(result: object) -> Mapping[str, object] | None:
     """Return outputs by name; None where a module returned something else."""
-    if is_tensor_collection(result):
+    if isinstance(result, TensorDictBase):
         return {str(key): value for key, value in result.items()}
     if isinstance(result, Mapping):
         return result
