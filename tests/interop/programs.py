@@ -138,6 +138,7 @@ class Sharing:
     """Names of storages: the first leaf of all containers that has it."""
 
     subject = object()  # no result of a line is "the subject"
+    mapped = frozenset[str]()
 
     def __init__(self, world: dict[str, Any], lib: Library) -> None:
         self.names: dict[int, str] = {}

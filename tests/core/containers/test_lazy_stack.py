@@ -422,3 +422,55 @@ def test_tensors_are_stacked_as_entries_are_read() -> None:
     assert lazy_stack(rows[1:] * 3, 1).shape == (2, 3)
     with pytest.raises(RuntimeError, match="ragged"):
         lazy_stack(rows)
+
+
+def test_a_stack_is_built_from_the_dicts_of_its_members() -> None:
+    rows = {"0": {"a": torch.zeros(3, 2)}, "1": {"a": torch.ones(3, 2), "b": torch.ones(3)}}
+    stack = LazyStackedTensorDict.from_dict(rows, [3], stack_dim=1, names=["t", "e"])
+    assert stack.batch_size == (3, 2)
+    assert stack.names == ["t", "e"]
+    assert stack["a"][:, 1].tolist() == [[1, 1]] * 3
+    assert "b" in stack.tensordicts[1]
+    assert LazyStackedTensorDict.from_dict([{"a": 1}, {"a": 2}])["a"].tolist() == [1, 2]
+    with pytest.raises(KeyNotFound, match="`0`, `1`"):
+        LazyStackedTensorDict.from_dict({"0": {"a": 1}, "x": {"a": 2}})
+
+
+def test_an_empty_stack_of_another_size_is_a_stack_if_the_members_fit() -> None:
+    stack = lazy_stack([TensorDict({"a": torch.ones(2)}, [2]) for _ in range(3)])
+    for made in (stack.empty(batch_size=[3, 5]), stack.empty(device="cpu")):
+        assert isinstance(made, LazyStackedTensorDict)
+        assert not list(made.keys())
+    assert stack.empty(batch_size=[3, 5]).batch_size == (3, 5)
+    assert stack.empty(device="cpu").tensordicts[0].device == torch.device("cpu")
+    assert not hasattr(stack.empty(batch_size=[7]), "tensordicts")
+
+
+def test_new_leaves_of_an_empty_stack_are_none() -> None:
+    stack = lazy_stack([TensorDict({"a": torch.ones(2, n + 1)}, [2]) for n in range(3)])
+    made = stack.new_zeros(4, 2, empty_lazy=True)
+    assert isinstance(made, LazyStackedTensorDict)
+    assert made.batch_size == (4, 2)
+    assert not list(made.keys())
+
+
+def test_a_stack_is_not_contiguous_and_changes_no_shape_in_place() -> None:
+    stack = lazy_stack([TensorDict({"a": torch.ones(2)}, [2]) for _ in range(3)])
+    assert not stack.is_contiguous()
+    assert stack.contiguous().is_contiguous()
+    with pytest.raises(NotImplementedError, match="members of a lazy stack stay"):
+        stack.flatten(inplace=True)
+
+
+def test_a_selection_of_a_stack_is_a_stack_of_plain_containers() -> None:
+    stack = lazy_stack([TensorDict({"a": torch.ones(2, n + 1)}, [2]) for n in range(3)])
+    part = stack.select("a", as_tensordict=True)
+    assert isinstance(part, LazyStackedTensorDict)
+    assert part.tensordicts[1]["a"] is stack.tensordicts[1]["a"]
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype")
+def test_a_nested_tensor_is_strided_unless_another_layout_is_said() -> None:
+    stack = lazy_stack([TensorDict({"a": torch.ones(n + 1)}) for n in range(2)])
+    assert stack.get_nestedtensor("a").layout is torch.strided
+    assert stack.get_nestedtensor("a", layout=torch.jagged).layout is torch.jagged

@@ -78,7 +78,7 @@ def test_entries_that_cannot_be_padded_or_nested_are_named() -> None:
         columns.get("a", as_nested_tensor=True)
     two = lazy_stack([TensorDict({"a": torch.ones(1, 2)}), TensorDict({"a": torch.ones(2, 3)})])
     with pytest.raises(ShapeMismatch, match=r"entry `a` cannot be a nested tensor of shapes"):
-        two.get_nestedtensor("a")
+        two.get_nestedtensor("a", layout=torch.jagged)
 
 
 def test_a_missing_key_gives_the_default() -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.core.content import assert_same
+from tests.core.kinds import inner
 from tests.core.store.faults import Killed, calls, is_raised, names_in
 
 from kd_core import FormatError, InvalidValue, Locked, TensorDict, lazy_stack, store
@@ -21,8 +22,8 @@ from kd_core._store import places
 
 
 def sample() -> TensorDict:
-    inner = {"b": torch.ones(3, 2), "w": ["x", "y", "z"], "none": torch.zeros(3, 0)}
-    return TensorDict({"a": torch.arange(3), "n": inner, "unit": "m"}, [3])
+    nested = {"b": torch.ones(3, 2), "w": ["x", "y", "z"], "none": torch.zeros(3, 0)}
+    return TensorDict({"a": torch.arange(3), "n": nested, "unit": "m"}, [3])
 
 
 def test_writes_are_seen_by_other_mappings(tmp_path: Path) -> None:
@@ -41,29 +42,19 @@ def test_writes_are_seen_by_other_mappings(tmp_path: Path) -> None:
 
 def test_a_container_becomes_an_arena_in_place(tmp_path: Path) -> None:
     td = sample()
-    inner = td.get("n")
+    nested = td.get("n")
     assert td.memmap_(tmp_path / "td") is td
-    assert td.get("n") is inner
+    assert td.get("n") is nested
     assert td.is_locked
     td["a"].fill_(5)
     assert TensorDict.load_memmap(tmp_path / "td")["a"].tolist() == [5, 5, 5]
-    with pytest.raises(Locked, match="cannot replace leaves by those in an arena"):
-        td.memmap_(tmp_path / "other")
-    assert not (tmp_path / "other").exists()
     for again in (td.memmap_(), td.memmap_(tmp_path / "td")):
         assert again is td
         assert td.saved_path == (tmp_path / "td").resolve()
         assert td["a"].tolist() == [5, 5, 5]
-
-
-def test_a_locked_container_becomes_an_arena(tmp_path: Path) -> None:
-    td = sample().lock_()
-    assert td.memmap_(tmp_path / "td").is_memmap()
-    assert td.is_locked
-    inner: object = sample().lock_().get("n")
-    assert isinstance(inner, TensorDict)
-    with pytest.raises(Locked, match="the lock of an enclosing container"):
-        inner.memmap_()
+    td.memmap_(tmp_path / "other")["a"].fill_(6)
+    assert TensorDict.load_memmap(tmp_path / "td")["a"].tolist() == [5, 5, 5]
+    assert TensorDict.load_memmap(tmp_path / "other")["a"].tolist() == [6, 6, 6]
 
 
 TEMPORARY = """
@@ -295,3 +286,26 @@ def test_what_is_not_a_store_is_not_sealed(tmp_path: Path) -> None:
             with pytest.raises(FileNotFoundError, match="there is not a store"):
                 act(path)
         assert not names_in(tmp_path)
+
+
+def test_a_locked_container_is_mapped_and_a_mapped_one_stays(tmp_path: Path) -> None:
+    td = TensorDict({"a": torch.ones(3), "n": {"b": torch.ones(3)}}, [3]).lock_()
+    assert td.memmap_() is td
+    leaf = td["a"]
+    assert td.is_locked
+    assert td.is_memmap()
+    assert td.memmap_()["a"] is leaf
+    assert td.memmap()["a"] is leaf
+    assert td.memmap(copy_existing=True)["a"] is not leaf
+    assert td.memmap_(tmp_path / "other").saved_path == tmp_path / "other"
+    assert inner(td, "n").is_locked
+
+
+def test_a_part_of_a_locked_container_is_not_mapped_alone() -> None:
+    td = TensorDict({"n": {"b": torch.ones(3)}}, [3]).lock_()
+    with pytest.raises(Locked):
+        inner(td, "n").memmap_()
+
+
+def test_an_empty_container_that_is_mapped_is_on_the_cpu() -> None:
+    assert TensorDict({}, [3]).memmap_().device == torch.device("cpu")

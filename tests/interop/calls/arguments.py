@@ -162,6 +162,7 @@ PARAMETERS: dict[str, list[tuple[str, Value]]] = {
     ),
     "names": made(letters=lambda g: ["p", "q", "r"][: g.td.batch_dims], none=lambda g: None),
     "batch_dims": always(1, 0, None),
+    "stack_dim_name": always("row", None),
     "alpha": always(2, 0.5),
     "keepdim": FLAGS,
     "reduce": FLAGS,
@@ -219,7 +220,8 @@ PARAMETERS: dict[str, list[tuple[str, Value]]] = {
     ),
     "correction": always(0, 1),
     "k": always(1, 2),
-    "num_threads": always(0, 1, 2),
+    # with more of them the peer lists keys in the order in which the threads were done
+    "num_threads": always(0, 1),
     "mask_key": always("mask"),
     "padding": always(-1.0),
     "layout": made(jagged=lambda g: torch.jagged, strided=lambda g: torch.strided),

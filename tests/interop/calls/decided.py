@@ -75,6 +75,24 @@ OF_ROWS: Final[dict[str, list[str]]] = {
         *each("unbatched", "pad", "after: 4 != 3"),
         "unbatched auto_batch_size_ after: length * != 2",
     ],
+    "`keys(True)` lists a nested container after": [
+        *each("*", "keys valid_keys", "result: 'n' != ('tuple'*"),
+    ],
+    "Names and batch sizes that do not fit are dropped": [
+        "* from_any raises here",
+        "* from_pytree result: batch length 1 != 0",
+        # Comparisons, `amax`, `tile`, `expand_as` and others drop the names of dimensions.
+        "named * result: names (*) != None",
+        "named to_lazystack result: names '?' != None",
+        "named masked_select after: names *",
+    ],
+    "An index by numbers, and `cat`, of a lazy stack share": [
+        *each("*", "__getitem__ __getitems__ cat", "result: 'new' != '.0.*'"),
+        "ragged repeat_interleave result: 'new' != '.0.*'",
+    ],
+    "`gather` takes an index with fewer dimensions": ["* gather kind of error"],
+    "`set_` of a nested key that is not there adds it": ["* set_ kind of error"],
+    "`separates(key, strict=False)` adds a key": ["* split_keys kind of error"],
 }
 """Further patterns of a row, by the beginning of what it says of tensordict."""
 

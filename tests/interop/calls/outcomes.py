@@ -59,8 +59,11 @@ class Aliases:
     def __init__(self, subject: Any, lib: Library) -> None:
         self.subject = subject
         self.names: dict[int, str] = {}
+        self.mapped: set[str] = set()
         self.kept = list(leaves(subject, lib))  # keeps addresses from being used again
         for path, tensor in self.kept:
+            if lib.is_mapped(tensor):
+                self.mapped.add(path)
             try:
                 pointer = tensor.untyped_storage().data_ptr()
             except (RuntimeError, NotImplementedError):
@@ -144,8 +147,10 @@ def inside(value: Any) -> torch.Tensor:
 
 
 def tensor(value: torch.Tensor, lib: Library, aliases: Aliases) -> Any:
-    # asked as programs ask: what is in a memory map is an instance, whatever its type
-    kind = "MemoryMappedTensor" if lib.is_mapped(value) else type(value).__name__
+    # asked as programs ask: what is in a memory map is an instance, whatever its type; of views of
+    # it the peer says so for some, by how they were taken
+    in_map = lib.is_mapped(value) or aliases.of(value) in aliases.mapped
+    kind = "MemoryMappedTensor" if in_map else type(value).__name__
     if value.is_nested:
         return (kind, str(value.dtype), [tensor(part, lib, aliases) for part in value.unbind()])
     values = plain(value.detach().tolist()) if value.device.type != "meta" else "meta"
@@ -158,13 +163,14 @@ def container(value: Any, lib: Library, aliases: Aliases, depth: int) -> Any:
     public = class_of(value, lib)
     if depth and public == "TensorDictParams":
         public = "TensorDict"  # here each level is a module, so that all its tensors are registered
+    batch = tuple(inspect.getattr_static(type(value), "batch_size").__get__(value))
     facts = {
         "class": public,
-        "batch": tuple(inspect.getattr_static(type(value), "batch_size").__get__(value)),
+        "batch": batch,
         "device": str(getattr(value, "device", None)),
         "locked": bool(getattr(value, "is_locked", False)),
     }
-    names = getattr(value, "names", None) or ()
+    names = (getattr(value, "names", None) or ())[: len(batch)]  # others name nothing
     if any(name is not None for name in names):
         facts["names"] = tuple(names)
     if lib.is_non_tensor(value):
@@ -201,7 +207,7 @@ def outcome(call: Callable[[], Any], subject: Any, lib: Library) -> dict[str, An
             try:
                 found["result"] = describe(result, lib, aliases)
             except Exception as error:
-                found["result"] = f"unreadable: {type(error).__name__}: {str(error)[:80]}"
+                found["result"] = f"unreadable: {'RuntimeError' in family(error)}"
         try:
             found["after"] = container(subject, lib, Aliases(subject, lib), 0)
             found["moved"] = [(path, aliases.of(leaf)) for path, leaf in leaves(subject, lib)]
@@ -216,7 +222,8 @@ ACCIDENTS = (
     "object is not callable", "not supported between", "unexpected keyword argument",
     "positional argument", "invalid combination of arguments", "unsupported operand type",
     "object cannot be interpreted", "Is a directory", "of a 0-d tensor",
-    "got multiple values for argument",
+    "got multiple values for argument", "cannot convert dictionary update sequence",
+    "KeyError: '0'",
 )  # fmt: skip
 
 

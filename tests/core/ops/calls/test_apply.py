@@ -8,6 +8,7 @@ from torch import Tensor
 from kd_core import (
     InvalidArgument,
     KeySetMismatch,
+    LazyStackedTensorDict,
     Locked,
     NestedKey,
     NonTensorData,
@@ -242,3 +243,23 @@ def test_a_prefix_starts_every_path() -> None:
     assert doubled.to_dict() == {"a": 1.0, "b": {"c": 1.0}}
     with pytest.raises(InvalidArgument, match="`prefix` requires `nested_keys=True`"):
         td.named_apply(lambda name, x: x, prefix="p")
+
+
+def test_what_has_no_result_stays_in_out() -> None:
+    td = TensorDict({"a": torch.ones(2), "n": {"b": torch.ones(2), "c": torch.ones(2)}}, [2])
+    out = td.clone().zero_()
+    kept = td.named_apply(lambda name, x: None if name == "b" else x * 2, out=out)
+    assert kept is out
+    assert out["a"].tolist() == [2, 2]
+    assert out["n", "c"].tolist() == [2, 2]
+    assert out["n", "b"].tolist() == [0, 0]
+
+
+def test_members_of_a_ragged_stack_get_a_device_each() -> None:
+    stack = lazy_stack([TensorDict({"a": torch.ones(n)}) for n in (1, 2)])
+    made = stack.apply(lambda x: x * 2, device="cpu")
+    assert isinstance(made, LazyStackedTensorDict)
+    assert made.device == torch.device("cpu")
+    assert made[1]["a"].tolist() == [2, 2]
+    named = stack.named_apply(lambda name, x: x * 2, device=None, filter_empty=True)
+    assert named[0]["a"].tolist() == [2]

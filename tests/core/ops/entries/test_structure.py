@@ -112,7 +112,8 @@ def test_replace_is_a_new_container_with_shared_tensors() -> None:
     named = td.replace({"z": torch.zeros(3)}, source=torch.ones(3), a=torch.full((3,), 5.0))
     assert list(named.keys()) == [*td.keys(), "z", "source"]
     assert named["a"].tolist() == [5, 5, 5]
-    assert td.replace() is not td
+    assert td.replace() is td
+    assert td.replace({}) is td
 
 
 def test_select_shares_tensors_and_keeps_the_asked_order() -> None:
@@ -512,3 +513,15 @@ def test_a_nested_container_is_written_in_place(lazy: bool, as_dict: bool) -> No
     assert (td == before).all()
     td.unlock_().set("a", new + 1, inplace=True)
     assert x.tolist() == [2, 2]
+
+
+def test_an_empty_container_of_another_size_keeps_the_names_of_its_first_dimensions() -> None:
+    td = TensorDict({"a": torch.ones(3, 2)}, [3, 2], names=["t", "e"])
+    assert td.empty(batch_size=[5]).names == ["t"]
+    assert td.empty(batch_size=[5, 6, 7]).names == ["t", "e", None]
+
+
+def test_keys_to_update_do_not_matter_without_a_source() -> None:
+    td = TensorDict({"a": torch.ones(2)}, [2])
+    assert td.update(keys_to_update=["b"]) is td
+    assert td.update_(keys_to_update=["b"]) is td

@@ -144,9 +144,21 @@ def test_a_tensor_class_is_built_too() -> None:
     assert point.y.item() == 2
 
 
-def test_a_kind_that_no_mapping_makes_says_so() -> None:
-    with pytest.raises(InvalidArgument, match="`LazyStackedTensorDict` cannot be built from"):
-        LazyStackedTensorDict.from_any({"a": 1})
+def test_objects_are_dense_where_the_class_is_that_of_lazy_stacks() -> None:
+    made = (
+        LazyStackedTensorDict.from_any({"a": 1}),
+        LazyStackedTensorDict.from_tuple((1, torch.ones(2))),
+        LazyStackedTensorDict.from_pytree({"a": 1}),
+        LazyStackedTensorDict.fromkeys(["a"]),
+    )
+    assert {type(each).__name__ for each in made} == {"TensorDict"}
+
+
+def test_a_list_of_rows_is_a_lazy_stack_if_its_class_is() -> None:
+    rows = LazyStackedTensorDict.from_list([{"x": 1}, {"x": 2, "y": 3}])
+    assert isinstance(rows, LazyStackedTensorDict)
+    assert rows["x"].tolist() == [1, 2]
+    assert rows[1]["y"] == 3
 
 
 def test_rows_are_stacked() -> None:

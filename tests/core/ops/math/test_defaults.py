@@ -105,3 +105,9 @@ def test_a_failing_entry_is_named() -> None:
             TensorDict({"n": wrong}, [2]), default=0
         )
     assert caught.value.__notes__ == ["This is entry `('n', 'x')`."]
+
+
+def test_the_result_of_a_locked_container_is_locked() -> None:
+    td = TensorDict({"a": torch.ones(2)}, [2]).lock_()
+    assert td.add(td, default=0.0).is_locked
+    assert not td.clone().add(td, default=0.0).is_locked

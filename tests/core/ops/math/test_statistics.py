@@ -3,7 +3,14 @@
 import pytest
 import torch
 
-from kd_core import InvalidValue, OutOfRange, ShapeMismatch, TensorDict
+from kd_core import (
+    InvalidValue,
+    LazyStackedTensorDict,
+    OutOfRange,
+    ShapeMismatch,
+    TensorDict,
+    lazy_stack,
+)
 
 
 def container() -> TensorDict:
@@ -66,3 +73,13 @@ def test_the_functions_of_torch_reach_the_methods(name: str) -> None:
     if name == "cummax":
         got, expected = got.values, expected.values
     assert torch.equal(got["a"], expected)
+
+
+def test_softmax_along_a_dimension_of_the_members_of_a_stack() -> None:
+    rows = [TensorDict({"a": torch.ones(2, n)}, [2]) for n in (1, 3)]
+    made = lazy_stack(rows).softmax(1)
+    assert isinstance(made, LazyStackedTensorDict)
+    assert made[1]["a"].tolist() == [[0.5] * 3] * 2
+    alike = lazy_stack([TensorDict({"a": torch.ones(2)}, [2]) for _ in range(4)])
+    assert isinstance(alike.softmax(0), LazyStackedTensorDict)
+    assert alike.softmax(0)[3]["a"].tolist() == [0.25, 0.25]

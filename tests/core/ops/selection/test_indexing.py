@@ -424,6 +424,26 @@ def test_update_at_writes_some_keys_into_rows() -> None:
     assert td["a"].tolist() == [1, 5, 5]
 
 
+def test_update_at_without_batch_dimensions_indexes_each_entry() -> None:
+    td = TensorDict({"a": torch.zeros(3), "n": {"c": torch.zeros(2, 2)}, "s": "word"})
+    assert td.update_at_({"a": 1.0, "n": {"c": torch.ones(2)}}, 0) is td
+    assert td["a"].tolist() == [1, 0, 0]
+    assert td["n", "c"].tolist() == [[1, 1], [0, 0]]
+    td.copy_at_(TensorDict({"a": torch.ones(2)}), slice(1, 3))
+    assert td["a"].tolist() == [1, 1, 1]
+    with pytest.raises(KeyError, match="`z`"):
+        td.update_at_({"a": 2.0, "n": {"z": 1.0}}, 0)
+    with pytest.raises(OutOfRange, match="index 2"):
+        td.update_at_({"a": 2.0, "n": {"c": torch.ones(2)}}, 2)
+    assert td["a"].tolist() == [1, 1, 1]
+
+
+def test_update_at_names_an_unknown_key_before_the_index() -> None:
+    td = TensorDict({"a": torch.zeros(3)}, [3])
+    with pytest.raises(KeyError, match="`z`"):
+        td.update_at_({"z": 1.0}, 99)
+
+
 @pytest.mark.parametrize("value", [-1, torch.tensor(-1.0), {"a": -1}])
 def test_copy_at_writes_what_an_assignment_to_rows_writes(value: Any) -> None:
     td = TensorDict({"a": torch.zeros(3)}, [3])

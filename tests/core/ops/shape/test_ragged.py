@@ -42,3 +42,10 @@ def test_the_caller_decides_what_has_a_mask() -> None:
         assert padded["mask"].sum(1).tolist() == lengths
     with pytest.raises(InvalidValue, match="Leave it out of `keys`"):
         stack.to_padded_tensor(mask_key="mask", keys=["b"])
+
+
+def test_a_container_without_lazy_stacks_is_dense_already() -> None:
+    td = TensorDict({"a": torch.ones(2), "n": {"b": torch.ones(2)}}, [2])
+    assert td.densify() is td
+    held = TensorDict({"n": lazy_stack([td, td.clone()])})
+    assert held.densify() is not held

@@ -219,3 +219,20 @@ def test_new_tensor_makes_each_leaf_of_the_same_data() -> None:
     assert new["n", "b"].tolist() == [1, 2, 3]
     assert new["n", "b"].dtype == torch.int32
     assert td["a"].tolist() == [[0, 0, 0], [0, 0, 0]]
+
+
+def test_new_leaves_keep_the_names_of_the_last_dimensions() -> None:
+    td = TensorDict({"a": torch.ones(3, 2, 4), "n": {"b": torch.ones(3, 2)}}, [3, 2])
+    td.names = ["t", "e"]
+    assert td.new_zeros(5, 5).names == ["t", "e"]
+    assert td.new_ones(5, 5)["n"].names == ["t", "e"]  # type: ignore[attr-defined]  # a container
+    assert td.new_full((4,), 1.0).names == ["e"]
+    assert td.new_zeros(4, 5, 6).names == [None, "t", "e"]
+    assert td.new_zeros(4, 5, 6)["a"].shape == (4, 5, 6, 4)
+
+
+def test_an_explicit_device_of_none_is_no_device_of_the_container() -> None:
+    td = TensorDict({"a": torch.ones(3)}, [3], device="cpu")
+    assert td.new_zeros(2).device == torch.device("cpu")
+    assert td.new_zeros(2, device=None).device is None
+    assert td.new_tensor([1.0], device=None).device is None

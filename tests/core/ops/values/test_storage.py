@@ -159,11 +159,11 @@ def mixed() -> TensorDict:
 
 
 def test_the_storage_is_made_on_a_device() -> None:
-    moved = mixed().consolidate(device="meta")
+    moved = mixed().to("cpu").consolidate(device="meta")
     assert moved.device == torch.device("meta")
     assert moved["b", "c"].is_meta
     assert inner(moved, "b").device == torch.device("meta")
-    assert mixed().consolidate(device="cpu", non_blocking=True).device == torch.device("cpu")
+    assert not mixed().consolidate(device="cpu", non_blocking=True)["b", "c"].is_meta
 
 
 def test_the_storage_is_shared_with_other_processes() -> None:
@@ -210,3 +210,10 @@ def test_a_file_of_a_consolidated_container_makes_its_folders(tmp_path: Path) ->
     td = TensorDict({"a": torch.ones(2)}, [2])
     td.consolidate(tmp_path / "new" / "folder" / "one")
     assert TensorDict.from_consolidated(tmp_path / "new" / "folder" / "one")["a"].tolist() == [1, 1]
+def test_consolidating_makes_the_folder_and_says_no_device_that_was_not_said(
+    tmp_path: Path,
+) -> None:
+    td = TensorDict({"a": torch.ones(3)}, [3])
+    assert td.consolidate(tmp_path / "new" / "file", device="cpu").device is None
+    assert TensorDict.from_consolidated(tmp_path / "new" / "file")["a"].sum() == 3
+    assert td.to("cpu").consolidate(device="meta").device == torch.device("meta")

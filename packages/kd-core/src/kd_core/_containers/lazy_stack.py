@@ -8,7 +8,7 @@ rows stack the entries and return a `TensorDict` with new storage.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, KeysView, Sequence
+from collections.abc import Callable, Iterable, KeysView, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, TypeVar, cast, overload
 
 import torch
@@ -26,9 +26,11 @@ from kd_core._errors import (
     InvalidArgument,
     InvalidValue,
     KdError,
+    KeyNotFound,
     KeySetMismatch,
     ShapeMismatch,
     different_keys,
+    listed,
     not_valid,
     restores,
     shape_text,
@@ -37,10 +39,11 @@ from kd_core._keys import format_key, is_path, path_of, plain_str
 from kd_core._leaves.loops import has_entry
 from kd_core._leaves.writes import Write, write_all
 from kd_core._nodes import registry
+from kd_core._ops.formats.building import build
 from kd_core._ops.math.operands import written_to
 from kd_core._ops.scopes.undoing import Flattened, Unflattened, record
 from kd_core._ops.shape.dimensions import name_dims
-from kd_core._ops.shape.rebatching import become
+from kd_core._ops.shape.rebatching import become, named
 from kd_core._protocol.composite import are_alike, reading
 from kd_core._protocol.primitives import AbstractContainer, check_has
 from kd_core._types import NO_DEFAULT
@@ -147,6 +150,54 @@ class LazyStackedTensorDict(Members):
             mine[self._dim] = stack_dim_name
             checked = checked_names(mine, self._kd_desc.batch)
             self._kd_desc = self._kd_desc.with_batch(with_names(self._kd_desc.batch, checked))
+
+    @classmethod
+    def from_dict(
+        cls,
+        input_dict: Mapping[str, Mapping[AnyKey, object]] | Sequence[Mapping[AnyKey, object]],
+        batch_size: BatchSize | None = None,
+        device: DeviceLike | None = None,
+        *,
+        auto_batch_size: bool = False,
+        batch_dims: int | None = None,
+        names: Sequence[str | None] | None = None,
+        stack_dim: int | str = 0,
+        stack_dim_name: str | None = None,
+    ) -> Self:
+        """Build a stack from nested dicts, one for each member.
+
+        Args:
+            input_dict: the dicts, under the keys `"0"`, `"1"`, ..., or in a list.
+            batch_size: the batch size of each member.
+            device: the device to which every entry is moved.
+            auto_batch_size: infer the batch size of each member.
+            batch_dims: the largest number of batch dimensions to infer.
+            names: the name of each batch dimension of the stack.
+            stack_dim: the position of the new batch dimension.
+            stack_dim_name: the name of the new dimension.
+
+        Raises:
+            KeyNotFound: if the keys are not the numbers of the members.
+
+        Example:
+            >>> from kd_core import LazyStackedTensorDict
+            >>> rows = LazyStackedTensorDict.from_dict({"0": {"a": [1]}, "1": {"a": [1, 2]}})
+            >>> rows.batch_size, rows[1]["a"]
+            (torch.Size([2]), tensor([1, 2]))
+        """
+        sources = input_dict
+        if isinstance(sources, Mapping):
+            numbers = [str(number) for number in range(len(sources))]
+            missing = [number for number in numbers if number not in sources]
+            if missing:
+                raise KeyNotFound(
+                    f"the members of a lazy stack must have the keys {listed(numbers)}, got "
+                    f"{listed(sources)}. Use `TensorDict.from_dict` for entries."
+                )
+            sources = [sources[number] for number in numbers]
+        given = batch_size, device, auto_batch_size, batch_dims
+        members = [build(cls, source, *given) for source in sources]  # dense ones
+        return cls(*members, stack_dim=stack_dim, names=names, stack_dim_name=stack_dim_name)
 
     hook_in: ClassVar[None] = None
     """What tensordict calls on entries inside of `vmap`; a stack needs no hook for it."""
@@ -369,10 +420,18 @@ class LazyStackedTensorDict(Members):
         device: DeviceLike | NoDefault | None = NO_DEFAULT,
         names: Sequence[str | None] | NoDefault | None = NO_DEFAULT,
     ) -> Self:
-        """Return a stack of empty members; with another batch size or device, a `TensorDict`."""
-        if batch_size is not None or device is not NO_DEFAULT or names is not NO_DEFAULT:
+        """Return a stack of empty members; a `TensorDict` if their number does not fit the size."""
+        if batch_size is None and device is NO_DEFAULT and names is NO_DEFAULT:
+            return self._by_member(lambda member: member._kd_engine.empty(member, recurse))
+        batch = self._kd_desc.batch if batch_size is None else batch_of(batch_size)
+        dim = self._dim
+        if recurse or batch[dim : dim + 1] != (len(self._members),):
             return super().empty(recurse, batch_size=batch_size, device=device, names=names)
-        return self._by_member(lambda member: member._kd_engine.empty(member, recurse))
+        inner = (*batch[:dim], *batch[dim + 1 :])
+        stack = self._by_member(
+            lambda member: member._kd_engine.empty(member, batch_size=inner, device=device)
+        )
+        return stack if names is NO_DEFAULT else named(stack, names)
 
     def is_empty(self) -> bool:
         """Return whether all members have no leaf."""

@@ -109,9 +109,10 @@ class Members(MemberStorage):
         return nested_rows(self, path, how.layout)
 
     def get_nestedtensor(
-        self, key: NestedKey, default: object = None, *, layout: torch.layout = torch.jagged
+        self, key: NestedKey, default: object = None, *, layout: torch.layout | None = None
     ) -> Tensor:
-        """Return the entry at `key` as a nested tensor: `get(key, as_nested_tensor=True)`."""
+        """Return the entry at `key` as a nested tensor, of strided layout unless it is said."""
+        layout = layout or torch.strided
         return engine(self).get(self, key, default, as_nested_tensor=True, layout=layout)
 
     def _kd_dense_entry(self, key: str, layout: torch.layout) -> Entry:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeAlias, cast
 
+import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
@@ -93,7 +94,8 @@ class Apply(AbstractContainer):
                 non-tensor data included, instead of entering these.
             is_leaf: returns for the type of an entry that is not a tensor whether `fn` is called on
                 it; nested containers that are not leaves are entered.
-            out: a container into whose leaves the results are written; it is returned.
+            out: a container into whose leaves the results are written, as with `inplace`; it is
+                returned.
             named: call `fn` with the name of the leaf first, as `named_apply` does.
             nested_keys: with `named`, pass the path of a nested leaf as a tuple.
 
@@ -248,8 +250,9 @@ def _each(
         target: a function from the descriptor of a level to that of the result; `None`: keep it.
         path: the path of the level.
     """
-    if not td._kd_owns_leaves and target is None and isinstance(td, Composite):
-        return td._by_member(lambda member: _each(member, fn, nested, None, path))
+    by_member = target is None or isinstance(target, _OnDevice)
+    if not td._kd_owns_leaves and by_member and isinstance(td, Composite):
+        return td._by_member(lambda member: _each(member, fn, nested, target, path))
     desc = td._kd_desc._unlocked if target is None else target(td._kd_desc)
     rows = desc.rows
     entries: dict[str, Entry] = {}
@@ -355,7 +358,8 @@ class _Walk:
     def level(
         self, td: AbstractContainer, others: tuple[object, ...], path: Path
     ) -> AbstractContainer:
-        if isinstance(td, Composite) and self.target is None:
+        by_member = self.target is None or isinstance(self.target, _OnDevice)
+        if isinstance(td, Composite) and by_member:
             return td._by_member(lambda member, *rows: self.level(member, rows, path), *others)
         desc = td._kd_desc.unlocked() if self.target is None else self.target(td._kd_desc)
         mine = td._kd_entries
@@ -402,6 +406,18 @@ class _Walk:
         return theirs
 
 
+class _OnDevice:
+    """The descriptor of a level on another device; the members of a lazy stack stay members."""
+
+    __slots__ = ("device",)
+
+    def __init__(self, device: torch.device | None) -> None:
+        self.device = device
+
+    def __call__(self, desc: Descriptor) -> Descriptor:
+        return describe(desc.batch, self.device)
+
+
 def _target(
     td: AbstractContainer,
     batch_size: BatchSize | None,
@@ -428,8 +444,7 @@ def _target(
     if same:
         return None
     if batch_size is None:
-        where = None if device is None else device_of(cast("DeviceLike", device))
-        return lambda desc: describe(desc.batch, where)
+        return _OnDevice(None if device is None else device_of(cast("DeviceLike", device)))
     batch = batch_of(batch_size)
     after = (
         describe(batch, td._kd_desc.device) if device is NO_DEFAULT else describe_on(batch, device)
@@ -459,7 +474,13 @@ def _finish(
     if names is not NO_DEFAULT:
         result = named(result, names)
     if not inplace:
-        result = written_to(out, result)
+        if isinstance(out, AbstractContainer):  # what has no result stays
+            wanted = engine(result).keys(result, True, True)  # type: ignore[attr-defined]  # of a concern
+            part = engine(out).select(out, *wanted, strict=False)  # type: ignore[attr-defined]  # as above
+            written_to(part, result)
+            result = out
+        else:
+            result = written_to(out, result)
         return lock(result) if propagate_lock and td._kd_desc.frozen else result
     if out is not None:
         raise InvalidArgument(

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from kd_core._batch.descriptor import describe_on
+from kd_core._batch.names import names_of, with_names
 from kd_core._batch.shapes import batch_of
 from kd_core._errors import InvalidArgument, InvalidValue, KeyCollision, KeySetMismatch, wrong_type
 from kd_core._keys import format_key, is_prefix, path_of, plain_str
@@ -30,7 +31,7 @@ from kd_core._ops.entries.updating import (
 )
 from kd_core._ops.scopes.undoing import Flattened, Unflattened, record
 from kd_core._ops.shape.rebatching import named, take_batch_size
-from kd_core._protocol.composite import unchanged_on_error
+from kd_core._protocol.composite import Composite, unchanged_on_error
 from kd_core._protocol.primitives import (
     AbstractContainer,
     check_has,
@@ -104,7 +105,7 @@ class Structure(AbstractContainer):
                 )
             if take_batch_size(self, sources[0], clone, keys_to_update):
                 return self
-        only = None if keys_to_update is None else paths_to_update(keys_to_update)
+        only = None if keys_to_update is None or not sources else paths_to_update(keys_to_update)
         merge(self, sources, Update(clone, inplace, only, non_blocking, is_leaf))
         return self
 
@@ -140,15 +141,16 @@ class Structure(AbstractContainer):
                 targets, sources = Targets(), []
             if targets and copy_pairs(targets, sources):
                 return self
-        only = None if keys_to_update is None else paths_to_update(keys_to_update)
+        given = sources_of(input_dict_or_td, entries)
+        only = None if keys_to_update is None or not given else paths_to_update(keys_to_update)
         stage: Staged = []
-        for each in sources_of(input_dict_or_td, entries):
+        for each in given:
             stage_writes(self, each, (), Update(clone, True, only, non_blocking), stage)
         commit_all(stage)
         return self
 
     def replace(self, source: Source[AnyKey] | None = None, /, **entries: object) -> Self:
-        """Return a shallow copy in which other entries replace the old ones.
+        """Return a shallow copy in which entries are replaced; self if there are no new ones.
 
         Args:
             source: a mapping or container of the new entries.
@@ -160,6 +162,9 @@ class Structure(AbstractContainer):
             >>> td.replace(b=3).to_dict(), td["b"]
             ({'a': tensor(1), 'b': tensor(3)}, tensor(2))
         """
+        new_ones = source._kd_entries if isinstance(source, AbstractContainer) else source
+        if not new_ones and not entries:
+            return self
         new = self._kd_shallow()
         if source is not None:
             engine(new).update(new, source)
@@ -178,7 +183,8 @@ class Structure(AbstractContainer):
             *keys: what to keep; a nested container is kept whole, or by some of its keys.
             strict: a missing key is an error.
             inplace: change this container instead of making a new one.
-            as_tensordict: return a `TensorDict`, of whatever kind this container is.
+            as_tensordict: return a `TensorDict`, of whatever kind this container is, or a lazy
+                stack of them.
 
         Raises:
             KeyNotFound: if `strict` and a key is missing.
@@ -198,7 +204,7 @@ class Structure(AbstractContainer):
                 check_has(self, path_of(key))
             raise AssertionError("a key is missing")
         if as_tensordict and not inplace:
-            return cast("Self", registry.make_dense(dict(kept._kd_entries), kept._kd_desc))
+            return cast("Self", _plain(kept))
         return self._kd_replace_entries(kept, "select in place") if inplace else kept
 
     def exclude(self, *keys: NestedKey, inplace: bool = False) -> Self:
@@ -325,7 +331,8 @@ class Structure(AbstractContainer):
 
         Args:
             recurse: keep the nested containers, empty, and the data that is not a tensor.
-            batch_size: another batch size; cannot be combined with `recurse`.
+            batch_size: another batch size, whose first dimensions keep their names; cannot be
+                combined with `recurse`.
             device: another device.
             names: other names of the batch dimensions; `None`: no names.
         """
@@ -340,7 +347,9 @@ class Structure(AbstractContainer):
                     "`recurse=True` keeps nested containers as they are and cannot be combined "
                     "with `batch_size` or `device`. Call `empty` without it."
                 )
-            batch = desc.batch if batch_size is None else batch_of(batch_size)
+            batch = desc.batch
+            if batch_size is not None:
+                batch = with_names(batch_of(batch_size), names_of(batch))
             where = desc.device if device is NO_DEFAULT else device
             return self._kd_like({}, describe_on(batch, where))
         if not recurse:
@@ -462,6 +471,13 @@ def _unflattened(
             inner = _unflattened(inner, separator, prefix + name + separator, desc)
         level[name] = registry.make_dense(inner, desc)
     return level
+
+
+def _plain(td: AbstractContainer) -> AbstractContainer:
+    """Return a `TensorDict` of the same entries, or a lazy stack of them."""
+    if isinstance(td, Composite):
+        return td._by_member(_plain)
+    return cast("AbstractContainer", registry.make_dense(dict(td._kd_entries), td._kd_desc))
 
 
 def _checked_separator(separator: object) -> str:

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor
 
+from kd_core._batch.descriptor import describe
 from kd_core._errors import InvalidArgument
 from kd_core._nodes import registry
 from kd_core._nodes.entry import is_data
 from kd_core._ops.shape.rebatching import named
+from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
@@ -89,6 +91,8 @@ def _rows_in_lists(level: AbstractContainer, batch: Batch) -> int:
 
 
 def _maker(cls: type[C]) -> Callable[..., C]:
+    if issubclass(cls, Composite):  # a mapping of entries makes a dense container
+        cls = cast("type[C]", type(registry.make_dense({}, describe(()))))
     make = cast("Callable[..., C] | None", getattr(cls._kd_engine, "from_dict", None))
     if make is not None and cls._kd_engine is not cls:  # its author may have a field of that name
         own = make
@@ -102,9 +106,7 @@ def _maker(cls: type[C]) -> Callable[..., C]:
 
 def kind_of(td: C) -> type[C]:
     """Return the class of what is built like a container; a stack is read as a dense container."""
-    return type(
-        td if hasattr(td._kd_engine, "from_dict") else td._kd_like({}, td._kd_desc.unlocked())
-    )
+    return type(td._kd_like({}, td._kd_desc.unlocked()) if isinstance(td, Composite) else td)
 
 
 def stack_rows(rows: list[C], lazy: bool | None) -> C:

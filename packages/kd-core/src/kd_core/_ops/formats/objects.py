@@ -12,6 +12,7 @@ from kd_core._errors import InvalidValue, ShapeMismatch
 from kd_core._nodes import registry
 from kd_core._ops.formats.building import build, inferred_batch, kind_of, stack_rows
 from kd_core._ops.shape.rebatching import named
+from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import AbstractContainer, is_container
 
 if TYPE_CHECKING:
@@ -289,7 +290,7 @@ class Objects(AbstractContainer):
             )
             for row in rows
         ]
-        stacked = stack_rows(made, lazy)
+        stacked = stack_rows(made, _is_lazy(cls) if lazy is None else lazy)
         return stacked if names is None else named(stacked, names)
 
     @classmethod
@@ -326,17 +327,17 @@ class Objects(AbstractContainer):
         return build(cls, tree, batch_size, None, auto_batch_size, batch_dims)
 
     def to_pytree(self) -> object:
-        """Return the tree that `from_pytree` was given, with the current leaves, else nested dicts.
+        """Return the tree that `from_pytree` was given, with the current leaves, else self.
 
         Example:
             >>> from kd_core import TensorDict
-            >>> TensorDict({"a": {"b": 1}}).to_pytree()
-            {'a': {'b': tensor(1)}}
+            >>> (TensorDict.from_pytree([1, {"a": 2}]) * 2).to_pytree()
+            [tensor(2), {'a': tensor(4)}]
         """
         from kd_core._convert.trees import pytree_of
 
         tree = pytree_of(self)
-        return _plain_dict(self) if tree is None else tree
+        return self if tree is None else tree
 
     @classmethod
     def from_struct_array(
@@ -528,10 +529,6 @@ class Objects(AbstractContainer):
         return made._kd_engine.lock_(made) if lock else made  # type: ignore[attr-defined]  # of a concern
 
 
-def _plain_dict(td: AbstractContainer) -> dict[str, object]:
-    return {
-        key: _plain_dict(value)
-        if isinstance(value, AbstractContainer)
-        else (value if isinstance(value, Tensor) else value._kd_item())
-        for key, value in td._kd_entries.items()
-    }
+def _is_lazy(cls: type[AbstractContainer]) -> bool | None:
+    """Return what `lazy=None` means for the class of a stack of rows."""
+    return True if issubclass(cls, Composite) else None

@@ -25,7 +25,7 @@ from kd_core._nodes.entry import is_unbatched
 from kd_core._ops.math.binary import binary, number_beside
 from kd_core._ops.math.operands import check_batches
 from kd_core._protocol.composite import Composite
-from kd_core._protocol.primitives import AbstractContainer
+from kd_core._protocol.primitives import AbstractContainer, locked_as
 
 if TYPE_CHECKING:
     from typing import TypeVar
@@ -68,7 +68,7 @@ def binary_with_default(
     if not isinstance(other, AbstractContainer):
         return otherwise(td, other, fn)
     check_batches(td._kd_desc.batch, other._kd_desc.batch)
-    return _Join(fn, default).level(td, other, ())
+    return locked_as(td, _Join(fn, default).level(td, other, ()))
 
 
 def _check_default(default: object) -> None:

@@ -20,7 +20,8 @@ from kd_core._ops.math.reducing import (
     reduced,
     reduced_features,
 )
-from kd_core._protocol.primitives import AbstractContainer, refuse_unbatched
+from kd_core._protocol.composite import Composite
+from kd_core._protocol.primitives import AbstractContainer, engine, refuse_unbatched
 
 if TYPE_CHECKING:
     from typing import Self, TypeVar
@@ -310,7 +311,11 @@ def _along(td: S, fn: partial[Tensor], dim: int | str) -> S:
     """Apply a function that keeps shapes along one dimension."""
     if dim != "feature":
         (axis,) = batch_dims_of(td, dim)
-        return td._kd_map_each(along_batch(td, lambda leaf: fn(leaf, axis)), SAME_SHAPE)
+        if isinstance(td, Composite) and axis != td._dim:
+            inner = axis - (axis > td._dim)
+            return td._by_member(lambda member: _along(member, fn, inner))
+        made = td._kd_map_each(along_batch(td, lambda leaf: fn(leaf, axis)), SAME_SHAPE)
+        return engine(made).to_lazystack(made, axis) if isinstance(td, Composite) else made  # type: ignore[attr-defined]  # of a concern
     refuse_unbatched(td, "combined along the features of others")
     ndim = td._kd_desc.ndim
 

@@ -24,6 +24,7 @@ from kd_core._errors import (
     InvalidArgument,
     InvalidValue,
     cannot_broadcast,
+    unknown_keys,
 )
 from kd_core._keys import format_key, is_path, path_of
 from kd_core._leaves.foreach import is_eager, is_stand_in
@@ -254,7 +255,9 @@ class Indexing(AbstractContainer):
         Raises:
             KeySetMismatch: if the source has keys that this container does not have.
         """
-        if not _copied(self, idx, tensordict):
+        if not self._kd_desc.ndim and isinstance(tensordict, (AbstractContainer, Mapping)):
+            _write_at(self, source_items(tensordict, "copy_at_"), idx)
+        elif not _copied(self, idx, tensordict):
             _write_rows(self, idx, tensordict)
         return self
 
@@ -269,7 +272,8 @@ class Indexing(AbstractContainer):
     ) -> Self:
         """Write the values of a source into rows of entries that exist, in place; return self.
 
-        All values are checked before the first is written; allowed on a locked container.
+        All values are checked before the first is written; allowed on a locked container. Without
+        batch dimensions each entry is indexed as it is, as by `set_at_`.
 
         Args:
             input_dict_or_td: a mapping (its keys may be nested tuples) or a container.
@@ -292,7 +296,11 @@ class Indexing(AbstractContainer):
         items = source_items(input_dict_or_td, "update_at_")
         if keys_to_update is not None:
             items = narrowed_items(items, paths_to_update(keys_to_update))
-        _write_rows(self, idx, items)
+        _check_known(self, items, ())  # before the index: a call may be wrong in both
+        if self._kd_desc.ndim:
+            _write_rows(self, idx, items)
+        else:
+            _write_at(self, items, idx)
         return self
 
 
@@ -303,6 +311,50 @@ def _write_rows(
     writes: list[Write] = []
     _stage_level(target, source, (), rows, writes, adds)
     rows.commit(writes)
+
+
+def _write_at(td: AbstractContainer, items: Mapping[str, object], index: object) -> None:
+    """Write values into entries of a container without batch dimensions, each at an index of it."""
+    staged: list[tuple[_Rows, list[Write]]] = []
+    _stage_at(td, items, index, (), staged)
+    for rows, writes in staged:
+        rows.commit(writes)
+
+
+def _stage_at(
+    level: AbstractContainer,
+    items: Mapping[str, object],
+    index: object,
+    path: tuple[str, ...],
+    staged: list[tuple[_Rows, list[Write]]],
+) -> None:
+    _check_known(level, items, path)
+    entries = level._kd_entries
+    for key, value in items.items():
+        entry, where = entries[key], (*path, key)
+        if isinstance(entry, AbstractContainer) and isinstance(value, (AbstractContainer, Mapping)):
+            _stage_at(entry, source_items(value, "update_at_"), index, where, staged)
+            continue
+        rows = _Rows(
+            index, tuple(entry.shape) if isinstance(entry, Tensor) else entry._kd_desc.batch
+        )
+        writes: list[Write] = []
+        if isinstance(entry, Tensor):
+            writes.append(rows.stage(entry, value, where))
+        elif isinstance(entry, AbstractContainer):
+            _stage_level(entry, value, where, rows, writes)
+        else:
+            rows.stage_data(level, entry, value, where, writes)
+        staged.append((rows, writes))
+
+
+def _check_known(
+    level: AbstractContainer, items: Mapping[str, object], path: tuple[str, ...]
+) -> None:
+    entries = level._kd_entries
+    unknown = [key for key in items if key not in entries]
+    if unknown:
+        raise unknown_keys(unknown, entries, f" below {format_key(path)}" if path else "")
 
 
 def _without_first(batch: Batch) -> Batch:

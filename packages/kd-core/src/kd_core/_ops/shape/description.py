@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from kd_core._batch.descriptor import describe
 from kd_core._batch.names import has_names, plain_size
 from kd_core._batch.shapes import batch_of, numel, wrap_dim
 from kd_core._compat import is_possible
@@ -16,6 +15,7 @@ from kd_core._errors import FROZEN, InvalidArgument, InvalidValue
 from kd_core._leaves.loops import common_batch, kinds_of
 from kd_core._leaves.shapeless import is_shapeless
 from kd_core._nodes.entry import is_row_data, is_unbatched
+from kd_core._ops.shape.rebatching import put_on, redescribe
 from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import AbstractContainer, leaves_of
 
@@ -97,7 +97,7 @@ class Description(AbstractContainer):
 
     def clear_device_(self) -> Self:
         """Clear the device, here and below: entries may be on different ones; return self."""
-        _put_on(self, None)
+        put_on(self, None)
         return self
 
     def auto_device_(self) -> Self:
@@ -109,7 +109,7 @@ class Description(AbstractContainer):
             device(type='cpu')
         """
         found = {leaf.device for leaf in leaves_of(self)}
-        _put_on(self, found.pop() if len(found) == 1 else None)
+        put_on(self, found.pop() if len(found) == 1 else None)
         return self
 
     def auto_batch_size_(
@@ -146,29 +146,6 @@ def _refuse_frozen(level: AbstractContainer) -> None:
         level._kd_check_unlocked("change the batch size")
 
 
-def _redescribe(level: AbstractContainer, desc: Descriptor) -> None:
-    """Set the batch size and the device of a container, which stays locked if it is."""
-    old = level._kd_desc
-    level._kd_describe(desc.with_lock(old.lock, old.held) if old.frozen else desc)
-
-
-def _put_on(level: AbstractContainer, device: torch.device | None) -> None:
-    """Set the device of a container and of all below; no leaf is moved."""
-    below = level._kd_below()
-    if below and level._kd_owns_leaves:
-        for key, value in list(level._kd_entries.items()):
-            if not isinstance(value, Tensor | AbstractContainer):
-                level._kd_set_entry(
-                    key, value._kd_with_descriptor(describe(value._kd_desc.batch, device))
-                )
-        below = level._kd_below()
-    for node in below:
-        if isinstance(node, AbstractContainer):
-            _put_on(node, device)
-    if level._kd_desc.device != device:
-        _redescribe(level, describe(level._kd_desc.batch, device))
-
-
 def _share_batch(level: AbstractContainer, batch_dims: int | None) -> None:
     """Set the batch size to the dimensions that all entries share, at every level from below."""
     shapes: list[tuple[int, ...]] = []
@@ -186,7 +163,7 @@ def _share_batch(level: AbstractContainer, batch_dims: int | None) -> None:
         batch = _with_same_names(common_batch(shapes, batch_dims), level._kd_desc.batch)
         desc = level._kd_desc.with_batch(batch)
         _grow_children(level, desc)
-        _redescribe(level, desc)
+        redescribe(level, desc)
 
 
 def _grow_children(level: AbstractContainer, desc: Descriptor) -> None:
@@ -205,7 +182,7 @@ def _grow_children(level: AbstractContainer, desc: Descriptor) -> None:
             if not isinstance(value, AbstractContainer):
                 level._kd_set_entry(key, value._kd_with_descriptor(own))
                 continue
-            _redescribe(value, own.unlocked())
+            redescribe(value, own.unlocked())
         if isinstance(value, AbstractContainer):
             _grow_children(value, own)
 
@@ -216,7 +193,7 @@ def resize(td: AbstractContainer, batch_size: BatchSize) -> None:
     desc = td._kd_desc.with_batch(_with_same_names(batch_of(batch_size), td._kd_desc.batch))
     td._kd_with_descriptor(desc)  # refuses what does not fit, before anything is changed
     _grow_children(td, desc)
-    _redescribe(td, desc)
+    redescribe(td, desc)
 
 
 def _with_same_names(batch: Batch, old: Batch) -> Batch:

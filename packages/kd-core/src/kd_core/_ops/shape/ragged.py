@@ -154,9 +154,14 @@ def _mask_at(td: AbstractContainer, path: tuple[str, ...]) -> Tensor:
 
 
 def densified(container: AbstractContainer, layout: torch.layout) -> Node:
-    """Return a dense container in which entries that cannot be stacked are nested tensors."""
-    ragged = cast("Ragged", container)
-    entries = {key: ragged._kd_dense_entry(key, layout) for key in container._kd_entries}
+    """Return a dense container in which entries that cannot be stacked are nested tensors.
+
+    One without lazy stacks is returned itself.
+    """
+    ragged, mine = cast("Ragged", container), container._kd_entries
+    entries = {key: ragged._kd_dense_entry(key, layout) for key in mine}
+    if not isinstance(container, Composite) and all(entries[key] is mine[key] for key in mine):
+        return cast("Node", container)
     return cast("Node", container._kd_like(entries, container._kd_desc.unlocked()))
 
 

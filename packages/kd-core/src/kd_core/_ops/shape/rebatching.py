@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
+from kd_core._batch.descriptor import describe
 from kd_core._batch.names import checked_names, with_names
 from kd_core._errors import InvalidArgument, KeySetMismatch, listed, wrong_type
 from kd_core._keys import format_key
@@ -24,6 +26,10 @@ if TYPE_CHECKING:
     from kd_core._types import Batch, NestedKey
 
     W = TypeVar("W", bound=AbstractContainer)
+
+
+class StaysLazy(InvalidArgument, NotImplementedError):
+    """A change in place that a lazy stack cannot make."""
 
 
 def take_batch_size(
@@ -65,7 +71,7 @@ def become(td: W, result: AbstractContainer, action: str) -> W:
     """
     td._kd_check_unlocked(action)
     if isinstance(td, Composite):
-        raise InvalidArgument(
+        raise StaysLazy(
             f"cannot {action}: the members of a lazy stack stay as they are. Leave out "
             "`inplace=True`, or make the stack dense with `contiguous()` first."
         )
@@ -117,8 +123,7 @@ def check_names(names: Sequence[str | None] | None, batch: Batch) -> Names:
 def set_names(level: AbstractContainer, names: Names) -> None:
     """Set checked names in a container, and in all below it; a lock does not cover them."""
     desc = level._kd_desc
-    new = desc.with_batch(with_names(desc.batch, names))
-    level._kd_describe(new.with_lock(desc.lock, desc.held) if desc.frozen else new)
+    redescribe(level, desc.with_batch(with_names(desc.batch, names)))
     if isinstance(level, Composite):
         names = names[: level._dim] + names[level._dim + 1 :]
     elif level._kd_nested:
@@ -138,3 +143,26 @@ def named(td: W, names: Sequence[str | None] | None) -> W:
     new = td._kd_shallow()
     set_names(new, checked)
     return relock(new, td._kd_desc.lock)
+
+
+def redescribe(level: AbstractContainer, desc: Descriptor) -> None:
+    """Set the batch size and the device of a container, which stays locked if it is."""
+    old = level._kd_desc
+    level._kd_describe(desc.with_lock(old.lock, old.held) if old.frozen else desc)
+
+
+def put_on(level: AbstractContainer, device: torch.device | None) -> None:
+    """Set the device of a container and of all below; no leaf is moved."""
+    below = level._kd_below()
+    if below and level._kd_owns_leaves:
+        for key, value in list(level._kd_entries.items()):
+            if not isinstance(value, Tensor | AbstractContainer):
+                level._kd_set_entry(
+                    key, value._kd_with_descriptor(describe(value._kd_desc.batch, device))
+                )
+        below = level._kd_below()
+    for node in below:
+        if isinstance(node, AbstractContainer):
+            put_on(node, device)
+    if level._kd_desc.device != device:
+        redescribe(level, describe(level._kd_desc.batch, device))

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from kd_core._batch.descriptor import describe, describe_on, device_of
+from kd_core._batch.names import has_names, names_of, with_names
 from kd_core._batch.plans import Fresh
 from kd_core._batch.shapes import sizes_of
 from kd_core._errors import InvalidArgument, KeySetMismatch, listed
@@ -23,18 +24,20 @@ from kd_core._leaves.writes import (
     copy_pairs,
     putting_back,
 )
+from kd_core._nodes import registry
 from kd_core._ops.entries.updating import Staged, Update, commit_all, sources_of, stage_writes
 from kd_core._ops.math.binary import binary_, unary_
 from kd_core._ops.math.ternary import blended
 from kd_core._ops.selection.index_plan import check_mask
 from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import AbstractContainer, check_has, level_at
+from kd_core._types import NO_DEFAULT
 
 if TYPE_CHECKING:
     from typing import Self, TypeVar
 
     from kd_core._nodes.entry import AnyKey, Entry, Source
-    from kd_core._types import DeviceLike, NestedKey
+    from kd_core._types import Batch, DeviceLike, NestedKey, NoDefault
 
     W = TypeVar("W", bound=AbstractContainer)
     F = TypeVar("F", bound=AbstractContainer)
@@ -144,7 +147,7 @@ class Filling(AbstractContainer):
         self,
         *size: int | Sequence[int],
         dtype: torch.dtype | None = None,
-        device: DeviceLike | None = None,
+        device: DeviceLike | NoDefault | None = NO_DEFAULT,
         requires_grad: bool = False,
         layout: torch.layout = torch.strided,
         pin_memory: bool = False,
@@ -152,46 +155,48 @@ class Filling(AbstractContainer):
     ) -> Self:
         """Create a container of zeros with the same keys and another batch size.
 
-        Values of rows that are not tensors are `None` in the new rows.
+        Values of rows that are not tensors are `None` in the new rows. The last dimensions keep
+        their names.
 
         Args:
             *size: the batch size; trailing dimensions of leaves are kept.
             dtype: the dtype of all leaves; `None`: keep that of each leaf.
-            device: the device of all leaves; `None`: keep that of each leaf.
+            device: the device of all leaves; `None`: keep that of each leaf, and give the container
+                none.
             requires_grad: record operations on the leaves.
             layout: the layout of the leaves.
             pin_memory: create leaves on the CPU in pinned memory.
-            empty_lazy: nothing: the members of a lazy stack give the same keys and shapes.
+            empty_lazy: return a lazy stack without entries for a lazy stack.
         """
-        given = requires_grad, layout, pin_memory
+        given = requires_grad, layout, pin_memory, empty_lazy
         return _fresh(self, size, Tensor.new_zeros, dtype, device, *given)
 
     def new_ones(
         self,
         *size: int | Sequence[int],
         dtype: torch.dtype | None = None,
-        device: DeviceLike | None = None,
+        device: DeviceLike | NoDefault | None = NO_DEFAULT,
         requires_grad: bool = False,
         layout: torch.layout = torch.strided,
         pin_memory: bool = False,
         empty_lazy: bool = False,
     ) -> Self:
         """Create a container of ones with the same keys and another batch size; see `new_zeros`."""
-        given = requires_grad, layout, pin_memory
+        given = requires_grad, layout, pin_memory, empty_lazy
         return _fresh(self, size, Tensor.new_ones, dtype, device, *given)
 
     def new_empty(
         self,
         *size: int | Sequence[int],
         dtype: torch.dtype | None = None,
-        device: DeviceLike | None = None,
+        device: DeviceLike | NoDefault | None = NO_DEFAULT,
         requires_grad: bool = False,
         layout: torch.layout = torch.strided,
         pin_memory: bool = False,
         empty_lazy: bool = False,
     ) -> Self:
         """Create a container of uninitialised leaves; see `new_zeros`."""
-        given = requires_grad, layout, pin_memory
+        given = requires_grad, layout, pin_memory, empty_lazy
         return _fresh(self, size, Tensor.new_empty, dtype, device, *given)
 
     def new_full(
@@ -200,7 +205,7 @@ class Filling(AbstractContainer):
         fill_value: float,
         *,
         dtype: torch.dtype | None = None,
-        device: DeviceLike | None = None,
+        device: DeviceLike | NoDefault | None = NO_DEFAULT,
         requires_grad: bool = False,
         layout: torch.layout = torch.strided,
         pin_memory: bool = False,
@@ -212,21 +217,23 @@ class Filling(AbstractContainer):
             size: the batch size; trailing dimensions of leaves are kept.
             fill_value: the value.
             dtype: the dtype of all leaves; `None`: keep that of each leaf.
-            device: the device of all leaves; `None`: keep that of each leaf.
+            device: the device of all leaves; `None`: keep that of each leaf, and give the container
+                none.
             requires_grad: record operations on the leaves.
             layout: the layout of the leaves.
             pin_memory: create leaves on the CPU in pinned memory.
-            empty_lazy: nothing: the members of a lazy stack give the same keys and shapes.
+            empty_lazy: return a lazy stack without entries for a lazy stack.
         """
         make = partial(Tensor.new_full, fill_value=fill_value)
-        return _fresh(self, (size,), make, dtype, device, requires_grad, layout, pin_memory)
+        given = requires_grad, layout, pin_memory, empty_lazy
+        return _fresh(self, (size,), make, dtype, device, *given)
 
     def new_tensor(
         self,
         data: object,
         *,
         dtype: torch.dtype | None = None,
-        device: DeviceLike | None = None,
+        device: DeviceLike | NoDefault | None = NO_DEFAULT,
         requires_grad: bool = False,
         pin_memory: bool = False,
     ) -> Self:
@@ -236,7 +243,8 @@ class Filling(AbstractContainer):
             data: what all leaves hold, whose shape becomes the batch size; or a container with the
                 data of each leaf.
             dtype: the dtype of all leaves; `None`: keep that of each leaf.
-            device: the device of all leaves; `None`: keep that of each leaf.
+            device: the device of all leaves; `None`: keep that of each leaf, and give the container
+                none.
             requires_grad: record operations on the leaves.
             pin_memory: create leaves on the CPU in pinned memory.
 
@@ -248,7 +256,7 @@ class Filling(AbstractContainer):
             ... )["b"]
             tensor([1, 2], dtype=torch.int32)
         """
-        where = None if device is None else device_of(device)
+        where = None if device is None or device is NO_DEFAULT else device_of(device)
 
         def make(leaf: Tensor, values: object) -> Tensor:
             source = values.detach() if isinstance(values, Tensor) else torch.as_tensor(values)
@@ -265,7 +273,8 @@ class Filling(AbstractContainer):
                 lambda leaf: make(leaf, values), Fresh(batch, self._kd_desc.ndim)
             )
             where = where or values.device
-        return made._kd_with_descriptor(describe(batch, where or made._kd_desc.device))
+        where = None if device is None else where or made._kd_desc.device
+        return made._kd_with_descriptor(describe(batch, where))
 
 
 def _copy_some(td: W, source: object, non_blocking: bool) -> W:
@@ -323,31 +332,43 @@ def _fresh(
     size: Sequence[int | Sequence[int]],
     make: Callable[..., Tensor],
     dtype: torch.dtype | None,
-    device: DeviceLike | None,
+    device: DeviceLike | NoDefault | None,
     requires_grad: bool,
     layout: torch.layout,
     pin_memory: bool,
+    empty_lazy: bool,
 ) -> F:
     """Return a container of new leaves, which `make` creates from each leaf and a shape."""
     batch, ndim = sizes_of(size), td._kd_desc.ndim
+    if empty_lazy and isinstance(td, Composite) and batch[td._dim : td._dim + 1] > (0,):
+        inner = (*batch[: td._dim], *batch[td._dim + 1 :])
+        rows = [td._members[0]._kd_like({}, describe(inner)) for _ in range(batch[td._dim])]
+        return cast("F", registry.lazy_stack(rows, td._dim))
+    where = None if device is NO_DEFAULT else device
     options: dict[str, object] = {"requires_grad": True} if requires_grad else {}
     if layout is not torch.strided:
         options["layout"] = layout
     if pin_memory:
         options["pin_memory"] = True
     made = td._kd_map_each(
-        lambda leaf: make(
-            leaf, (*batch, *leaf.shape[ndim:]), dtype=dtype, device=device, **options
-        ),
+        lambda leaf: make(leaf, (*batch, *leaf.shape[ndim:]), dtype=dtype, device=where, **options),
         Fresh(
-            batch,
+            _with_last_names(batch, td._kd_desc.batch),
             ndim,
-            lambda leaf: make(leaf, leaf.shape, dtype=dtype, device=device, **options),
+            lambda leaf: make(leaf, leaf.shape, dtype=dtype, device=where, **options),
         ),
     )
-    if device is None:
+    if device is NO_DEFAULT:
         return made
-    return made._kd_with_descriptor(describe_on(batch, device))
+    return made._kd_with_descriptor(describe_on(made._kd_desc.batch, device))
+
+
+def _with_last_names(batch: Batch, named: Batch) -> Batch:
+    """Return a batch size whose last dimensions have the names of the last ones of another."""
+    if not has_names(named):
+        return batch
+    names = [None] * (len(batch) - len(named)) + list(names_of(named))
+    return with_names(batch, tuple(names[len(names) - len(batch) :]))
 
 
 def _non_blocking_copy(leaf: Tensor, source: object) -> Tensor:

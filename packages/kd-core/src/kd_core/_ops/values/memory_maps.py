@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
 import torch
 from torch import Tensor
 
-from kd_core._batch.descriptor import LOCKED_BY_ARENA, LOCKED_BY_USER, describe
+from kd_core._batch.descriptor import LOCKED_BY_ARENA, describe
 from kd_core._errors import InvalidValue, refuse_pickles
 from kd_core._keys import path_of
 from kd_core._leaves.nested import stored_in
 from kd_core._naming import public_in
 from kd_core._nodes.entry import is_data
-from kd_core._protocol.primitives import AbstractContainer, leaves_of, lock
+from kd_core._ops.shape.rebatching import put_on
+from kd_core._protocol.primitives import AbstractContainer, leaves_of, lock, relock
 
 if TYPE_CHECKING:
     from typing import Self, TypeVar
@@ -92,7 +93,7 @@ class MemoryMaps(AbstractContainer):
         Args:
             prefix: the directory; it and those above it are created, and what a store there holds
                 is replaced. `None`: a temporary one, which is removed when the process ends.
-            copy_existing: nothing: leaves are written, wherever they are.
+            copy_existing: write leaves that are in an arena already, too, without a `prefix`.
             num_threads: nothing: one file is written in one piece.
             return_early: return a `TensorDictFuture`, if `num_threads` is above 1.
             share_non_tensor: nothing: data that is not a tensor does not change in an arena.
@@ -122,6 +123,8 @@ class MemoryMaps(AbstractContainer):
         from kd_core._store.forms import create_arena, load_arena, save
 
         single = _is_archive(prefix, archive, compression)
+        if prefix is None and not copy_existing and _path_of_leaves(self) is not None:
+            return _result(self._kd_shallow(), return_early, num_threads)
         if prefix is not None and single:
             save(self, prefix, archive=True)
             made = load_arena(prefix)
@@ -159,8 +162,7 @@ class MemoryMaps(AbstractContainer):
             already stays there, if no other directory is asked for.
 
         Raises:
-            Locked: if the container is in an arena or in shared memory, or an enclosing container
-                is locked. The lock of `lock_` does not matter: keys and values stay as they are.
+            Locked: if an enclosing container is locked.
             InvalidArgument: if the type of an entry cannot be saved; nothing is written.
             InvalidValue: if the value of an entry cannot be saved, or the path is something else.
         """
@@ -168,15 +170,20 @@ class MemoryMaps(AbstractContainer):
         from kd_core._store.forms import create_arena
         from kd_core._store.places import record_root, root_of
 
-        desc = self._kd_desc
-        place = _path_of_leaves(self) if desc.frozen else None
+        place = _path_of_leaves(self)
         if place is not None and (prefix is None or Path(prefix).absolute() == Path(place)):
             return _result(self, return_early, num_threads)
-        if desc.lock != LOCKED_BY_USER or desc.held:
+        if self._kd_desc.held:
             self._kd_check_unlocked("replace leaves by those in an arena")
         made = create_arena(self, prefix, existsok=existsok)
-        take_leaves(self, made)
-        self.auto_device_()  # type: ignore[attr-defined]  # of a concern
+        reason = self._kd_desc.lock
+        relock(self, None)
+        try:
+            take_leaves(self, made)
+        except BaseException:
+            relock(self, reason)
+            raise
+        put_on(self, torch.device("cpu"))
         record_root(self, cast(str, root_of(made)))
         return _result(self, return_early, num_threads)
 

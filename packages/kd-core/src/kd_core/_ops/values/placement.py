@@ -19,6 +19,7 @@ from kd_core._ops.entries.listing import dict_of
 from kd_core._ops.math.binary import cast_leaves, unary
 from kd_core._ops.shape.rebatching import become
 from kd_core._ops.values.moving import moved, read_argument, read_target, with_format
+from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import (
     AbstractContainer,
     engine,
@@ -164,7 +165,9 @@ class Placement(AbstractContainer):
         return become(self, result, "make contiguous in place") if inplace else result
 
     def is_contiguous(self) -> bool:
-        """Return whether all leaves are contiguous."""
+        """Return whether all leaves are contiguous; those of a lazy stack are in its members."""
+        if isinstance(self, Composite):
+            return False
         return all(leaf.is_contiguous() for leaf in leaves_of(self))
 
     def pin_memory(self, num_threads: int | None = None, inplace: bool = False) -> Self:

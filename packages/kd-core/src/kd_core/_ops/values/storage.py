@@ -70,7 +70,7 @@ class Storage(AbstractContainer):
                 `from_consolidated` reads it.
             num_threads: nothing: torch copies with all threads that it has.
             device: where the storage is; it is moved there in one copy. `None`: where the leaves
-                are.
+                are. A container that says no device of its leaves does not say this one either.
             non_blocking: return before the copy to `device` has finished.
             inplace: replace the leaves of this container, and return it.
             return_early: nothing: the copy is there when the call returns.
@@ -121,7 +121,10 @@ class Storage(AbstractContainer):
             return lock(self)
         if place.device is None or place.device == self._kd_desc.device:
             return lock(made)
-        return lock(moved(made, place.device, non_blocking))
+        there = moved(made, place.device, non_blocking)
+        if self._kd_desc.device is None:
+            there = there._kd_with_descriptor(made._kd_desc)
+        return lock(there)
 
     def is_consolidated(self) -> bool:
         """Return whether all leaves are in one storage; a leaf that was replaced is not.
