@@ -210,6 +210,8 @@ def test_a_file_of_a_consolidated_container_makes_its_folders(tmp_path: Path) ->
     td = TensorDict({"a": torch.ones(2)}, [2])
     td.consolidate(tmp_path / "new" / "folder" / "one")
     assert TensorDict.from_consolidated(tmp_path / "new" / "folder" / "one")["a"].tolist() == [1, 1]
+
+
 def test_consolidating_makes_the_folder_and_says_no_device_that_was_not_said(
     tmp_path: Path,
 ) -> None:

@@ -123,7 +123,8 @@ class MemoryMaps(AbstractContainer):
         from kd_core._store.forms import create_arena, load_arena, save
 
         single = _is_archive(prefix, archive, compression)
-        if prefix is None and not copy_existing and _path_of_leaves(self) is not None:
+        stays = prefix is None and not copy_existing and self._kd_desc.frozen
+        if stays and _path_of_leaves(self) is not None:
             return _result(self._kd_shallow(), return_early, num_threads)
         if prefix is not None and single:
             save(self, prefix, archive=True)
@@ -170,7 +171,7 @@ class MemoryMaps(AbstractContainer):
         from kd_core._store.forms import create_arena
         from kd_core._store.places import record_root, root_of
 
-        place = _path_of_leaves(self)
+        place = _path_of_leaves(self) if self._kd_desc.frozen else None
         if place is not None and (prefix is None or Path(prefix).absolute() == Path(place)):
             return _result(self, return_early, num_threads)
         if self._kd_desc.held:
