@@ -162,7 +162,7 @@ class Custom(nn.Module):
         super().__init__()
         self.linear = nn.Linear(3, 4)
 
-    @dispatch
+    @dispatch(auto_batch_size=False)
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         return tensordict.set("y", self.linear(tensordict["x"]))
 

@@ -283,3 +283,15 @@ def test_nested_instances_keep_their_class_in_a_dense_copy() -> None:
         )
     named = TensorDict({"inner": Named({"x": torch.ones(2)})})
     assert lazy_stack([named, named.clone()]).contiguous().nested("inner", Named).shape == (2,)
+
+
+def test_a_stack_sets_attributes_as_the_author_of_the_class_wrote() -> None:
+    class Noted(TensorClass):
+        x: Tensor
+
+        def __setattr__(self, name: str, value: object) -> None:
+            super().__setattr__(name, value + 1 if name == "x" else value)  # type: ignore[operator]  # a tensor
+
+    stack: Any = lazy_stack([Noted(torch.zeros(2)), Noted(torch.zeros(2))])
+    stack.x = torch.ones(2, 2)
+    assert stack[0].x.tolist() == [2, 2]

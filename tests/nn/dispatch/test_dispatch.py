@@ -196,7 +196,9 @@ def test_batch_size_is_what_the_tensors_share() -> None:
 
     Spy()(torch.ones(4, 3), torch.ones(4, 5, 2))
     Spy()(torch.ones(4), torch.ones(4, 1))
-    assert seen == [(4,), (4,)]
+    Spy()(torch.ones(4, 5), torch.ones(4, 5, 2))
+    Spy()(torch.ones(4, 3))
+    assert seen == [(4,), (4,), (4, 5), (4, 3)]
 
 
 def test_more_arguments_of_forward_are_passed_on() -> None:

@@ -136,11 +136,20 @@ def rebound(value: object, cell: CellType) -> object:
         parts = [rebound(part, cell) for part in (value.fget, value.fset, value.fdel)]
         make: Callable[..., object] = type(value)
         return make(*parts, value.__doc__)
-    if not isinstance(value, FunctionType) or "__class__" not in value.__code__.co_freevars:
+    if not isinstance(value, FunctionType):
         return value
     names, old = value.__code__.co_freevars, value.__closure__ or ()
-    pairs = zip(names, old, strict=True)
-    cells = tuple([cell if name == "__class__" else was for name, was in pairs])
+    inner = getattr(value, "__wrapped__", None)
+    cells = tuple(
+        cell
+        if name == "__class__"
+        else CellType(rebound(inner, cell))
+        if inner is not None and was.cell_contents is inner
+        else was
+        for name, was in zip(names, old, strict=True)
+    )
+    if cells == old:
+        return value
     new = FunctionType(value.__code__, value.__globals__, value.__name__, value.__defaults__, cells)
     new.__kwdefaults__, new.__doc__ = value.__kwdefaults__, value.__doc__
     new.__qualname__ = value.__qualname__

@@ -311,8 +311,7 @@ def dispatch(
         source: The attribute that lists the keys to read, or the keys.
         dest: The attribute that lists the keys to return, or the keys; `"_"` is left out.
         auto_batch_size: Whether the container made from the tensors has the largest batch size
-            that fits all of them, each keeping its last dimension if it has two or more; else its
-            batch size is `()`.
+            that fits all of them, that of a lone tensor being its shape; else it is `()`.
 
     Returns:
         The method, whose signature on an instance names the real arguments.
@@ -398,12 +397,11 @@ def keys_not_declared(module: nn.Module, name: str) -> KeysNotDeclared:
 
 
 def common_batch_size(values: Iterable[object]) -> tuple[int, ...]:
-    """Return the leading sizes that all tensors share, each keeping its last of two or more."""
+    """Return the leading sizes that all tensors share."""
     common: tuple[int, ...] | None = None
     for value in values:
         if isinstance(value, Tensor):
-            shape = value.shape
-            sizes = shape[:-1] if len(shape) > 1 else shape
+            sizes = value.shape
         elif isinstance(value, TensorDictBase):
             sizes = value.batch_size
         else:
