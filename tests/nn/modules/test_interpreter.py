@@ -323,3 +323,53 @@ def test_what_is_no_tensor_is_changed_like_a_tensor(
     model(td)
     for row in td.unbind(0):
         assert row["note"] == value
+
+
+class Noted(TensorDictModuleBase):
+    """A step of a user, which notes the containers that it is called with."""
+
+    def __init__(self, seen: list[TensorDictBase], out: str = "y") -> None:
+        super().__init__()
+        self.in_keys, self.out_keys = ["x"], [out]
+        self.seen = seen
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        self.seen.append(tensordict)
+        return tensordict.set(self.out_keys[0], tensordict["x"] + 1)
+
+
+def test_sequence_inside_works_on_the_copy_of_the_one_around_it() -> None:
+    seen: list[TensorDictBase] = []
+    td = TensorDict(x=X)
+    TensorDictSequential(Noted(seen, "a"), TensorDictSequential(Noted(seen)))(td)
+    first, second = seen
+    assert first is second
+    assert first is not td
+    assert torch.equal(td["y"], X + 1)
+
+
+def test_sequence_inside_that_fails_leaves_no_trace() -> None:
+    inner = TensorDictSequential(Noted([]), TensorDictModule(fail, ["y"], ["z"]))
+    td = TensorDict(x=X)
+    with pytest.raises(RuntimeError, match="no"):
+        TensorDictSequential(Noted([], "a"), inner)(td)
+    assert list(td.keys()) == ["x"]
+
+
+def test_sequence_inside_hides_what_it_does_not_select() -> None:
+    inner = TensorDictSequential(
+        Noted([]), TensorDictModule(torch.neg, ["y"], ["z"]), selected_out_keys=["z"]
+    )
+    td = TensorDict(x=X)
+    TensorDictSequential(inner, TensorDictModule(torch.exp, ["z"], ["e"]))(td)
+    assert list(td.keys()) == ["x", "z", "e"]
+
+
+def test_keys_that_are_assigned_to_a_step_of_a_user_are_those_of_the_sequence() -> None:
+    step = Noted([])
+    model = TensorDictSequential(TensorDictModule(torch.neg, ["q"], ["x"]), step)
+    model(TensorDict(q=X))
+    step.out_keys = ["other"]
+    assert model.out_keys == ["x", "other"]
+    with pytest.raises(InputMissing):
+        model(TensorDict(r=X))

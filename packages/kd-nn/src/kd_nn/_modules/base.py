@@ -149,8 +149,9 @@ class TensorDictModuleBase(TensorHooks, ModuleFacts):
             if result is not BUSY:
                 return result
             return call_as_selected(self, super().__call__, args, kwargs)
+        state = self.__dict__
         try:
-            plan: Plan = self.__dict__["_kd_plan"]
+            plan: Plan = state["_kd_plan"]
         except KeyError:
             plan = self._kd_plan_again()
         if args and args[0].__class__ is TensorDict:
@@ -166,12 +167,14 @@ class TensorDictModuleBase(TensorHooks, ModuleFacts):
         if result.__class__ is not Outcome:
             return result
         if result is STALE:
-            self.__dict__.pop("_kd_plan", None)
+            state.pop("_kd_plan", None)
         if "self" in kwargs:
             raise DispatchError(
                 f"{describe(self)} cannot take `self` by keyword, since torch calls the module so. "
                 "Give that key by position, or in a container."
             )
+        if state.get("_kd_selected") is None:
+            return super().__call__(*args, **kwargs)
         return call_as_selected(self, super().__call__, args, kwargs)
 
     def __getattr__(self, name: str) -> Tensor | nn.Module:
@@ -349,6 +352,16 @@ class TensorDictModuleBase(TensorHooks, ModuleFacts):
         from kd_nn._dispatch.notes import add_call_note
 
         add_call_note(error, self, values)
+
+    def _kd_keys_of_call(self) -> tuple[Keys, Keys] | None:
+        """Return the keys that a call takes, and the optional ones; `None` if a class says them."""
+        kind = type(self)
+        inherited = kind._kd_optional_in_keys is TensorDictModuleBase._kd_optional_in_keys
+        if self._kd_computes_keys or not inherited:
+            return None
+        spec: InKeySpec | None = self.__dict__.get("_kd_in_spec")
+        keys = kind._kd_class_in_keys if spec is None else spec.keys
+        return None if keys is None else (keys, ())
 
     def _kd_own_in_keys(self) -> Keys:
         spec: InKeySpec | None = self.__dict__.get("_kd_in_spec")

@@ -121,6 +121,7 @@ def run_steps(
     live: Mapping[int, Keys],
     outputs: Keys,
     made: Made | None = None,
+    in_place: bool = False,
 ) -> TensorDictBase:
     """Call the steps one by one on a working copy, then write the outputs.
 
@@ -132,12 +133,14 @@ def run_steps(
         outputs: The keys to write.
         made: What steps have computed already, by their names and those of the sequences around
             them; they are not called again.
+        in_place: Whether the container is the working copy of a sequence around this one, which
+            gets all that the steps write.
 
     Returns:
         The container that was written; or, where `target` is the one to read and a step replaced
         it by another one, that one.
     """
-    work = tensordict.copy()
+    work = tensordict if in_place else tensordict.copy()
     replaced, written = False, work
     for idx, (name, step) in enumerate(sequence._kd_named_steps()):
         if idx not in live:
@@ -155,7 +158,9 @@ def run_steps(
             if inside:
                 nested = cast("StepList", step)
                 needed = nested._kd_live_for(live[idx])
-                result: object = run_steps(nested, work, work, needed, live[idx], inside)
+                result: object = run_steps(
+                    nested, work, work, needed, live[idx], inside, _writes_all(nested)
+                )
             else:
                 result = _run_step(step, work, live[idx])
             before = work
@@ -174,7 +179,7 @@ def run_steps(
         result = without_hidden(sequence, work, tensordict)
         # What the steps before wrote into the input stays there.
         changed = changed_keys(written, tensordict)
-        if sequence.__dict__.get("_kd_selected") is not None:
+        if not _writes_all(sequence):
             changed = [key for key in changed if is_covered(key, outputs)]
         if sequence.__dict__.get("inplace") is not True:
             write_entries(tensordict, changed, _held(written, changed))
@@ -186,11 +191,18 @@ def run_steps(
         changed = changed_keys(trial, tensordict)
         write_entries(target, changed, _held(trial, changed))
         return target
+    if in_place and not replaced:
+        return work
     if replaced:
         outputs = tuple(key for key in outputs if has_entry(work, key))
     target = work.empty() if target is None else target
     _commit(sequence, work, target, tensordict, outputs)
     return target
+
+
+def _writes_all(sequence: StepList) -> bool:
+    """Return whether all that the steps of a sequence write is visible."""
+    return sequence.__dict__.get("_kd_selected") is None
 
 
 def _step_of_now(sequence: StepList, name: str, step: nn.Module) -> nn.Module:
@@ -225,7 +237,8 @@ def _run_step(step: nn.Module, work: TensorDictBase, live: Keys) -> object:
     if not isinstance(step, StepList) or not runs_in_part(step):
         return step(work)
     if not anyone_skips and not is_watched(step):
-        return run_steps(step, work, work, step._kd_live_for(live), live)
+        needed = step._kd_live_for(live)
+        return run_steps(step, work, work, needed, live, in_place=_writes_all(step))
     before = _WANTED.call
     _WANTED.call = (step, live)
     try:
@@ -276,10 +289,14 @@ def _commit(
     source: TensorDictBase,
     outputs: Keys,
 ) -> None:
+    if target is source and _writes_all(sequence):
+        changed = changed_keys(work, source)
+        keys = [key for key in outputs if key in changed or has_entry(work, key)]
+        keys += [key for key in changed if not is_covered(key, keys)]
+        write_entries(target, keys, _held(work, keys))
+        return
     keys = [key for key in outputs if has_entry(work, key)]
-    if target is source and sequence.__dict__.get("_kd_selected") is None:
-        keys += [key for key in changed_keys(work, source) if not is_covered(key, keys)]
-    elif len(keys) < len(outputs) and not sequence._kd_may_skip:
+    if len(keys) < len(outputs) and not sequence._kd_may_skip:
         missing = next(key for key in outputs if key not in keys)
         raise not_written(missing, describe(sequence), list(work.keys(True)))
     write_entries(target, keys, _held(work, keys))

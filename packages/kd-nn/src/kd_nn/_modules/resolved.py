@@ -128,7 +128,7 @@ class Resolved:
         for step in steps:
             if step is None:
                 continue
-            if not getattr(type(step), "_kd_changes_by_assignment", False):
+            if getattr(type(step), "_kd_computes_keys", True):
                 for holder in lists_in(step):  # it may read the public keys of what is inside
                     self._compare_members(holder)
                 self._computed.append((step, _asked(step)))

@@ -312,7 +312,9 @@ class TensorDictSequential(StepList, TensorDictModule):  # type: ignore[misc]  #
         """Return the keys that a call takes, and the optional ones; `None` if a class says them."""
         if self._kd_computes_keys:
             return None
-        resolved = self._kd_resolve()
+        resolved: Resolved | None = self.__dict__.get("_kd_resolved")
+        if resolved is None or resolved.unsure:
+            resolved = self._kd_resolve()
         return resolved.in_keys, resolved.optional
 
     def _kd_call_traced(self, args: tuple[object, ...], kwargs: dict[str, object]) -> object:

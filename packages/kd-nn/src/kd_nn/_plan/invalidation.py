@@ -18,7 +18,8 @@ defined. A list of steps raises its flags whenever it is edited, but for a direc
 `_modules`, as in some tools of torch. Whoever runs a module compares the steps, too, and
 `raise_if_written` then raises the flags. A dict that raises flags cannot stand there: dynamo would
 give parameters other names in exported graphs.
-Not seen is what writes past the attributes, such as `module.__dict__["in_keys"] = ...`.
+Not seen is what writes past the attributes, such as `module.__dict__["in_keys"] = ...`, and a
+property of keys that is assigned on a class after the class was made.
 
 A cache hands a list, its flag, to all that it depends on. What changes appends to the flags that it
 was handed, and forgets them. Testing an empty list is the cheapest guard there is, and one list is
@@ -31,7 +32,7 @@ without a lock, because dynamo traces assignments.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar, Final, Self, TypeAlias, cast
 
 from torch import nn
@@ -156,11 +157,15 @@ class Flagged(nn.Module):
     _kd_defined: ClassVar[Mapping[str, object]] = {}
     """The functions among `RUNNING` that the class defined when it was made."""
 
+    _kd_found: ClassVar[Sequence[tuple[str, object]]] = ()
+    """What the names of `RUNNING` meant in the class when it was made."""
+
     def __init_subclass__(cls, **kwargs: object) -> None:
         """Record the functions that the class defines; expect it to compute its keys."""
         super().__init_subclass__(**kwargs)
         cls._kd_changes_by_assignment = cls.__dict__.get("_kd_changes_by_assignment", False)
         cls._kd_defined = {name: cls.__dict__[name] for name in RUNNING if name in cls.__dict__}
+        cls._kd_found = [(name, getattr(cls, name, None)) for name in RUNNING]
 
     def __setattr__(self, name: str, value: object) -> None:
         """Assign, and invalidate what was derived from the module."""
@@ -210,14 +215,11 @@ def running_classes(kind: type) -> list[type[Flagged]]:
 
 def is_patched(kind: type) -> bool:
     """Return whether how modules of a class run was assigned on the class after it was made."""
-    for base in kind.__mro__:  # a generator would cost more than what it tests
-        now = base.__dict__
-        defined: Mapping[str, object] | None = now.get("_kd_defined")
-        if defined is None:
-            continue
-        for name in RUNNING:
-            if now.get(name) is not defined.get(name):
-                return True
+    if not issubclass(kind, Flagged):
+        return False
+    for name, function in kind._kd_found:  # a generator would cost more than what it tests
+        if getattr(kind, name, None) is not function:
+            return True
     return False
 
 
