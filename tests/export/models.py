@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import kd_export
 from kd_core import TensorDictBase
-from kd_export._capture.dynamic_shapes import Dynamic
+from kd_export._capture.sizes import Dynamic
 from kd_nn import EnsembleModule, NormalParamExtractor, TensorDictModule
 
 Keys = list[str | tuple[str, ...]]

@@ -21,8 +21,8 @@ from pathlib import Path
 import torch
 
 import kd_export
-from kd_export._schema import onnx_weights
-from kd_export._schema.size_expression import SOURCE
+from kd_export._schema import onnx_file
+from kd_export._schema.serialized_program import SOURCE
 
 CANARY = "canary_of_kd"
 SECRET = "secret_of_kd"
@@ -190,5 +190,5 @@ def main(folder: str, canaries: str) -> None:
 
 
 if __name__ == "__main__":
-    onnx_weights.LARGE = 64  # so that weights of small models are read where they are, too
+    onnx_file.LARGE = 64  # so that weights of small models are read where they are, too
     main(*sys.argv[1:])

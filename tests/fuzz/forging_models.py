@@ -11,9 +11,9 @@ from onnx import TensorProto, helper
 from tests.fuzz.forged_worker import CANARY, SECRET
 from tests.fuzz.forging import NUMBERS, damage, forge_compiled, forge_json, forge_pt2
 
-from kd_export._schema.executorch_file import check_methods, schema_place
+from kd_export._backends.executorch import check_methods, schema_place
+from kd_export._backends.openvino import read_openvino_schema, with_schema
 from kd_export._schema.onnx_file import SCHEMA_PROPERTY
-from kd_export._schema.openvino_file import read_openvino_schema, with_schema
 
 PLACES = [
     f"/tmp/{CANARY}", f"../{SECRET}", SECRET, f"./{SECRET}", f"../here/{SECRET}", "/dev/zero", "",

@@ -21,7 +21,7 @@ from tests.fuzz.conftest import Seeds
 from torch import Tensor, nn
 
 import kd_export
-from kd_export._schema.linear_size import LinearSize
+from kd_export._schema.schema import LinearSize
 
 WIDTH = 2
 LONGEST = 80

@@ -10,7 +10,7 @@ from torch import nn
 
 import kd_export
 from kd_export import ExportError, NotExportable, UntrustedArtifact, VerifyError
-from kd_export._capture.dynamic_shapes import Dynamic
+from kd_export._capture.sizes import Dynamic
 
 Key = str | tuple[str, ...]
 

@@ -18,7 +18,7 @@ from kd_export import (
     VerifyError,
 )
 from kd_export._backends.pt2 import check_registered, own_operators
-from kd_export._schema.operators import check_operator
+from kd_export._schema.trust import check_operator
 
 
 @pytest.fixture(scope="module")

@@ -1,3 +1,5 @@
+"""Schemas: their JSON form, and sizes that follow from an axis."""
+
 import json
 import math
 import re
@@ -7,7 +9,8 @@ from importlib.resources import files
 import pytest
 
 from kd_export import Axis, Entry, ExportError, KeyMismatch, Schema, SchemaVersion, Step, Vector
-from kd_export._schema.arguments import check_json
+from kd_export._schema.schema import LinearSize
+from kd_export._schema.wire import check_json
 
 SCHEMA = Schema(
     inputs=(Entry(("in", "x"), "in_x", "float32", ("batch", 3), -1.0, 1.0),),
@@ -168,3 +171,28 @@ def test_a_damaged_schema_is_refused_at_once_whatever_it_holds(field: str, count
     with pytest.raises(ExportError, match=r"the schema is (damaged|not JSON)") as caught:
         Schema.from_json(text)
     assert len(str(caught.value)) < 1000
+
+
+SIZES = [LinearSize("n", factor, offset) for factor in (1, 2, 3) for offset in (-2, 0, 1)]
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_a_size_is_read_as_it_is_written_and_solved_as_it_is_computed(size: LinearSize) -> None:
+    assert LinearSize.parse(str(size)) == size
+    values = {size.at(n): n for n in range(30)}
+    for value in range(-3, 18):
+        assert size.axis_at(value) == values.get(value)
+    for other in SIZES:
+        solved = size.solve(other)
+        equal = {size.at(n): n for n in range(-50, 50)}
+        if solved is not None:
+            assert all(equal[other.at(m)] == solved.at(m) for m in range(9))
+        else:
+            assert any(other.at(m) not in equal for m in range(9))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "2", "n*2", "-n", "0*n", "n+-1", "n + 1\n", "2**n", "n" * 300]
+)
+def test_other_texts_are_no_size(text: str) -> None:
+    assert LinearSize.parse(text) is None

@@ -3,8 +3,6 @@
 Importing this package imports no torch: `inspect`, and running an ONNX file, work without it.
 """
 
-from kd_export._commands.timing import Timing as Timing
-from kd_export._commands.timing import benchmark as benchmark
 from kd_export._errors import BackendMissing as BackendMissing
 from kd_export._errors import DtypeMismatch as DtypeMismatch
 from kd_export._errors import ExportError as ExportError
@@ -15,12 +13,13 @@ from kd_export._errors import ShapeMismatch as ShapeMismatch
 from kd_export._errors import Specialized as Specialized
 from kd_export._errors import UntrustedArtifact as UntrustedArtifact
 from kd_export._errors import VerifyError as VerifyError
+from kd_export._export import Diagnosis as Diagnosis
+from kd_export._export import Finding as Finding
 from kd_export._export import diagnose as diagnose
 from kd_export._export import export as export
 from kd_export._export import save as save
 from kd_export._program import KeyedProgram as KeyedProgram
 from kd_export._program import convert as convert
-from kd_export._public import publish as _publish
 from kd_export._running.backend import Backend as Backend
 from kd_export._running.backend import Runner as Runner
 from kd_export._running.backend import backends as backends
@@ -34,14 +33,16 @@ from kd_export._schema.differences import Differences as Differences
 from kd_export._schema.schema import Axis as Axis
 from kd_export._schema.schema import Entry as Entry
 from kd_export._schema.schema import Schema as Schema
+from kd_export._schema.schema import Step as Step
 from kd_export._schema.schema import Vector as Vector
-from kd_export._schema.steps import Step as Step
-from kd_export._verification.diagnosis import Diagnosis as Diagnosis
-from kd_export._verification.diagnosis import Finding as Finding
-from kd_export._verification.report import Comparison as Comparison
-from kd_export._verification.report import Report as Report
+from kd_export._verification.comparison import Comparison as Comparison
+from kd_export._verification.comparison import Report as Report
+from kd_export._verify import Timing as Timing
+from kd_export._verify import benchmark as benchmark
 from kd_export._verify import verify as verify
 
 __version__ = "0.1.0"
 
-_publish(__name__)
+for _name, _value in list(globals().items()):  # as `publish` of kd_core does, which needs torch
+    if not _name.startswith("_") and f"{_value.__module__}.".startswith(f"{__name__}._"):
+        _value.__module__ = __name__

@@ -14,15 +14,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
 
+from kd_export._console import stage
 from kd_export._errors import ExportError, NotExportable, VerifyError
 from kd_export._running.backend import Backend, backend_for
 from kd_export._running.loading import check_weights, load, open  # noqa: A004  # the package's own
 from kd_export._running.session import Session
 from kd_export._schema.files import open_regular, replacing
 from kd_export._schema.schema import Schema
-from kd_export._stages import stage
-from kd_export._verification.judging import Tolerance, compare_trials
-from kd_export._verification.report import Comparison, Report
+from kd_export._verification.comparison import Comparison, Report, Tolerance, compare_trials
 from kd_export._verification.trials import (
     BATCH_SIZES,
     Trial,
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.export import ExportedProgram
 
-    from kd_export._capture.signature import Example, Word
+    from kd_export._capture.flat_module import Example, Word
     from kd_export._running.torch_runner import TorchRunner
 
 Inputs = TypeVar("Inputs")

@@ -19,13 +19,8 @@ from pathlib import Path
 from typing import NoReturn, Protocol, cast
 
 from kd_export import __version__
-from kd_export._commands.completion import SHELLS, Command, script
-from kd_export._commands.factory import made
-from kd_export._commands.header import header
-from kd_export._commands.installed import formats, packages, unusable
-from kd_export._commands.progress import bar_of
-from kd_export._commands.stripping import strip
-from kd_export._commands.timing import benchmark
+from kd_export._commands import SHELLS, Command, header, made, script, strip
+from kd_export._console import Row, bar_of, plain_table
 from kd_export._errors import (
     BackendMissing,
     DtypeMismatch,
@@ -37,18 +32,15 @@ from kd_export._errors import (
     nearest,
     printable,
 )
-from kd_export._export import diagnose, export
+from kd_export._export import DIAGNOSIS_HEADER, diagnose, export
 from kd_export._program import convert
-from kd_export._running.backend import backend_for, require
+from kd_export._running.backend import backend_for, formats, packages, require, unusable
 from kd_export._running.loading import diff, inspect, open  # noqa: A004  # the package's own
 from kd_export._schema.files import open_regular, read_regular, replacing
-from kd_export._schema.schema import ENTRY_HEADER, entry_rows
-from kd_export._schema.steps import STEP_HEADER
-from kd_export._tables import Row, plain_table
-from kd_export._verification import diagnosis
-from kd_export._verification.report import HEADER, Report
+from kd_export._schema.schema import ENTRY_HEADER, STEP_HEADER, entry_rows
+from kd_export._verification.comparison import REPORT_HEADER, Report
 from kd_export._verification.trials import shown
-from kd_export._verify import verify
+from kd_export._verify import benchmark, verify
 
 OK, MISMATCH, USAGE, MISSING, UNTRUSTED = range(5)
 
@@ -277,7 +269,7 @@ def _tell(report: Report, options: argparse.Namespace) -> int:
     if options.json:
         _print_json(report.to_data())
     else:
-        _print_table(report.path, HEADER, report.cells())
+        _print_table(report.path, REPORT_HEADER, report.cells())
         for line in report.lines():
             print(printable(line))
     return OK if report.ok else MISMATCH
@@ -385,7 +377,7 @@ def _diagnose(options: argparse.Namespace) -> int:
     if options.json:
         _print_json(found.to_data())
     else:
-        _print_table("", diagnosis.HEADER, found.cells())
+        _print_table("", DIAGNOSIS_HEADER, found.cells())
         for note in found.notes:
             print(f"note: {printable(note)}")
     return OK if found.ok else MISMATCH

@@ -22,11 +22,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
+from kd_export._console import muted
 from kd_export._errors import BackendMissing, ExportError, NotExportable, raised_as
-from kd_export._running.backend import Runner, picked
+from kd_export._running.backend import COMPILERS, Runner, picked
 from kd_export._running.loading import check_digest
-from kd_export._running.silence import muted
-from kd_export._schema.archive import (
+from kd_export._schema.files import (
     FORMAT_FILES,
     SCHEMA_FILE,
     copy_member,
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 _CHUNK = 1 << 20
 _FOLDER = "model"
 _KNOWN = re.compile(rf"data/aotinductor/model/[\w.-]+|{FORMAT_FILES}")
-COMPILERS = ("g++", "clang++", "c++", "cl")
 
 
 class AotiBackend:

@@ -15,21 +15,20 @@ from typing import TYPE_CHECKING, BinaryIO, Protocol, cast
 
 from kd_export._errors import DtypeMismatch, ExportError, kind_of, raised_as
 from kd_export._running.backend import Direct, Runner, require
-from kd_export._schema.beside import contents, mapped
-from kd_export._schema.derived_onnx import derived_onnx
-from kd_export._schema.json_values import Number
+from kd_export._schema.derived import derived_onnx
+from kd_export._schema.files import contents, mapped
 from kd_export._schema.onnx_file import (
     check_external,
     companion,
+    moved_in,
+    moved_out,
     read_onnx_schema,
     schema_field,
     weights_digest,
 )
-from kd_export._schema.onnx_weights import moved_in, moved_out
-from kd_export._schema.schema import Entry, Schema, check_fit
-from kd_export._schema.shapes import completed, described
+from kd_export._schema.schema import Entry, Schema, check_fit, completed, described
 from kd_export._schema.vectors import Drawn
-from kd_export._schema.wire import unused_name
+from kd_export._schema.wire import Number, unused_name
 
 if TYPE_CHECKING:
     import numpy as np

@@ -19,14 +19,11 @@ from torch import fx
 from torch.export import ExportedProgram
 
 from kd_export._backends.onnx_operators import OPERATORS
-from kd_export._errors import NotExportable
-from kd_export._running.places import line_of, place_of
+from kd_export._console import muted
+from kd_export._errors import NotExportable, line_of, place_of
 from kd_export._running.recurrent import mended_layers
-from kd_export._running.silence import muted
-from kd_export._schema.linear_size import LinearSize
-from kd_export._schema.onnx_file import PRODUCER
-from kd_export._schema.onnx_weights import LARGE
-from kd_export._schema.schema import Entry, Schema
+from kd_export._schema.onnx_file import LARGE, PRODUCER
+from kd_export._schema.schema import Entry, LinearSize, Schema
 from kd_export._schema.wire import unused_name
 
 _NOISY = ("torch.onnx", "onnx_ir", "onnxscript")

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, cast
 
+from kd_export._console import silenced
 from kd_export._errors import (
     ExportError,
     NotExportable,
@@ -22,11 +23,9 @@ from kd_export._errors import (
     printable,
     raised_as,
 )
-from kd_export._running.silence import silenced
-from kd_export._schema.archive import SCHEMA_FILE, read_zip_schema
-from kd_export._schema.derived_program import derived_program
-from kd_export._schema.schema import Schema, check_fit
-from kd_export._schema.shapes import fixed
+from kd_export._schema.derived import derived_program
+from kd_export._schema.files import SCHEMA_FILE, read_zip_schema
+from kd_export._schema.schema import Schema, check_fit, fixed
 from kd_export._schema.trust import conditions_of, disarm
 
 if TYPE_CHECKING:

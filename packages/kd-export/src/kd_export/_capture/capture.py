@@ -1,4 +1,4 @@
-"""From a keyed module and an example to a program.
+"""From a keyed module and an example to a program, with its schema and its steps.
 
 The module is copied first, so that eval mode, the mode of its probabilistic parts and whatever
 tracing does to a module never reach the user's own.
@@ -19,36 +19,82 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from kd_core import KdError, TensorDictBase
-from kd_export._capture.dynamic_shapes import (
+from kd_core import KdError, NestedKey, TensorDictBase, unravel_key_to_tuple
+from kd_export._capture.example import bounds, read_example, resolve_initial
+from kd_export._capture.explaining import check_dynamic, explained, input_values
+from kd_export._capture.fixups import (
+    Unwritten,
+    hooks_of_torch_removed,
+    mend,
+    replaced_buffers,
+    restore_users,
+)
+from kd_export._capture.flat_module import (
+    Example,
+    FlatModule,
+    Reference,
+    Word,
+    checked_mode,
+    frozen_modes,
+    prepare,
+)
+from kd_export._capture.sizes import (
     BATCH,
     Dynamic,
     DynamicShapes,
     Name,
     axes_of_schema,
+    doubts,
     resolve,
+    settle,
+    thresholds,
     widen,
 )
-from kd_export._capture.example import bounds, prepare, read_example
-from kd_export._capture.explaining import check_dynamic, explained, input_values
-from kd_export._capture.fixups import mend, restore_users
-from kd_export._capture.initial import resolve_initial
-from kd_export._capture.reference import Reference, checked_mode, frozen_modes
-from kd_export._capture.relations import doubts, settle
-from kd_export._capture.signature import Example, FlatModule, Word
-from kd_export._capture.steps import steps_of
-from kd_export._capture.thresholds import thresholds
-from kd_export._capture.unwritten import Unwritten, hooks_of_torch_removed, replaced_buffers
+from kd_export._console import silenced, stage
 from kd_export._errors import ExportError, Key, Specialized
 from kd_export._running.recurrent import layers_as_loops, mended_layers
-from kd_export._running.silence import silenced
 from kd_export._running.torch_runner import digest_of, held_by
-from kd_export._schema.arguments import check_metadata
-from kd_export._schema.schema import Entry, Schema
-from kd_export._schema.state import First, resolve_state
-from kd_export._schema.state import Name as Next
-from kd_export._schema.wire import wire_key
-from kd_export._stages import stage
+from kd_export._schema.schema import Entry, First, Schema, Step, resolve_state
+from kd_export._schema.schema import Name as Next
+from kd_export._schema.wire import check_metadata, wire_key
+from kd_nn import TensorDictModuleBase, TensorDictSequential
+
+_LONGEST = 200
+
+
+def steps_of(module: nn.Module) -> Iterator[Step]:
+    """List the steps of a keyed module that its outputs need, those of inner sequences too."""
+    if isinstance(module, TensorDictModuleBase):
+        yield from _needed(module, module.key_graph().outputs, ())
+
+
+def _needed(
+    module: TensorDictModuleBase, wanted: Iterable[NestedKey], path: tuple[str, ...]
+) -> Iterator[Step]:
+    graph = module.key_graph()
+    live = graph.live_writes(wanted)
+    inside = (
+        module._kd_named_steps() if isinstance(module, TensorDictSequential) else [("", module)]
+    )
+    for idx, ((name, step), node) in enumerate(zip(inside, graph.nodes, strict=True)):
+        if idx not in live:
+            continue
+        if isinstance(step, TensorDictSequential):
+            yield from _needed(step, live[idx], (*path, name))
+            continue
+        reads, writes = (tuple(map(unravel_key_to_tuple, k)) for k in (node.reads, node.writes))
+        yield Step(".".join((*path, name)), _step_label(node.label, step), reads, writes)
+
+
+def _step_label(label: str, step: nn.Module) -> str:
+    """Return the class or function that a step runs, with its settings as it prints them."""
+    wrapped = step._modules.get("module")
+    said = "" if wrapped is None else " ".join(wrapped.extra_repr().split())
+    if not said or " at 0x" in said:  # an address, which differs in each process
+        return label
+    told = f"{label}({said})"
+    return told if len(told) <= _LONGEST else f"{told[: _LONGEST - 3]}..."
+
 
 _PREFIX = "module."
 _NOISY = (

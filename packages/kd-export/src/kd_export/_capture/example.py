@@ -1,217 +1,33 @@
-"""What a program is made from: the part of the module that is wanted, and the example's tensors."""
+"""The tensors that a user gives: an example, vectors to test on, what a state starts with.
+
+Knows keys and the schema; must not know modules or programs.
+"""
 
 from __future__ import annotations
 
-import copy
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from types import FunctionType, MethodType, ModuleType
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from kd_core import KdError, TensorDictBase
-from kd_export._capture.foreign import converted, is_foreign
-from kd_export._capture.signature import Example, Word, leaves
+from kd_core import TensorDictBase
+from kd_export._capture.flat_module import Example, Word, holds, leaves
 from kd_export._errors import (
     DtypeMismatch,
+    ExportError,
     Key,
     KeyMismatch,
-    NotExportable,
+    ShapeMismatch,
     kind_of,
     nearest,
     quoted,
 )
-from kd_export._running.torch_runner import build_tensor
-from kd_export._schema.json_values import Number
-from kd_export._schema.schema import Schema, Vector
-from kd_export._schema.vectors import draw
-from kd_export._schema.wire import as_key, unnest, wire_key, wire_name
-
-
-def prepare(
-    module: nn.Module,
-    inputs: Sequence[object] | None,
-    outputs: Sequence[object] | None,
-    *,
-    shared: bool = False,
-) -> tuple[nn.Module, list[Key], list[Key]]:
-    """Copy the module, in eval mode, reduced to the steps that the keys asked for need.
-
-    Args:
-        module: The module.
-        inputs: The keys to be inputs; by default all.
-        outputs: The keys to be outputs; by default all.
-        shared: Whether parameters keep their memory: the copy must not outlive the call.
-    """
-    if isinstance(module, type):
-        raise NotExportable(
-            f"expected a keyed module, got the class `{module.__name__}`.",
-            expected="a keyed module",
-            got=module.__name__,
-            hint="Pass an instance of it.",
-        )
-    if not hasattr(module, "in_keys") or not hasattr(module, "out_keys"):
-        raise NotExportable(
-            f"`{type(module).__name__}` has no `in_keys` and `out_keys`.",
-            expected="a keyed module",
-            got=type(module).__name__,
-            hint="Wrap it: `TensorDictModule(module, in_keys=[...], out_keys=[...])`.",
-        )
-    if is_foreign(module):
-        module = converted(module)
-    for name, asked in (("inputs", inputs), ("outputs", outputs)):
-        _check_list(name, asked)
-    select = getattr(module, "select_subsequence", None)
-    if (inputs is not None or outputs is not None) and select is not None:
-        wanted_in = _holding(inputs, _keys(module, "in_keys"))
-        wanted_out = _holding(outputs, _keys(module, "out_keys"))
-        try:
-            module = select(in_keys=wanted_in, out_keys=wanted_out)
-        except (KdError, KeyError, ValueError) as error:
-            raise KeyMismatch(f"no part of the module fits the keys asked for: {error}") from error
-    chosen_in = _chosen(inputs, _keys(module, "in_keys"), "input", all_needed=True)
-    chosen_out = _chosen(outputs, _keys(module, "out_keys"), "output", all_needed=False)
-    _refuse_lazy(module)
-    known = detached(module) | (_shared(module) if shared else {})
-    try:
-        frozen = copy.deepcopy(module, known).cpu().eval()
-    except Exception as error:  # whatever a `__deepcopy__` or a `__reduce__` raises
-        raise _not_copied(module, error) from error
-    return frozen, chosen_in, list(dict.fromkeys(chosen_out))
-
-
-def _check_list(name: str, asked: object) -> None:
-    """Check that an argument names keys, one or more of them, or none by being left out."""
-    if asked is not None and (
-        isinstance(asked, str) or not isinstance(asked, Sequence) or not asked
-    ):
-        raise KeyMismatch(
-            f"expected a list of keys for `{name}`, got {asked!r}.",
-            expected="a list of keys",
-            got=asked,
-            hint=f"Pass a list, such as `{name}=['{asked}']`."
-            if isinstance(asked, str)
-            else f"Pass a list, or leave `{name}` out for all.",
-        )
-
-
-def detached(module: nn.Module) -> dict[int, object]:
-    """Return detached copies of the results of a graph that a module keeps, by their identity.
-
-    torch refuses to deep-copy them. A policy keeps the distribution of its last call, old
-    `weight_norm` its weight, which it computes anew in each call.
-    """
-    found: dict[int, object] = {}
-    seen: set[int] = set()
-    waiting: list[object] = [module]
-    while waiting:
-        value = waiting.pop()
-        if id(value) in seen:
-            continue
-        seen.add(id(value))
-        if isinstance(value, Tensor):
-            if not value.is_leaf:
-                found[id(value)] = value.detach().clone()
-            waiting.extend(vars(value).values())
-        elif isinstance(value, TensorDictBase | Mapping):
-            waiting.extend(value.values())
-        elif isinstance(value, list | tuple | set | frozenset):
-            waiting.extend(value)
-        elif isinstance(value, MethodType):
-            waiting.append(value.__self__)
-        elif not isinstance(value, type | FunctionType | ModuleType):
-            waiting.extend(getattr(value, "__dict__", {}).values())
-    return found
-
-
-def _not_copied(module: nn.Module, error: Exception) -> NotExportable:
-    """Return the error for a module that cannot be copied, which names the attribute at fault."""
-    for path, part in module.named_modules():
-        for name, value in vars(part).items():
-            if name in ("_modules", "_parameters", "_buffers"):
-                continue
-            try:
-                copy.deepcopy(value, detached(part))
-            except Exception as reason:
-                place = f"{path}.{name}" if path else name
-                return NotExportable(
-                    f"the module cannot be copied: its attribute `{place}`, {kind_of(value)}, "
-                    f"cannot: {str(reason).rstrip('.')}.",
-                    expected="attributes that can be copied",
-                    got=kind_of(value),
-                    hint=f"Delete `{place}` before the export, or give its class a `__deepcopy__`.",
-                )
-    return NotExportable(
-        f"the module cannot be copied: {str(error).rstrip('.')}.",
-        hint="Give the class of the part that is named a `__deepcopy__`.",
-    )
-
-
-def _shared(module: nn.Module) -> dict[int, object]:
-    """Return parameters that share the memory of a module's own; buffers are copied as ever."""
-    return {
-        id(one): nn.Parameter(one.detach(), one.requires_grad)
-        for one in module.parameters()
-        if type(one) is nn.Parameter
-    }
-
-
-def _refuse_lazy(module: nn.Module) -> None:
-    """Refuse layers that wait for a first call to learn their shape."""
-    for name, value in (*module.named_parameters(), *module.named_buffers()):
-        if nn.parameter.is_lazy(value):
-            raise NotExportable(
-                f"`{name}` is not initialised: its layer learns its shape at the first call.",
-                expected="a module that was called",
-                hint="Call the module once on an example before it is exported.",
-            )
-
-
-def _keys(module: nn.Module, name: str) -> list[Key]:
-    # A copy keeps nothing of the keys: steps that were written into `_modules` directly count.
-    return [as_key(key) for key in getattr(copy.copy(module), name) if key != "_"]
-
-
-def _holding(asked: Sequence[object] | None, known: list[Key]) -> list[Key]:
-    """Return the keys of the module that are asked for, or that hold what is asked for."""
-    if asked is None:
-        return known
-    keys = [as_key(key) for key in asked]
-    return list(dict.fromkeys(next((k for k in known if _holds(k, key)), key) for key in keys))
-
-
-def _holds(outer: Key, inner: Key) -> bool:
-    """Return whether a key is another one, or that of a container with it."""
-    return inner[: len(outer)] == outer
-
-
-def _chosen(
-    asked: Sequence[object] | None, known: list[Key], what: str, *, all_needed: bool
-) -> list[Key]:
-    if asked is None:
-        return known
-    keys = [as_key(key) for key in asked]
-    wires = [wire_name(key) for key in known]
-    for key in keys:
-        if not any(_holds(outer, key) for outer in known):
-            close = nearest(wire_name(key), wires)
-            raise KeyMismatch(
-                f"{what} `{wire_name(key)}` not found in the module; available {what}s: "
-                f"{quoted(wires)}.",
-                key=key,
-                expected=tuple(wires),
-                got=wire_name(key),
-                hint=None if close is None else f"Did you mean `{close}`?",
-            )
-    missing = [outer for outer in known if not any(_holds(outer, key) for key in keys)]
-    if all_needed and missing:
-        raise KeyMismatch(
-            f"`inputs` leaves out `{wire_name(missing[0])}`, which the module reads.",
-            key=missing[0],
-            expected=tuple(wires),
-        )
-    return keys
+from kd_export._running.torch_runner import build_tensor, numbers_of
+from kd_export._schema.schema import Entry, First, Schema, Vector, find_entry
+from kd_export._schema.vectors import MOST_STORED, concrete, draw
+from kd_export._schema.wire import Number, as_key, check_mapping, unnest, wire_key, wire_name
 
 
 def read_example(example: Example[Word], in_keys: Sequence[Key]) -> dict[Key, Tensor]:
@@ -245,7 +61,7 @@ def read_example(example: Example[Word], in_keys: Sequence[Key]) -> dict[Key, Te
         if isinstance(value, TensorDictBase):
             inside = leaves(value, key)
         else:
-            inside = {path: leaf for path, leaf in entries.items() if _holds(key, path)}
+            inside = {path: leaf for path, leaf in entries.items() if holds(key, path)}
         if not inside:
             raise _not_in_example(key, in_keys, entries)
         found.update(inside)
@@ -347,3 +163,73 @@ def bounds(tensor: Tensor) -> tuple[Number, Number]:
     deviation, mean = torch.std_mean(values.double(), correction=0)
     reach = 3**0.5 * float(deviation)
     return max(low, float(mean) - reach), min(high, float(mean) + reach)
+
+
+def resolve_initial(
+    schema: Schema, initial: Mapping[First, object] | None
+) -> dict[str, tuple[Number, ...]]:
+    """Resolve the argument ``initial`` to the numbers that a schema holds, by wire name.
+
+    Raises:
+        KeyMismatch: A key is not an input that is carried, or is named twice.
+        ShapeMismatch: A value does not broadcast to the shape of the state.
+        DtypeMismatch: A value is of another dtype than the state.
+    """
+    found: dict[str, tuple[Number, ...]] = {}
+    check_mapping("initial", initial, "{'h': 0.0}", KeyMismatch)
+    for word, value in (initial or {}).items():
+        entry = find_entry(schema.inputs, word, "input")
+        if entry.wire not in schema.state or entry.wire in found:
+            raise KeyMismatch(
+                f"`initial` names `{entry.wire}`, which "
+                + ("it names before." if entry.wire in found else "is not carried."),
+                key=entry.key,
+                expected=tuple(schema.state),
+                got=word,
+                hint=f"`state` carries {quoted(schema.state)}: give each of them one value.",
+            )
+        found[entry.wire] = _initial_numbers(entry, value)
+    return found
+
+
+def _initial_numbers(entry: Entry, value: object) -> tuple[Number, ...]:
+    """Return the numbers of the shape of the state whose axes have size 1."""
+    shape = concrete(entry.shape, {size: 1 for size in entry.shape if isinstance(size, str)})
+    if math.prod(shape) > MOST_STORED:
+        raise ExportError(
+            f"the initial value of `{entry.wire}` has {math.prod(shape):,} numbers, and a file "
+            f"holds at most {MOST_STORED:,}.",
+            key=entry.key,
+            expected=MOST_STORED,
+            got=math.prod(shape),
+            hint="Let the module add it to a state that starts at zero.",
+        )
+    tensor = _initial_tensor(entry, value)
+    try:
+        whole = tensor.expand(shape)
+    except RuntimeError as error:
+        raise ShapeMismatch(
+            f"the initial value of `{entry.wire}` has shape {tuple(tensor.shape)}, which does not "
+            f"broadcast to {shape}.",
+            key=entry.key,
+            expected=shape,
+            got=tuple(tensor.shape),
+            hint="Give a number, or a tensor whose dynamic dimensions have size 1.",
+        ) from error
+    return tuple(numbers_of(whole, range(whole.numel())))
+
+
+def _initial_tensor(entry: Entry, value: object) -> Tensor:
+    dtype = getattr(torch, entry.dtype)
+    if isinstance(value, Tensor) and value.dtype is dtype and not dtype.is_complex:
+        return value.detach().cpu()
+    if isinstance(value, bool | int | float) and torch.can_cast(torch.tensor(value).dtype, dtype):
+        return torch.tensor(value, dtype=dtype)
+    got = str(value.dtype) if isinstance(value, Tensor) else type(value).__name__
+    raise DtypeMismatch(
+        f"the initial value of `{entry.wire}`, which is {entry.dtype}, cannot be a {got}.",
+        key=entry.key,
+        expected=entry.dtype,
+        got=got,
+        hint=f"Give a number, or a real tensor of dtype `torch.{entry.dtype}`.",
+    )

@@ -12,12 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from kd_export._capture.dynamic_shapes import DynamicShapes
-from kd_export._capture.signature import FlatModule
-from kd_export._errors import ExportError, Key, NotExportable, Specialized
-from kd_export._running.places import is_own, line_of, told
-from kd_export._schema.linear_size import LinearSize
-from kd_export._schema.schema import Axis
+from kd_export._capture.flat_module import FlatModule
+from kd_export._capture.sizes import DynamicShapes
+from kd_export._errors import ExportError, Key, NotExportable, Specialized, is_own, line_of, told
+from kd_export._schema.schema import Axis, LinearSize
 from kd_export._schema.wire import wire_name
 
 

@@ -1,4 +1,4 @@
-"""What a format must offer, and which format a file name asks for.
+"""What a format must offer, which format a file name asks for, and what is installed for it.
 
 A backend is one object: it writes a program, reads a schema back, and loads a file into a
 `Runner`. Sessions, verification, trust and error messages are written once, on top of these.
@@ -10,18 +10,22 @@ first needed, so that reading one format never imports the packages of another.
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import shutil
 from collections.abc import Callable, Mapping, Sequence
-from importlib.metadata import entry_points
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Protocol
 
-from kd_export._errors import BackendMissing, nearest, quoted
-from kd_export._schema.json_values import Number
+from kd_export._errors import BackendMissing, ExportError, first_line, nearest, quoted
 from kd_export._schema.schema import Entry, Schema
 from kd_export._schema.vectors import Drawn
+from kd_export._schema.wire import Number
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
+
 
 STORE = "manifest.json"
 """What a folder holds that is a store of `kd_core`."""
@@ -201,3 +205,76 @@ def require(module: str, extra: str) -> object:
             expected=missing,
             hint=f'Install it with `pip install "kd-export[{extra}]"`.',
         ) from error
+
+
+COMPILERS = ("g++", "clang++", "c++", "cl")
+"""The compilers that AOTInductor may use."""
+
+_NEEDS: dict[str, tuple[tuple[str, ...], str]] = {
+    ".pt2": (("torch",), ""),
+    ".onnx": (("numpy", "onnx", "onnxruntime", "onnxscript"), "onnx"),
+    ".aoti.pt2": (("torch", "C++ compiler"), ""),
+    ".pte": (("torch", "executorch"), "executorch"),
+    ".xml": (("numpy", "onnx", "onnxruntime", "onnxscript", "openvino"), "openvino"),
+}
+"""The packages of each format of our own, and the extra that installs them."""
+
+_OTHERS = ("kd-export", "kd-core", "kd-nn", "safetensors", "rich")
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """Whether files of a suffix can be written and run.
+
+    Attributes:
+        suffix: The suffix.
+        name: What the format is called.
+        missing: What is not installed.
+        remedy: What to do about it.
+    """
+
+    suffix: str
+    name: str
+    missing: tuple[str, ...]
+    remedy: str
+
+
+def formats() -> list[Format]:
+    """Check each known format."""
+    return [_format(suffix) for suffix in sorted(backends())]
+
+
+def _format(suffix: str) -> Format:
+    try:
+        name = backend_for(Path(f"model{suffix}")).name
+    except (ImportError, AttributeError, ExportError) as error:
+        return Format(suffix, backends()[suffix], (first_line(error),), "Install its package again")
+    packages, extra = _NEEDS.get(suffix, ((), ""))
+    missing = tuple(package for package in packages if found_version(package) is None)
+    remedy = f'pip install "kd-export[{extra}]"' if extra else f"install {', '.join(missing)}"
+    return Format(suffix, name, missing, remedy if missing else "")
+
+
+def packages() -> list[tuple[str, str]]:
+    """List the packages that matter, with the version of those that are installed."""
+    named = (package for needs, _ in _NEEDS.values() for package in needs)
+    known = dict.fromkeys((*_OTHERS, *named))
+    return [(package, found_version(package) or "missing") for package in known]
+
+
+def found_version(package: str) -> str | None:
+    """Return the version of a package, or the path of a compiler; ``None`` if there is none."""
+    if package == "C++ compiler":
+        return next((path for path in map(shutil.which, COMPILERS) if path), None)
+    if importlib.util.find_spec(package.replace("-", "_")) is None:
+        return None
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def unusable(found: Sequence[Format], suffixes: Sequence[str]) -> list[str]:
+    """List those of the suffixes that no format serves, or one that lacks something."""
+    usable = {row.suffix for row in found if not row.missing}
+    return [suffix for suffix in suffixes if suffix not in usable]

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from kd_export._console import stage
 from kd_export._errors import ExportError, UntrustedArtifact, VerifyError, brief, printable
 from kd_export._running.backend import Backend, backend_for
 from kd_export._running.session import Session
@@ -26,7 +27,6 @@ from kd_export._schema.differences import (
 )
 from kd_export._schema.files import open_regular
 from kd_export._schema.schema import Schema
-from kd_export._stages import stage
 
 
 def open(  # noqa: A001  # `kd_export.open` reads as what it is

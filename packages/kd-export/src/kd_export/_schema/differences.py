@@ -7,11 +7,10 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from kd_export._schema.json_values import Json, Number
-from kd_export._schema.schema import Entry, Schema, Vector
-from kd_export._schema.steps import Step
+from kd_export._console import Row, html_table, plain_table
+from kd_export._schema.schema import Entry, Schema, Step, Vector
 from kd_export._schema.vectors import distance, magnitude, tolerance
-from kd_export._tables import Row, html_table, plain_table
+from kd_export._schema.wire import Json, Number
 
 _HEADER = ("differs", "name")
 _ABSENT = "-"

@@ -1,9 +1,14 @@
-"""Reading the protobuf message that an ``.onnx`` file is, without onnx and without executing it.
+"""The protobuf message that an ``.onnx`` file is: read, checked and rewritten without onnx.
 
 The wire format is the one of the Protocol Buffers encoding guide, the numbers of the fields are
-those of ``onnx.proto``. A model may keep its weights in other files. kd_export writes one such
-file, for weights that a message cannot hold, beside the model and named after it; a model that
-names any other place is refused.
+those of ``onnx.proto``. Nothing of a model is executed. A model may keep its weights in other
+files. kd_export writes one such file, for weights that a message cannot hold, beside the model and
+named after it; a model that names any other place is refused.
+
+A message is read and written whole by onnx, and each library on the way makes a copy. So large
+weights are written beside the model and joined to it as the file is written, and a model that is
+loaded says that its weights are parts of a file: of its own. What stays of a message that is
+rewritten is not copied.
 """
 
 from __future__ import annotations
@@ -12,12 +17,11 @@ import hashlib
 import io
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import BinaryIO
 
 from kd_export._errors import ExportError, UntrustedArtifact
-from kd_export._schema.archive import check_schema_size
-from kd_export._schema.beside import check_extent
+from kd_export._schema.files import check_extent, check_schema_size
 
 SCHEMA_PROPERTY = "kd_export"
 PRODUCER = "kd-export"
@@ -293,3 +297,162 @@ def varint(view: memoryview, position: int) -> tuple[int, int]:
         if byte < 0x80:
             return value, position
     raise EOFError("a number is too long")
+
+
+Parts = list[bytes | memoryview]
+"""Bytes of a message, one behind the other."""
+
+Rule = Callable[[str, int, int, int], Parts | None]
+"""What stands in place of a field: by its message and number, where its content starts and ends.
+
+``None``: the field stays, unless something changes in the message that it holds.
+"""
+
+
+def rewritten(
+    view: memoryview,
+    rule: Rule,
+    leads: Mapping[str, Mapping[int, str]],
+    kind: str = "model",
+    start: int = 0,
+    end: int | None = None,
+    depth: int = 0,
+) -> Parts | None:
+    """Return the parts of a message in which something changes, ``None`` if nothing does.
+
+    Args:
+        view: The model.
+        rule: What becomes of a field.
+        leads: The fields to look into, by their message, and the message that each holds.
+        kind: The message.
+        start: Where it starts in the model.
+        end: Where it ends; by default with the model.
+        depth: How deep it is nested.
+
+    Raises:
+        EOFError: The message is not whole, or nested too deeply.
+    """
+    if depth > DEEPEST:
+        raise EOFError("it is nested too deeply")
+    end = len(view) if end is None else end
+    parts: Parts = []
+    position, changed = start, False
+    for number, begin, size in fields_in(view, start, end):
+        stop = begin + size
+        new = rule(kind, number, begin, stop)
+        inner = leads.get(kind, {}).get(number)
+        if new is None and inner is not None:
+            content = rewritten(view, rule, leads, inner, begin, stop, depth + 1)
+            new = None if content is None else field(number, content)
+        changed = changed or new is not None
+        parts += [view[position:stop]] if new is None else new
+        position = stop
+    return parts if changed else None
+
+
+def field(number: int, parts: Parts) -> Parts:
+    """Return the parts of a field that holds bytes or a message of these parts."""
+    return [written(number << 3 | 2) + written(sum(map(len, parts))), *parts]
+
+
+LARGE = 1 << 16
+"""Bytes from which on weights are moved; shapes and numbers that a runtime folds have fewer."""
+
+_RAW_DATA = 9
+_PLAIN = {1, 2, 8, 12}
+"""The fields of a tensor that say what it is: sizes, dtype, name and text."""
+
+# The fields that lead to the weights of a graph, and the message each holds.
+_WEIGHT = ("graph", 5)
+_TO_WEIGHTS = {
+    "model": {7: "graph"},
+    "graph": {1: "node"},
+    "node": {5: "attribute"},
+    "attribute": {6: "graph", 11: "graph"},
+}
+
+
+def moved_out(model: memoryview, name: str) -> bytes:
+    """Return the model with its large weights as parts of a file of this name: the model's own."""
+
+    def rule(kind: str, number: int, start: int, end: int) -> Parts | None:
+        if (kind, number) != _WEIGHT:
+            return None
+        fields = list(fields_in(model, start, end))
+        data = [(begin, size) for number, begin, size in fields if number == _RAW_DATA]
+        if len(data) != 1 or {number for number, *_ in fields} - _PLAIN != {_RAW_DATA}:
+            return None
+        begin, size = data[0]
+        if size < LARGE or size != tensor_of(model[start:end])[0]:
+            return None
+        place = {"location": name, "offset": str(begin), "length": str(size)}
+        outside = [_pair(key, value) for key, value in place.items()]
+        location = written(DATA_LOCATION << 3) + written(1)
+        return field(number, [*_without(model[start:end], {_RAW_DATA}), *outside, location])
+
+    parts = rewritten(model, rule, _TO_WEIGHTS)
+    return bytes(model) if parts is None else b"".join(parts)
+
+
+def moved_in(model: memoryview, weights: memoryview) -> Parts:
+    """Return the parts of the model with the weights that it has in a file beside it."""
+
+    def rule(kind: str, number: int, start: int, end: int) -> Parts | None:
+        place = tensor_of(model[start:end])[1] if (kind, number) == _WEIGHT else None
+        if not place:
+            return None
+        offset, length = int(place[b"offset"]), int(place[b"length"])
+        kept = _without(model[start:end], {EXTERNAL_DATA, DATA_LOCATION})
+        return field(number, [*kept, *field(_RAW_DATA, [weights[offset : offset + length]])])
+
+    return rewritten(model, rule, _TO_WEIGHTS) or [model]
+
+
+def _without(tensor: memoryview, numbers: set[int]) -> Parts:
+    """Return a tensor without the fields of some numbers."""
+    parts = rewritten(tensor, lambda _, number, *__: [] if number in numbers else None, {})
+    return [tensor] if parts is None else parts
+
+
+def _pair(key: str, value: str) -> bytes:
+    content = written_field(1, key.encode()) + written_field(2, value.encode())
+    return written_field(EXTERNAL_DATA, content)
+
+
+# The fields that are dropped: texts of documentation and metadata of parts.
+_DROPPED = {
+    "model": (6,),
+    "graph": (10, 16),
+    "function": (8, 14),
+    "node": (6, 9),
+    "attribute": (13,),
+    "value": (3, 4),
+    "tensor": (12, 16),
+}
+# The fields that may lead to another such, and the message each holds.
+_TO_NOTES = {
+    "model": {7: "graph", 25: "function"},
+    "graph": {1: "node", 5: "tensor", 11: "value", 12: "value", 13: "value"},
+    "function": {7: "node", 11: "attribute", 12: "value"},
+    "node": {5: "attribute"},
+    "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph"},
+}
+
+
+def stripped(model: bytes) -> bytes:
+    """Return a model without documentation and without the metadata of its parts.
+
+    The metadata of the model itself, where a schema stands, is kept.
+
+    Raises:
+        ExportError: It is not a whole model.
+    """
+    try:
+        parts = rewritten(memoryview(model), _without_notes, _TO_NOTES)
+    except EOFError as error:
+        raise damaged(error) from error
+    return model if parts is None else b"".join(parts)
+
+
+def _without_notes(kind: str, number: int, *_: int) -> Parts | None:
+    return [] if number in _DROPPED[kind] else None

@@ -1,42 +1,185 @@
-"""What an artefact says about itself: keys, shapes, dtypes, axes, versions, test vectors.
+"""What an artefact says about itself: keys, shapes, dtypes, axes, state, steps, test vectors.
 
-Pure data with a JSON form, the same in every format. Nothing here imports torch, so that a file
-can be read where torch is not installed. The JSON form is described by ``schema_v1.json`` in the
-folder of the package.
+Pure data with a JSON form, the same in every format, and the checks that shapes and states are
+those of a schema. A size is a number, an axis (``n``), or follows from one (``n + 1``,
+``2*n - 3``). Nothing here imports torch, so that a file can be read where torch is not installed.
+The JSON form is described by ``schema_v1.json`` in the folder of the package.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
+from kd_export._console import Row, html_table, plain_table
 from kd_export._errors import (
+    DtypeMismatch,
     ExportError,
     Key,
     KeyMismatch,
     SchemaVersion,
+    ShapeMismatch,
     brief,
     nearest,
     quoted,
 )
-from kd_export._schema.json_values import (
+from kd_export._schema.wire import (
     Json,
     Number,
     as_dict,
     as_dtype,
     as_finite,
     as_int,
+    as_key,
     as_list,
     as_number,
     as_size,
     as_str,
+    check_mapping,
+    wire_key,
+    wire_name,
 )
-from kd_export._schema.linear_size import known_size
-from kd_export._schema.steps import Step
-from kd_export._schema.wire import as_key, wire_key, wire_name
-from kd_export._tables import Row, html_table, plain_table
+
+_TEXT = re.compile(r"(?:([1-9]\d{0,8}) ?\* ?)?([^\W\d]\w{0,199})(?: ?([+-]) ?(\d{1,9}))?")
+
+
+@dataclass(frozen=True, slots=True)
+class LinearSize:
+    """A multiple of an axis plus a number.
+
+    Attributes:
+        axis: The name of the axis.
+        factor: What its size is multiplied by, at least 1.
+        offset: What is added.
+    """
+
+    axis: str
+    factor: int = 1
+    offset: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> LinearSize | None:
+        """Read a size; ``None`` if it is something else.
+
+        >>> LinearSize.parse("2*n+1"), LinearSize.parse("n*m")
+        (LinearSize(axis='n', factor=2, offset=1), None)
+        """
+        found = _TEXT.fullmatch(text)
+        if found is None:
+            return None
+        factor, axis, sign, offset = found.groups()
+        return cls(axis, int(factor or 1), int(f"{sign or ''}{offset or 0}"))
+
+    def __str__(self) -> str:
+        head = self.axis if self.factor == 1 else f"{self.factor}*{self.axis}"
+        return head if not self.offset else f"{head} {'-+'[self.offset > 0]} {abs(self.offset)}"
+
+    def at(self, size: int) -> int:
+        """Compute the size where the axis has another.
+
+        >>> LinearSize("n", 2, 1).at(3)
+        7
+        """
+        return self.factor * size + self.offset
+
+    def axis_at(self, size: int) -> int | None:
+        """Compute the size of the axis from this size; ``None`` if there is none.
+
+        >>> LinearSize("n", 2, 1).axis_at(7), LinearSize("n", 2, 1).axis_at(8)
+        (3, None)
+        """
+        whole, rest = divmod(size - self.offset, self.factor)
+        return whole if rest == 0 and whole >= 0 else None
+
+    def solve(self, other: LinearSize) -> LinearSize | None:
+        """Compute the axis from that of an equal size; ``None`` if that is not a whole multiple.
+
+        >>> print(LinearSize("s", 1, 1).solve(LinearSize("n", 2)))
+        2*n - 1
+        """
+        factor, rest = divmod(other.factor, self.factor)
+        offset, left = divmod(other.offset - self.offset, self.factor)
+        return None if rest or left else LinearSize(other.axis, factor, offset)
+
+
+def known_size(size: int | str, sizes: Mapping[str, int]) -> int | None:
+    """Compute a size of a shape from the sizes of the axes; ``None`` if they do not tell it.
+
+    >>> known_size("2*n", {"n": 3}), known_size(5, {}), known_size("n*m", {"n": 3})
+    (6, 5, None)
+    """
+    if isinstance(size, int):
+        return size
+    linear = LinearSize.parse(size)
+    return None if linear is None or linear.axis not in sizes else linear.at(sizes[linear.axis])
+
+
+def axes_of(shape: Sequence[int | str]) -> set[str]:
+    """Collect the axes that a shape names.
+
+    >>> sorted(axes_of(("n", 3, "2*m + 1")))
+    ['m', 'n']
+    """
+    parsed = (LinearSize.parse(size) for size in shape if isinstance(size, str))
+    return {linear.axis for linear in parsed if linear is not None}
+
+
+STEP_HEADER = ("step", "runs", "reads", "writes")
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of the module that a program was made from.
+
+    Attributes:
+        name: Its name in the sequence; of one in a sequence inside, the names joined by dots.
+        runs: The class or function that runs, with its settings as the module prints them.
+        reads: The keys it reads.
+        writes: The keys it writes.
+
+    Example:
+        >>> Step("0", "Clip(low=-1.0, high=1.0)", (("raw",),), (("action",),)).row()
+        ('0', 'Clip(low=-1.0, high=1.0)', 'raw', 'action')
+    """
+
+    name: str
+    runs: str
+    reads: tuple[Key, ...]
+    writes: tuple[Key, ...]
+
+    def row(self) -> Row:
+        """Return the step as a row of a table under `STEP_HEADER`."""
+        reads, writes = (", ".join(map(wire_name, keys)) for keys in (self.reads, self.writes))
+        return self.name, self.runs, reads, writes
+
+    def to_data(self) -> Json:
+        """Return the step as plain data, fit for JSON."""
+        reads: list[Json] = [list(key) for key in self.reads]
+        writes: list[Json] = [list(key) for key in self.writes]
+        return {"name": self.name, "runs": self.runs, "reads": reads, "writes": writes}
+
+    @classmethod
+    def from_data(cls, item: Json) -> Step:
+        """Read a step from plain data that may hold anything."""
+        data: Mapping[str, Json] = as_dict(item)
+        return cls(
+            as_str(data["name"]),
+            as_str(data["runs"]),
+            _wires(data["reads"]),
+            _wires(data["writes"]),
+        )
+
+
+def _wires(item: Json) -> tuple[Key, ...]:
+    keys = tuple(tuple(as_str(part) for part in as_list(key)) for key in as_list(item))
+    if () in keys:
+        raise ValueError("a step has an empty key")
+    return keys
+
 
 FORMAT = "kd-export"
 VERSION = 1
@@ -458,3 +601,131 @@ def _numbers(item: Json) -> dict[str, tuple[Number, ...]]:
 def _axis(item: Json) -> Axis:
     data = as_dict(item)
     return Axis(as_size(data["min"]), None if data["max"] is None else as_size(data["max"]))
+
+
+def axis_sizes(schema: Schema, shapes: Sequence[tuple[int, ...]]) -> dict[str, int]:
+    """Return the size of each axis, given the shapes of all inputs.
+
+    Raises:
+        ShapeMismatch: A shape does not fit, or an axis has two sizes.
+    """
+    sizes: dict[str, tuple[int, Entry]] = {}
+    for entry, shape in zip(schema.inputs, shapes, strict=True):
+        check_shape(entry, shape, schema, sizes)
+    return {name: size for name, (size, _) in sizes.items()}
+
+
+def check_shape(
+    entry: Entry, shape: tuple[int, ...], schema: Schema, sizes: dict[str, tuple[int, Entry]]
+) -> None:
+    """Compare a shape with the schema's, each axis having one size throughout."""
+    if len(shape) != len(entry.shape):
+        raise _misfit(entry, shape, f"It must have {len(entry.shape)} dimensions.")
+    for dim, (size, wanted) in enumerate(zip(shape, entry.shape, strict=True)):
+        if isinstance(wanted, str):
+            reason = _axis_fault(entry, wanted, size, schema, sizes)
+        else:
+            reason = None if size == wanted else f"Dimension {dim} must be {wanted}."
+        if reason is not None:
+            raise _misfit(entry, shape, reason)
+
+
+def _misfit(entry: Entry, shape: tuple[int, ...], hint: str) -> ShapeMismatch:
+    return ShapeMismatch(
+        f"expected {entry.describe()} for `{entry.wire}`, got shape {shape}.",
+        key=entry.key,
+        expected=entry.shape,
+        got=shape,
+        hint=hint,
+    )
+
+
+def _axis_fault(
+    entry: Entry, text: str, size: int, schema: Schema, sizes: dict[str, tuple[int, Entry]]
+) -> str | None:
+    linear = LinearSize.parse(text)
+    assert linear is not None  # the schema was checked
+    found = linear.axis_at(size)
+    if found is None:
+        return f"{size} is not a value of `{text}`."
+    known, first = sizes.setdefault(linear.axis, (found, entry))
+    if known != found:
+        follows = "" if text == linear.axis else f", so that `{text}` is {linear.at(known)}"
+        return f"The axis `{linear.axis}` has size {known} in `{first.wire}`{follows}."
+    axis = schema.axes[linear.axis]
+    if not axis.holds(found):
+        return f"The axis `{linear.axis}` ranges over {axis}."
+    return None
+
+
+def fixed(shape: Sequence[object]) -> tuple[int | None, ...]:
+    """Return the sizes, with ``None`` for those that are dynamic.
+
+    >>> fixed(("batch", 3))
+    (None, 3)
+    """
+    return tuple(size if isinstance(size, int) else None for size in shape)
+
+
+def described(entry: Entry) -> tuple[object, ...]:
+    """Return name, dtype and sizes of an entry, to compare with what a file has."""
+    return entry.name, entry.dtype, *fixed(entry.shape)
+
+
+def completed(name: str, dtype: str, shape: Sequence[object], entry: Entry) -> tuple[object, ...]:
+    """Return the same of what a runtime found, which may not know a size that is fixed."""
+    found, known = fixed(shape), fixed(entry.shape)
+    if len(found) == len(known):
+        found = tuple(
+            wanted if size is None else size for size, wanted in zip(found, known, strict=True)
+        )
+    return name, dtype, *found
+
+
+Name = TypeVar("Name")
+First = TypeVar("First")
+"""A name of an input in ``initial=``, which may be written otherwise than in ``state=``."""
+
+
+def resolve_state(schema: Schema, state: Mapping[Name, object] | None) -> dict[str, str]:
+    """Resolve the argument ``state`` to wire names.
+
+    Raises:
+        KeyMismatch: A key is not an input or output, or is named twice.
+        ShapeMismatch: The next value has another shape, or other axes.
+        DtypeMismatch: The next value has another dtype.
+    """
+    pairs: dict[str, str] = {}
+    check_mapping("state", state, "{'h': ('next', 'h')}", KeyMismatch)
+    for word, next_word in (state or {}).items():
+        entry = find_entry(schema.inputs, word, "input")
+        next_entry = find_entry(schema.outputs, next_word, "output")
+        if entry.wire in pairs or next_entry.wire in pairs.values():
+            raise KeyMismatch(
+                f"`state` names `{entry.wire}` or `{next_entry.wire}` twice.",
+                key=entry.key,
+                got=(word, next_word),
+                hint="Give each input of the state one output.",
+            )
+        _check_fit(entry, next_entry)
+        pairs[entry.wire] = next_entry.wire
+    if pairs and len(pairs) == len(schema.inputs):
+        raise ExportError(
+            f"all inputs ({quoted(pairs)}) are state, so that a step would take nothing.",
+            got=tuple(pairs),
+            hint="Leave one input out of `state`; its shape gives the size of the batch.",
+        )
+    return pairs
+
+
+def _check_fit(entry: Entry, next_entry: Entry) -> None:
+    kind = DtypeMismatch if entry.dtype != next_entry.dtype else ShapeMismatch
+    if (entry.dtype, entry.shape) != (next_entry.dtype, next_entry.shape):
+        raise kind(
+            f"the state `{entry.wire}` is {entry.describe()}, but its next value "
+            f"`{next_entry.wire}` is {next_entry.describe()}.",
+            key=entry.key,
+            expected=entry.describe(),
+            got=next_entry.describe(),
+            hint="Let the module give the next state in the form that it takes.",
+        )

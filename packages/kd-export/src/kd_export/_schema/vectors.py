@@ -14,9 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kd_export._errors import ExportError, ShapeMismatch
-from kd_export._schema.json_values import Number
-from kd_export._schema.linear_size import known_size
-from kd_export._schema.schema import Entry, Schema, Vector
+from kd_export._schema.schema import Entry, Schema, Vector, known_size
+from kd_export._schema.wire import Number
 
 STORED = 32
 """How many numbers of each output a stored test holds."""

@@ -28,14 +28,14 @@ from kd_export._running.session import Session
 from kd_export._schema.schema import Entry, Schema
 from kd_export._schema.vectors import concrete
 from kd_export._schema.wire import as_key, nest, unnest, wire_key
-from kd_export._verification.judging import (
+from kd_export._verification.comparison import (
     MOST_OWN_ERRORS,
     OWN_ROUNDING,
+    Comparison,
     HasError,
     Tolerance,
     own_rounding,
 )
-from kd_export._verification.report import Comparison
 from kd_export._verification.sampling import may_be_drawn
 from kd_export._verification.trials import trial_sizes
 

@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 
 from kd_export._running.torch_runner import numbers_of
-from kd_export._schema.json_values import Number
-from kd_export._schema.linear_size import axes_of
-from kd_export._schema.schema import Entry, Schema, Vector
+from kd_export._schema.schema import Entry, Schema, Vector, axes_of
 from kd_export._schema.vectors import MOST_STORED, concrete
+from kd_export._schema.wire import Number
 
 Change = Callable[[Tensor, int], Tensor]
 _UNCHANGED: Change = lambda tensor, limit: tensor  # noqa: E731  # one of a list of functions

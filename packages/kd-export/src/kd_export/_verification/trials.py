@@ -9,10 +9,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from kd_export._errors import ExportError, VerifyError
-from kd_export._schema.json_values import Number
-from kd_export._schema.schema import RANDOM, Axis, Schema, Vector
-from kd_export._schema.shapes import axis_sizes
+from kd_export._schema.schema import RANDOM, Axis, Schema, Vector, axis_sizes
 from kd_export._schema.vectors import concrete, draw, positions
+from kd_export._schema.wire import Number
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -15,10 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from kd_core import NestedKey, TensorDict, unravel_key
-from kd_export._capture.example import detached
+from kd_export._capture.flat_module import detached
 from kd_export._errors import ExportError, Key, KeyMismatch, ShapeMismatch, quoted
-from kd_export._schema.arguments import check_mapping
-from kd_export._schema.wire import as_key, nest, unnest, wire_name
+from kd_export._schema.wire import as_key, check_mapping, nest, unnest, wire_name
 from kd_export._verification.rollouts import arranged
 from kd_nn import TensorDictModule, TensorDictSequential
 

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from kd_export._errors import ExportError, Key
-from kd_export._schema.json_values import Json, Number
 from kd_export._schema.schema import Axis, Entry, Schema
-from kd_export._schema.wire import argument_names
+from kd_export._schema.wire import Json, Number, argument_names
 
 ROWS = 64
 """How many rows an example has."""

@@ -8,7 +8,7 @@ import pytest
 
 import kd_export
 from kd_export import ExportError, UntrustedArtifact
-from kd_export._schema.executorch_file import (
+from kd_export._backends.executorch import (
     SCHEMA_METHOD,
     check_methods,
     read_executorch_schema,

@@ -4,7 +4,7 @@ import pytest
 from torch import nn
 from torch.distributions import Distribution, Normal
 
-from kd_export._capture.reference import frozen_modes
+from kd_export._capture.flat_module import frozen_modes
 
 
 def test_a_capture_keeps_the_checks_of_other_threads(

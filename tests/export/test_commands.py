@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import kd_export
 from kd_export import UntrustedArtifact
-from kd_export._commands.stripping import strip
+from kd_export._commands import strip
 from kd_export.cli import main
 
 HERE = Path(__file__).name.encode()

@@ -8,8 +8,8 @@ import pytest
 from tests.export.models import case
 
 import kd_export
-from kd_export import _stages
-from kd_export._stages import stage
+from kd_export import _console
+from kd_export._console import stage
 
 
 class Told(io.StringIO):
@@ -24,8 +24,8 @@ class Told(io.StringIO):
 
 
 def test_a_long_stage_gives_signs_past_what_keeps_it_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_stages, "PATIENCE", 0.001)
-    monkeypatch.setattr(_stages.LOGGER, "propagate", False)
+    monkeypatch.setattr(_console, "PATIENCE", 0.001)
+    monkeypatch.setattr(_console.LOGGER, "propagate", False)
     told = Told()
     with (
         contextlib.redirect_stderr(told),

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from kd_export import ExportError, UntrustedArtifact
-from kd_export._schema.openvino_file import (
+from kd_export._backends.openvino import (
     check_constants,
     read_model,
     read_openvino_schema,
