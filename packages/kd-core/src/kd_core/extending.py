@@ -5,6 +5,7 @@ names below; `assume_constant_result` is for what compiled code need not trace, 
 `is_prefix` for keys; `add_class` and `StoredClass` make a kind one that files can hold. A sibling
 package calls `publish` last in its `__init__`, with `public_in` on classes that it imports later;
 its plans store outputs with `assign_levels`; it asks `is_eager` before it reads values of tensors,
+`exact_constant` for a tensor in place of a number,
 `signature_of` for what a callable takes, and `field_keys` for what a tensor class holds; it shows
 rows of texts as a `Table`. `restore_dense`, `restore_leaf`, `restore_stack` and
 `restore_descriptor` are what pickles call, so their names and places stay. Everything else in this
@@ -23,6 +24,7 @@ from kd_core._containers.tensorclass import field_keys as field_keys
 from kd_core._containers.tensordict import make_dense as make_dense
 from kd_core._keys import is_prefix as is_prefix
 from kd_core._keys import plain_str as plain_str
+from kd_core._leaves.foreach import exact_constant as exact_constant
 from kd_core._leaves.foreach import is_eager as is_eager
 from kd_core._leaves.packing import restore_leaf as restore_leaf
 from kd_core._naming import public_in as public_in

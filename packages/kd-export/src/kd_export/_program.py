@@ -348,11 +348,9 @@ def convert(
     tried = tuple(vector.sizes for vector in schema.vectors)
     if stored is None:
         return KeyedProgram(schema, runner.program, (), reference, None).save(target)
-    from torch.utils import _pytree as pytree
-
     # A file keeps no example, and AOTInductor compiles for the sizes of one.
     program = runner.program
-    program.example_inputs = pytree.tree_unflatten(stored, program.call_spec.in_spec)
+    program.example_inputs = program.call_spec.in_spec.unflatten(stored)
     return KeyedProgram(schema, program, (), reference, tuple(stored), tried).save(target)
 
 

@@ -74,7 +74,7 @@ class AotiBackend:
         import torch
         from torch._inductor import aoti_compile_and_package
 
-        from kd_export._running.recurrent import mended_layers
+        from kd_export._running.recurrent import taken_apart
 
         # The archive must not have the second suffix: torch compares the first.
         with tempfile.TemporaryDirectory() as folder:
@@ -85,10 +85,9 @@ class AotiBackend:
                 torch.no_grad(),
                 muted(),
                 contextlib.redirect_stderr(io.StringIO()),
-                mended_layers(program),
             ):
                 aoti_compile_and_package(
-                    program, package_path=str(package), inductor_configs=_options()
+                    taken_apart(program), package_path=str(package), inductor_configs=_options()
                 )
             copy_without_sources(package, path)
         with path.open("rb") as file:

@@ -17,7 +17,7 @@ import contextlib
 import hashlib
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -31,7 +31,6 @@ from kd_export._schema.files import check_schema_size, foreign
 from kd_export._schema.schema import Entry, Schema, check_fit, fixed
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
     from torch.export import ExportedProgram
 
@@ -296,16 +295,15 @@ def _sliced(program: ExportedProgram) -> ExportedProgram:
     """Lower a program to core operators, with slices in place of chunks."""
     import torch
 
-    from kd_export._running.recurrent import mended_layers
+    from kd_export._running.recurrent import layer_decompositions
 
     aten = torch.ops.aten
-    table: dict[torch._ops.OperatorBase, Callable[..., object]] = (
-        torch.export.default_decompositions()
-    )
+    table = torch.export.default_decompositions()
     table |= dict.fromkeys((aten.chunk.default, aten.unsafe_chunk.default), _chunks)
     table |= dict.fromkeys((aten.split.Tensor, aten.unsafe_split.Tensor), _parts)
     table[aten.split_with_sizes.default] = _pieces
-    with torch.no_grad(), mended_layers(program):
+    table |= layer_decompositions(program)
+    with torch.no_grad():
         sliced: ExportedProgram = program.run_decompositions(table)
     return sliced
 

@@ -21,7 +21,6 @@ from torch.export import ExportedProgram
 from kd_export._backends.onnx_operators import OPERATORS
 from kd_export._console import muted
 from kd_export._errors import NotExportable, line_of, place_of
-from kd_export._running.recurrent import mended_layers
 from kd_export._schema.onnx_file import LARGE, PRODUCER
 from kd_export._schema.schema import Entry, LinearSize, Schema
 from kd_export._schema.wire import unused_name
@@ -38,7 +37,7 @@ def translated(program: ExportedProgram, schema: Schema) -> ir.Model:
     _refuse_complex(schema)
     wanted = schema.versions.get("opset")
     try:
-        with muted(*_NOISY), torch.no_grad(), mended_layers(program):
+        with muted(*_NOISY), torch.no_grad():
             # Without names: older versions take a name that a weight has too for that weight.
             # As `partial`, which has no name: torch 2.10 would match the names of parameters.
             table: dict[Callable[..., object], Callable[..., object]] = {

@@ -29,11 +29,11 @@ from kd_export._schema.schema import Schema, check_fit, fixed
 from kd_export._schema.trust import conditions_of, disarm
 
 if TYPE_CHECKING:
-    import torch
     from torch.export import ExportedProgram
 
     from kd_export._running.backend import Runner
     from kd_export._running.torch_runner import TorchRunner
+    from kd_export._torch_private import OpOverload
 
 Borders = tuple[tuple[tuple[object, ...], ...], ...]
 
@@ -123,20 +123,17 @@ def own_operators() -> set[str]:
     the file that made the library. `torch.library.define` makes it in a file of torch itself.
     """
     import torch
-    from torch._library.custom_ops import OPDEFS
 
-    decorated = {
-        definition._qualname
-        for definition in OPDEFS.values()
-        if not str(definition._init_fn.__module__).startswith("torch.")
-    }
+    from kd_export._torch_private import decorated_operators, library_operators
+
+    decorated = {name for name, module in decorated_operators() if not module.startswith("torch.")}
     torch_folder = Path(torch.__file__).parent
-    made = {name for name in torch.library._defs if _LIBRARY_NAME.fullmatch(name)}
-    registered = {name: _REGISTERED.search(torch._C._dispatch_dump(name)) for name in made}
     libraries = {
         name
-        for name, found in registered.items()
-        if found is not None and not Path(found[1]).is_relative_to(torch_folder)
+        for name, text in library_operators()
+        if _LIBRARY_NAME.fullmatch(name)
+        and (found := _REGISTERED.search(text)) is not None
+        and not Path(found[1]).is_relative_to(torch_folder)
     }
     return {_dotted(name) for name in decorated | libraries}
 
@@ -155,6 +152,8 @@ def check_registered(operators: Iterable[str]) -> None:
     """
     import torch
 
+    from kd_export._torch_private import OpOverload
+
     for name in operators:
         if not name.startswith("torch.ops.") or name.startswith("torch.ops.higher_order."):
             continue
@@ -166,7 +165,7 @@ def check_registered(operators: Iterable[str]) -> None:
                 got=name,
                 hint="Import the package that defines it before you open the file.",
             ) from error
-        if not isinstance(found, torch._ops.OpOverload) or not _is_on_tensors(found):
+        if not isinstance(found, OpOverload) or not _is_on_tensors(found):
             raise UntrustedArtifact(
                 f"the program calls `{name}`, which is not an operator on tensors.",
                 expected="an operator of torch on tensors",
@@ -175,7 +174,7 @@ def check_registered(operators: Iterable[str]) -> None:
             )
 
 
-def _is_on_tensors(overload: torch._ops.OpOverload) -> bool:
+def _is_on_tensors(overload: OpOverload) -> bool:
     """Decide by the types of arguments and results: TorchScript's operators take any object."""
     schema = overload._schema
     types = [str(item.type) for item in (*schema.arguments, *schema.returns)]

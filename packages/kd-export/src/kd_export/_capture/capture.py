@@ -52,7 +52,7 @@ from kd_export._capture.sizes import (
 )
 from kd_export._console import silenced, stage
 from kd_export._errors import ExportError, Key, Specialized
-from kd_export._running.recurrent import layers_as_loops, mended_layers
+from kd_export._running.recurrent import CapturedLayers
 from kd_export._running.torch_runner import digest_of, held_by
 from kd_export._schema.schema import Entry, First, Schema, Step, resolve_state
 from kd_export._schema.schema import Name as Next
@@ -123,13 +123,13 @@ def capture(
     module: nn.Module,
     example: Example[Word],
     *,
-    inputs: Sequence[object] | None,
-    outputs: Sequence[object] | None,
-    dynamic: Dynamic[Name],
-    state: Mapping[Next, object] | None,
-    initial: Mapping[First, object] | None,
-    mode: str | None,
-    strict: bool,
+    inputs: Sequence[object] | None = None,
+    outputs: Sequence[object] | None = None,
+    dynamic: Dynamic[Name] = BATCH,
+    state: Mapping[Next, object] | None = None,
+    initial: Mapping[First, object] | None = None,
+    mode: str | None = None,
+    strict: bool = False,
     metadata: Mapping[str, object] | None = None,
     shared: bool = False,
 ) -> Captured:
@@ -232,8 +232,8 @@ def _traced_again(
     if strict and not sizes:
         raise failure from error
     if sizes and any(isinstance(part, nn.RNNBase) for part in flat.modules()):
-        with layers_as_loops(), contextlib.suppress(Exception):
-            return _captured(flat, tensors, shapes, strict, shared)
+        with contextlib.suppress(Exception):
+            return _captured(flat, tensors, shapes, strict, shared, loops=True)
     try:
         again = strict if sizes else True
         program = _captured(flat, tensors, shapes, again, shared, defer=sizes)
@@ -253,11 +253,12 @@ def _captured(
     strict: bool,
     shared: bool,
     defer: bool = False,
+    loops: bool = False,
 ) -> ExportedProgram:
     arguments = flat.arguments
     kwargs = {arguments[key]: tensor for key, tensor in tensors.items()}
     dims = {arguments[key]: shapes.dims(key) or None for key in tensors}
-    with _quiet(), mended_layers(), hooks_of_torch_removed():
+    with _quiet(), CapturedLayers(loops), hooks_of_torch_removed():
         if strict:  # dynamo cannot follow what a module caches on its first call
             with Unwritten(flat.module) if shared else contextlib.nullcontext():
                 flat.run([tensor.clone() for tensor in tensors.values()])

@@ -17,17 +17,18 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, fx, nn
-from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputSpec, TensorArgument
-from torch.nn.modules.module import (
-    _global_buffer_registration_hooks,
-    register_module_buffer_registration_hook,
-)
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.nn.modules.module import register_module_buffer_registration_hook
 
 from kd_export._errors import NotExportable, place_of
+from kd_export._torch_private import (
+    BUFFER_HOOKS,
+    HigherOrderOperator,
+    OpOverload,
+    TorchDispatchMode,
+    tree_leaves,
+)
 
 
 class Unwritten(TorchDispatchMode):
@@ -91,14 +92,14 @@ def hooks_of_torch_removed() -> Iterator[None]:
     Up to 2.12, torch removes its own only after an export that succeeds. A hook that stays sees
     every module of the process: it keeps the exported one alive, and breaks compiled graphs.
     """
-    before = set(_global_buffer_registration_hooks)
+    before = set(BUFFER_HOOKS)
     try:
         yield
     finally:
-        for number in _global_buffer_registration_hooks.keys() - before:
-            hook = _global_buffer_registration_hooks[number]
+        for number in BUFFER_HOOKS.keys() - before:
+            hook = BUFFER_HOOKS[number]
             if getattr(hook, "__qualname__", "").startswith("register_buffer_assignment_hook."):
-                del _global_buffer_registration_hooks[number]
+                del BUFFER_HOOKS[number]
 
 
 def changed(name: str, where: str) -> NotExportable:
@@ -171,16 +172,16 @@ def mend(program: ExportedProgram, outputs: tuple[str, ...], mode: str | None) -
     return done
 
 
-def _calls(graph: fx.Graph) -> Iterator[tuple[fx.Node, torch._ops.OpOverload]]:
+def _calls(graph: fx.Graph) -> Iterator[tuple[fx.Node, OpOverload]]:
     for node in list(graph.nodes):
-        if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
+        if node.op == "call_function" and isinstance(node.target, OpOverload):
             yield node, node.target
 
 
 def _has_effect(node: fx.Node) -> bool:
     """Keep what writes or asserts; a random draw that nobody reads may go."""
     target = node.target
-    if isinstance(target, torch._ops.OpOverload):
+    if isinstance(target, OpOverload):
         return target._schema.is_mutable or "assert" in target._schema.name
     if node.op == "call_function":
         return getattr(target, "__module__", None) not in ("_operator", "math", "torch")
@@ -202,7 +203,7 @@ def _drop_idle_dropout(graphs: Sequence[fx.Graph]) -> Iterator[str]:
 def _argument(node: fx.Node, name: str) -> object:
     """Return an argument of an operator's call, its default if it was not given."""
     target = node.target
-    assert isinstance(target, torch._ops.OpOverload)
+    assert isinstance(target, OpOverload)
     for position, argument in enumerate(target._schema.arguments):
         if argument.name == name:
             if name in node.kwargs:
@@ -272,7 +273,7 @@ def _refuse_inner_writes(module: fx.GraphModule) -> None:
 def _inner(module: fx.GraphModule) -> Iterator[tuple[fx.Node, fx.GraphModule]]:
     """List the graphs that higher-order operators call, with the call."""
     for node in module.graph.nodes:
-        if isinstance(node.target, torch._ops.HigherOrderOperator):
+        if isinstance(node.target, HigherOrderOperator):
             names = (arg for arg in node.args if isinstance(arg, fx.Node) and arg.op == "get_attr")
             parts = (getattr(module, str(name.target)) for name in names)
             yield from ((node, part) for part in parts if isinstance(part, fx.GraphModule))
@@ -330,7 +331,7 @@ def _root(node: fx.Node) -> fx.Node:
     """Trace views back to the value whose memory they share."""
     while node.op == "call_function":
         target = node.target
-        if isinstance(target, torch._ops.OpOverload):
+        if isinstance(target, OpOverload):
             aliased = [i for i, a in enumerate(target._schema.arguments) if a.alias_info]
             source = node.args[aliased[0]] if aliased and aliased[0] < len(node.args) else None
             if not any(r.alias_info for r in target._schema.returns):

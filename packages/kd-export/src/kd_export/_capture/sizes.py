@@ -34,12 +34,11 @@ import sympy  # type: ignore[import-untyped]  # it has no types, and torch needs
 import torch
 from torch import Tensor, fx
 from torch.export import Dim, ExportedProgram
-from torch.utils._pytree import tree_leaves
-from torch.utils._sympy.functions import Max, Min
 
 from kd_export._errors import ExportError, Key, KeyMismatch, ShapeMismatch, nearest, quoted
 from kd_export._schema.schema import Axis, LinearSize, Schema
 from kd_export._schema.wire import as_key, wire_key, wire_name
+from kd_export._torch_private import ASSERT_SCALAR, EXACT_LIMITS, tree_leaves
 
 BATCH = "batch"
 Range = tuple[int, int | None]
@@ -335,8 +334,6 @@ _TRIED = 4096
 _LARGEST = 1 << 14
 """The largest product of the sizes of axes that the module is tried at."""
 _STEPS = (1, 2, 3, 5, 8, 13, 21, 55, 144, 377, 1597, 6765)
-_FLEXIBLE = {Min: sympy.Min, Max: sympy.Max}
-"""Torch's own functions do not see which of two sums is larger."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -410,7 +407,7 @@ def _assumed(program: ExportedProgram) -> Iterator[sympy.Basic]:
 def _asserted(graph: fx.Graph, sizes: Sizes) -> Iterator[tuple[fx.Node, sympy.Basic]]:
     """List the assertions on nothing but dynamic dimensions, with what they assert."""
     for node in graph.nodes:
-        if node.target is not torch.ops.aten._assert_scalar.default:
+        if node.target is not ASSERT_SCALAR:
             continue
         source = node.args[0]
         value = source.meta.get("val") if isinstance(source, fx.Node) else None
@@ -426,8 +423,8 @@ def _holds(relation: sympy.Basic, axes: Mapping[str, Axis]) -> bool:
         for symbol in symbols
     }
     flexible = relation.replace(
-        lambda part: type(part) in _FLEXIBLE,
-        lambda part: _FLEXIBLE[type(part)](*part.args),
+        lambda part: type(part) in EXACT_LIMITS,
+        lambda part: EXACT_LIMITS[type(part)](*part.args),
     )
     if sympy.simplify(flexible.subs(above, simultaneous=True)) == sympy.true:
         return True

@@ -1,93 +1,123 @@
-"""What torch gets wrong about recurrent layers, mended while it captures or translates one.
+"""Recurrent layers: captured in the shapes that they have, and taken apart for other runtimes.
 
-Remove each part when the oldest supported torch does without it:
+torch 2.10 takes the last state of an LSTM for one of four dimensions, and each torch captures a
+layer over an axis of time for the length of the example, unless it is a loop. What is done about it
+holds for one module: a mode sees the calls of its layers, and a program is taken apart by a table
+of decompositions. Nothing of torch is changed for others.
 
-- torch 2.10 takes the last state of an LSTM for one of four dimensions.
-- The loops that `torch.onnx` writes refuse a state that is not contiguous.
-- After `torch.onnx.export`, torch 2.15 goes on to write loops in place of the layers.
+Knows the arguments of `torch.lstm` and `torch.gru`; must not know keys or formats.
 """
 
 from __future__ import annotations
 
-import contextlib
-import importlib
-from collections.abc import Callable, Iterator
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from typing import cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 from torch.export import ExportedProgram
-from torch.fx import Node
-from torch.utils import _pytree as pytree
+from torch.overrides import TorchFunctionMode
 
-Hidden = TypeVar("Hidden", Tensor, tuple[Tensor, Tensor])
-
-_LAYERS = (
-    ("torch._decomp.decompositions", "one_layer_lstm"),
-    ("torch.export._patches", "one_layer_while_loop_lstm"),
-    ("torch.export._patches", "one_layer_while_loop_gru"),
+from kd_export._torch_private import (
+    LOOP_LAYERS,
+    STEP_LAYERS,
+    Layer,
+    OperatorBase,
+    forget_layers,
+    without_modes,
 )
 
+_CALLS: dict[object, str] = {torch.lstm: "lstm", torch.gru: "gru"}
+_OPERATORS: dict[object, str] = {
+    torch.ops.aten.lstm.input: "lstm",
+    torch.ops.aten.gru.input: "gru",
+}
 
-@contextlib.contextmanager
-def mended_layers(program: ExportedProgram | None = None) -> Iterator[None]:
-    """Patch what torch gets wrong about recurrent layers, in a block.
+
+class CapturedLayers(TorchFunctionMode):
+    """Captures the recurrent layers that are called in the block.
 
     Args:
-        program: A program that is translated in the block. Its layers over an axis of time of any
-            length become loops.
+        loops: Whether each becomes a loop over time, of any length, if this torch has such loops:
+            2.10 has none.
     """
-    if program is not None and any(map(_runs_over_time, program.graph.nodes)):
-        with layers_as_loops(), mended_layers():
-            yield
-        return
-    known = []
-    for path, name in _LAYERS:
-        with contextlib.suppress(ImportError, AttributeError):  # torch 2.10 has no loops
-            module = importlib.import_module(path)
-            known.append((module, name, getattr(module, name)))
-    try:
-        for module, name, layer in known:
-            setattr(module, name, _mended(layer))
-        yield
-    finally:
-        for module, name, layer in known:
-            setattr(module, name, layer)
-        for operator in (torch.ops.aten.lstm.input, torch.ops.aten.gru.input):
-            operator._dispatch_cache.clear()
+
+    def __init__(self, loops: bool = False) -> None:
+        super().__init__()
+        self._loops = loops
+        forget_layers()
+
+    def __torch_function__(
+        self,
+        func: Callable[..., object],
+        types: Sequence[type],
+        args: Sequence[object] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
+        """Call a function of torch; a layer over a padded batch is called as captured."""
+        name = _CALLS.get(func)
+        # A packed batch has its sizes in place of the state.
+        state, further = (*args, None, None, None)[1:3]
+        packed = not isinstance(state if name == "lstm" else further, list | tuple)
+        if name is None or packed or kwargs:
+            return func(*args, **(kwargs or {}))
+        layer = LOOP_LAYERS[name] if self._loops else None
+        if layer is None:
+            return _shaped(cast("Layer", func), loops=False)(*args)
+        with without_modes():  # else torch rewrites how the loop reads a row, and cannot save it
+            return _shaped(layer, loops=True)(*args)
 
 
-@contextlib.contextmanager
-def layers_as_loops() -> Iterator[None]:
-    """Let torch capture recurrent layers as loops over time, of any length, in a block.
+def taken_apart(program: ExportedProgram) -> ExportedProgram:
+    """Return a program without recurrent layers, for a runtime that has none.
 
-    torch 2.10 has no such loops: it writes one step after another, for the length of the example.
+    Layers over an axis of time of any length become loops.
     """
-    with contextlib.ExitStack() as stack:
-        with contextlib.suppress(ImportError, AttributeError):
-            patches = importlib.import_module("torch.export._patches")
-            stack.enter_context(patches.register_lstm_while_loop_decomposition())
-            stack.enter_context(patches.register_gru_while_loop_decomposition())
-        yield
+    table = layer_decompositions(program)
+    return program.run_decompositions(table) if table else program
 
 
-def _runs_over_time(node: Node) -> bool:
-    """Return whether a node is a recurrent layer over an axis of time whose length is not fixed."""
-    if node.target not in (torch.ops.aten.lstm.input, torch.ops.aten.gru.input):
-        return False
-    value, batch_first = node.args[0].meta["val"], node.args[-1]  # type: ignore[union-attr]  # a node
+def layer_decompositions(program: ExportedProgram) -> dict[OperatorBase, Callable[..., object]]:
+    """Return the decompositions of the recurrent layers that a program has."""
+    parts = [part for part in program.graph_module.modules() if isinstance(part, fx.GraphModule)]
+    found = [node for part in parts for node in part.graph.nodes if node.target in _OPERATORS]
+    if not found:
+        return {}
+    forget_layers()
+    loops = any(map(_runs_over_time, found)) and None not in LOOP_LAYERS.values()
+    layers = LOOP_LAYERS if loops else STEP_LAYERS
+    return {
+        cast("OperatorBase", operator): _shaped(layer, loops)
+        for operator, name in _OPERATORS.items()
+        if (layer := layers[name]) is not None
+    }
+
+
+def _runs_over_time(node: fx.Node) -> bool:
+    """Return whether a layer runs over an axis of time whose length is not fixed."""
+    source, batch_first = node.args[0], node.args[-1]
+    assert isinstance(source, fx.Node)
+    value = source.meta["val"]
     time = value.shape[1 if batch_first and value.ndim > 2 else 0]
     return not isinstance(time, int)
 
 
-def _mended(layer: Callable[..., tuple[Tensor, Hidden]]) -> Callable[..., tuple[Tensor, Hidden]]:
-    def mended(x: Tensor, state: Hidden, *rest: object, **named: object) -> tuple[Tensor, Hidden]:
-        state = pytree.tree_map(Tensor.contiguous, state)
-        results, last = layer(x, state, *rest, **named)
-        return results, pytree.tree_map(_like, last, state)
+def _shaped(layer: Layer, loops: bool) -> Callable[..., tuple[Tensor, ...]]:
+    """Return a layer whose last state has the dimensions of its first, which torch 2.10 adds to.
 
-    return mended
+    A loop refuses a state that is not contiguous.
+    """
 
+    def run(
+        x: Tensor, state: Tensor | Sequence[Tensor], *rest: object, **named: object
+    ) -> tuple[Tensor, ...]:
+        states = [state] if isinstance(state, Tensor) else [*state]
+        if loops:
+            states = [one.contiguous() for one in states]
+        results, *last = layer(
+            x, states[0] if isinstance(state, Tensor) else states, *rest, **named
+        )
+        pairs = zip(last, states, strict=True)
+        return results, *(y if y.dim() == x.dim() else y.reshape(x.shape) for y, x in pairs)
 
-def _like(last: Tensor, first: Tensor) -> Tensor:
-    return last if last.dim() == first.dim() else last.squeeze(0)
+    return run

@@ -12,8 +12,8 @@ The routes are those whose results are the same bits:
 
 - ``torch.relu(x)`` for ``torch.ops.aten.relu.default(x)``, the same kernel;
 - ``torch.split_with_sizes(x, (2, 2), -1)`` for ``chunk(2, -1)`` of a fixed size;
-- ``x + c`` with a cached 0-dim constant for ``x + 0.5``. Equal for + - * / on float32 and float64
-  tensors with at least one dimension, and used for nothing else.
+- ``x + c`` with a cached 0-dim constant for ``x + 0.5``, where `exact_constant` of kd_core says
+  that both are equal, on tensors with at least one dimension.
 """
 
 from __future__ import annotations
@@ -29,12 +29,14 @@ from torch import Tensor, fx
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
+from kd_core.extending import exact_constant
 from kd_export._errors import DtypeMismatch, UntrustedArtifact, kind_of
 from kd_export._running.backend import Direct, picked
 from kd_export._schema.schema import Entry, LinearSize, Schema
 from kd_export._schema.serialized_program import is_name
 from kd_export._schema.vectors import Drawn
 from kd_export._schema.wire import Number, unused_name
+from kd_export._torch_private import ASSERT_METADATA, HOMES
 
 Core = Callable[..., tuple[Tensor, ...]]
 
@@ -44,7 +46,6 @@ _ARITHMETIC: dict[object, str] = {
     torch.ops.aten.mul.Tensor: "*",
     torch.ops.aten.div.Tensor: "/",
 }
-_EXACT_CONSTANTS = (torch.float32, torch.float64)
 
 _QUICK = """
 abs.default add.Tensor addmm.default amax.default amin.default argmax.default atan.default
@@ -66,7 +67,7 @@ transpose.int tril.default triu.default unsqueeze.default view.default where.sel
 adaptive_avg_pool2d.default avg_pool2d.default scaled_dot_product_attention.default
 """
 
-_DROPPED = (torch.ops.aten._assert_tensor_metadata.default,)
+_DROPPED = (ASSERT_METADATA,)
 _USED = ("Tensor", "KeyError", "divmod", "len", "slice")
 """What the written functions read besides their own names."""
 
@@ -77,7 +78,7 @@ def _quick_routes() -> dict[object, Callable[..., object]]:
     for row in _QUICK.split():
         name, overload = row.split(".")
         target = getattr(getattr(torch.ops.aten, name), overload)
-        for home in (torch._C._nn, torch._C._VariableFunctions, torch.Tensor):
+        for home in HOMES:
             if hasattr(home, name):
                 routes[target] = getattr(home, name)
                 break
@@ -175,12 +176,11 @@ class StraightLine:
         """Write arithmetic with a scalar as arithmetic with a cached tensor, if that is exact."""
         left, right = (*node.args, None, None)[:2]
         value = left.meta.get("val") if isinstance(left, fx.Node) else None
-        scalar = isinstance(right, int | float) and not isinstance(right, bool)
-        if not scalar or not isinstance(value, Tensor) or len(node.args) != 2 or node.kwargs:
+        if not isinstance(value, Tensor) or len(node.args) != 2 or node.kwargs or not value.dim():
             return None
-        if value.dtype not in _EXACT_CONSTANTS or value.dim() == 0:
+        constant = exact_constant([torch.empty(1, dtype=value.dtype)], right)
+        if constant is None:
             return None
-        constant = torch.tensor(right, dtype=value.dtype)
         return f"{self._argument(left)} {_ARITHMETIC[node.target]} {self._bind(constant)}"
 
     def _argument(self, item: object) -> str:
