@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from kd_export._backends.aoti import copy_without_sources
 from kd_export._errors import ExportError, NotExportable, brief, kind_of, nearest, quoted
+from kd_export._export import CaptureOptions
 from kd_export._running.backend import backend_for
 from kd_export._schema.files import copy_member, open_regular, open_zip, read_regular, replacing
 from kd_export._schema.onnx_file import stripped
@@ -97,7 +98,7 @@ def _fish(commands: Mapping[str, Command]) -> str:
 
 
 _FORM = "`(module, example)` or `(module, example, options)`"
-OPTIONS = ("inputs", "outputs", "dynamic", "state", "initial", "mode", "strict", "metadata")
+OPTIONS = tuple(CaptureOptions.__annotations__)
 """The options of `export` that a factory may give."""
 
 Made = tuple["nn.Module", "TensorDictBase | Mapping[object, object]", dict[str, Any]]

@@ -106,7 +106,7 @@ class VerifyError(ExportError, ValueError):
 
 
 class UntrustedArtifact(ExportError, PermissionError):
-    """Report a file that would execute code and that nobody has vouched for."""
+    """Report a file that would execute code, and is not trusted."""
 
 
 class SchemaVersion(ExportError, ValueError):

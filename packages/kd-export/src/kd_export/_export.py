@@ -11,22 +11,29 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar, cast, runtime_checkable
+from typing import (
+    TYPE_CHECKING,
+    Generic,
+    NamedTuple,
+    Protocol,
+    TypedDict,
+    TypeVar,
+    Unpack,
+    cast,
+    runtime_checkable,
+)
 
 from kd_export._console import Row, html_table, plain_table
-from kd_export._errors import ExportError
+from kd_export._errors import ExportError, nearest
 from kd_export._program import KeyedProgram
 from kd_export._schema.wire import Json
-from kd_export._verification.trials import BATCH_SIZES
 
 if TYPE_CHECKING:
     from torch import nn
 
     from kd_core import NestedKey
-    from kd_export._capture.flat_module import Example, Word
-    from kd_export._capture.sizes import Dynamic, Name
-    from kd_export._schema.schema import First
-    from kd_export._schema.schema import Name as Next
+    from kd_export._capture.flat_module import Example
+    from kd_export._capture.sizes import Dynamic
     from kd_export._verification.comparison import Report
 
     Oracle = Callable[..., object]
@@ -104,8 +111,11 @@ class Diagnosis:
         return "\n".join([table, *(f"note: {note}" for note in self.notes)])
 
 
+# What names an entry: of an example, a vector, in `dynamic`, in `state`, in `initial`.
 W = TypeVar("W")
+V = TypeVar("V")
 N = TypeVar("N")
+S = TypeVar("S")
 F = TypeVar("F")
 
 
@@ -144,18 +154,40 @@ class Whole(Protocol):
         ...
 
 
+class CaptureOptions(TypedDict, Generic[N, S, F], total=False):
+    """The options of a capture, which `export`, `save` and `diagnose` share; see `export`."""
+
+    inputs: Sequence[object] | None
+    outputs: Sequence[object] | None
+    dynamic: Dynamic[N]
+    state: Mapping[S, object] | None
+    initial: Mapping[F, object] | None
+    mode: str | None
+    strict: bool
+    metadata: Mapping[str, object] | None
+
+
+class WriteOptions(TypedDict, Generic[V], total=False):
+    """The options of a file that is written and verified; see `KeyedProgram.save`."""
+
+    batch_sizes: Sequence[int]
+    rtol: float | None
+    atol: float | None
+    vectors: Sequence[Example[V]] | None
+    oracle: Oracle | None
+    rollouts: int
+    steps: int
+    opset: int | None
+
+
+class SaveOptions(CaptureOptions[N, S, F], WriteOptions[V], Generic[N, S, F, V], total=False):
+    """The options of `save`: those of a capture, and those of a file."""
+
+
 def export(
     module: nn.Module | Whole,
-    example: Example[Word] | None = None,
-    *,
-    inputs: Sequence[object] | None = None,
-    outputs: Sequence[object] | None = None,
-    dynamic: Dynamic[Name] = "batch",
-    state: Mapping[Next, object] | None = None,
-    initial: Mapping[First, object] | None = None,
-    mode: str | None = None,
-    strict: bool = False,
-    metadata: Mapping[str, object] | None = None,
+    example: Example[W] | None = None,
+    **options: Unpack[CaptureOptions[N, S, F]],
 ) -> KeyedProgram:
     """Export a keyed module.
 
@@ -207,43 +239,15 @@ def export(
     """
     from kd_export._capture.capture import capture
 
-    asked = _asked(module, example, state, initial, metadata)
-    parts = capture(
-        asked.module,
-        asked.example,
-        inputs=inputs,
-        outputs=outputs,
-        dynamic=dynamic,
-        state=asked.state,
-        initial=asked.initial,
-        mode=mode,
-        strict=strict,
-        metadata=asked.metadata,
-    )
-    return KeyedProgram(*parts, oracle=asked.oracle)
+    asked = _asked("export", module, example, options)
+    return KeyedProgram(*capture(asked.module, asked.example, **options), oracle=asked.oracle)
 
 
 def save(
     module: nn.Module | Whole,
     path: str | Path,
-    example: Example[Word] | None = None,
-    *,
-    inputs: Sequence[object] | None = None,
-    outputs: Sequence[object] | None = None,
-    dynamic: Dynamic[Name] = "batch",
-    state: Mapping[Next, object] | None = None,
-    initial: Mapping[First, object] | None = None,
-    mode: str | None = None,
-    strict: bool = False,
-    metadata: Mapping[str, object] | None = None,
-    batch_sizes: Sequence[int] = BATCH_SIZES,
-    rtol: float | None = None,
-    atol: float | None = None,
-    vectors: Sequence[Example[Word]] | None = None,
-    oracle: Oracle | None = None,
-    rollouts: int = 8,
-    steps: int = 50,
-    opset: int | None = None,
+    example: Example[W] | None = None,
+    **options: Unpack[SaveOptions[N, S, F, V]],
 ) -> Report:
     """Export a keyed module or a policy and write it, verified, in one call.
 
@@ -259,79 +263,66 @@ def save(
     """
     from kd_export._capture.capture import capture
 
-    asked = _asked(module, example, state, initial, metadata)
+    asked = _asked("save", module, example, options)
+    writing: dict[str, object] = {"oracle": asked.oracle}
+    capturing: dict[str, object] = {}
+    for name, value in options.items():
+        (writing if name in WriteOptions.__optional_keys__ else capturing)[name] = value
     parts = capture(
         asked.module,
         asked.example,
-        inputs=inputs,
-        outputs=outputs,
-        dynamic=dynamic,
-        state=asked.state,
-        initial=asked.initial,
-        mode=mode,
-        strict=strict,
-        metadata=asked.metadata,
         shared=True,
+        **cast("CaptureOptions[N, S, F]", capturing),
     )
-    return KeyedProgram(*parts).save(
-        path,
-        batch_sizes=batch_sizes,
-        rtol=rtol,
-        atol=atol,
-        vectors=vectors,
-        oracle=oracle or asked.oracle,
-        rollouts=rollouts,
-        steps=steps,
-        opset=opset,
-    )
+    return KeyedProgram(*parts).save(path, **cast("WriteOptions[V]", writing))
 
 
-class _Asked(NamedTuple, Generic[W, N, F]):
+class _Asked(NamedTuple, Generic[W]):
     """What is exported, whether a module was passed or a policy."""
 
     module: nn.Module
     example: Example[W]
-    state: Mapping[N, object] | None
-    initial: Mapping[F, object] | None
-    metadata: Mapping[str, object] | None
     oracle: Oracle | None
 
 
 def _asked(
+    call: str,
     module: nn.Module | Whole,
     example: Example[W] | None,
-    state: Mapping[N, object] | None,
-    initial: Mapping[F, object] | None,
-    metadata: Mapping[str, object] | None,
-) -> _Asked[W, N, F]:
-    """Take from a policy what was not passed."""
+    options: CaptureOptions[N, S, F],
+) -> _Asked[W]:
+    """Take from a policy what was not passed, the options included.
+
+    Raises:
+        TypeError: An option is not one of the call.
+    """
     from torch import nn
 
+    known = (SaveOptions if call == "save" else CaptureOptions).__optional_keys__
+    for name in options:
+        if name not in known:
+            close = nearest(name, known)
+            hint = "" if close is None else f". Did you mean `{close}`?"
+            raise TypeError(f"{call}() got an unexpected keyword argument '{name}'{hint}")
     if isinstance(module, nn.Module) or not isinstance(module, Whole):
         # Without an example, the module's keys say what to pass: it is refused by `read_example`.
-        return _Asked(module, cast("Example[W]", example), state, initial, metadata, None)
+        return _Asked(module, cast("Example[W]", example), None)
     if example is None:
         example = cast("Example[W]", module.example)
-    if state is None:
-        state = cast("Mapping[N, object]", module.state)
-    if initial is None:
-        initial = cast("Mapping[F, object]", module.initial)
-    metadata = {**module.metadata, **(metadata or {})}
-    return _Asked(module.module, example, state, initial, metadata, module.oracle)
+    if options.get("state") is None:
+        options["state"] = cast("Mapping[S, object]", module.state)
+    if options.get("initial") is None:
+        options["initial"] = cast("Mapping[F, object]", module.initial)
+    options["metadata"] = {**module.metadata, **(options.get("metadata") or {})}
+    return _Asked(module.module, example, module.oracle)
 
 
 def diagnose(
     module: nn.Module | Whole,
-    example: Example[Word] | None = None,
+    example: Example[W] | None = None,
     *,
     targets: Sequence[str] = (".pt2", ".onnx"),
-    inputs: Sequence[object] | None = None,
-    outputs: Sequence[object] | None = None,
-    dynamic: Dynamic[Name] = "batch",
-    state: Mapping[Next, object] | None = None,
-    initial: Mapping[First, object] | None = None,
-    mode: str | None = None,
-    strict: bool = False,
+    **options: Unpack[CaptureOptions[N, S, F]],
 ) -> Diagnosis:
     """Try to export a keyed module in several formats, and say what stands in the way of each.
 
@@ -355,20 +346,9 @@ def diagnose(
     """
     from kd_export._capture.capture import capture
 
-    asked = _asked(module, example, state, initial, None)
+    asked = _asked("diagnose", module, example, options)
     try:
-        parts = capture(
-            asked.module,
-            asked.example,
-            inputs=inputs,
-            outputs=outputs,
-            dynamic=dynamic,
-            state=asked.state,
-            initial=asked.initial,
-            mode=mode,
-            strict=strict,
-            shared=True,
-        )
+        parts = capture(asked.module, asked.example, shared=True, **options)
     except ExportError as error:
         return Diagnosis((Finding("export", str(error), error),))
     program = KeyedProgram(*parts, oracle=asked.oracle)

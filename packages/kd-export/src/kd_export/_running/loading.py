@@ -65,7 +65,7 @@ def open(  # noqa: A001  # `kd_export.open` reads as what it is
     backend = backend_for(path)
     with (
         open_regular(path) as file,
-        _vouched(file, path, executes=backend.executes, trusted=trusted, sha256=sha256) as content,
+        _trusted(file, path, executes=backend.executes, trusted=trusted, sha256=sha256) as content,
         stage(f"load `{path.name}`"),
     ):
         session = load(backend, content, path)
@@ -189,10 +189,10 @@ def check_digest(found: str | None, schema: Schema, path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _vouched(
+def _trusted(
     file: BinaryIO, path: Path, *, executes: bool, trusted: bool, sha256: str | None
 ) -> Iterator[BinaryIO]:
-    """Return the file to load if the caller vouched for it, or need not."""
+    """Return the file to load: one that is trusted, has the digest given, or executes nothing."""
     if sha256 is None:
         if executes and not trusted:
             raise UntrustedArtifact(
