@@ -20,6 +20,7 @@ from kd_export._export import export as export
 from kd_export._export import save as save
 from kd_export._program import KeyedProgram as KeyedProgram
 from kd_export._program import convert as convert
+from kd_export._public import publish as _publish
 from kd_export._running.backend import Backend as Backend
 from kd_export._running.backend import Runner as Runner
 from kd_export._running.backend import backends as backends
@@ -43,6 +44,4 @@ from kd_export._verify import verify as verify
 
 __version__ = "0.1.0"
 
-for _name, _value in list(globals().items()):  # as `publish` of kd_core does, which needs torch
-    if not _name.startswith("_") and f"{_value.__module__}.".startswith(f"{__name__}._"):
-        _value.__module__ = __name__
+_publish(__name__)
