@@ -23,16 +23,16 @@ OPEN: Final[dict[str, int]] = {
     "decorated": 48,
     "typed": 50,
     "params": 110,
-    "unbatched": 70,
-    "worded": 44,
+    "unbatched": 46,
+    "worded": 22,
     "named": 232,
     "locked": 127,
     "mapped": 248,
     "shared": 126,
     "unsized": 174,
     "empty": 192,
-    "one_value": 34,
-    "row_values": 170,
+    "one_value": 25,
+    "row_values": 115,
 }
 
 Calls: TypeAlias = dict[str, list[Compared]]

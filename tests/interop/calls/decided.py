@@ -40,6 +40,7 @@ OF_ROWS: Final[dict[str, list[str]]] = {
         *each("one_value", "__and__ __mod__", "result: * != None"),
         *each("*", "__or__ __xor__", "result: class 'NonTensor*' != '*TensorDict'"),
         *each("worded", "__eq__ __ne__", "result: class 'NonTensorData' != *"),
+        *each("*_value*", "__eq__ __ne__", "result: 'object NotImplementedType' != *"),
         # A number takes the place of words, or nothing is written.
         "worded __setitem__ after: class 'NonTensorData' != 'NonTensorStack'",
         "one_value __setitem__ raises here",
