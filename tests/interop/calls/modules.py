@@ -3,6 +3,7 @@
 Knows public names of modules alone; must not know which results are expected.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -58,6 +59,11 @@ MODULES: dict[str, Made] = {
     "sequence, empty": lambda lib: sequence(lib, inplace="empty"),
     "sequence, selected": lambda lib: sequence(lib, selected_out_keys=["z"]),
     "function": lambda lib: lib.TensorDictSequential(lambda td: td.set("y", td["x"] * 2)),
+    "wrapped": lambda lib: lib.TensorDictModuleWrapper(step(lib)),
+    "of names": lambda lib: lib.TensorDictSequential(
+        OrderedDict(one=step(lib), two=lib.TensorDictModule(torch.abs, ["y"], ["z"]))
+    ),
+    "tolerant": lambda lib: sequence(lib, partial_tolerant=True),
     "policy": policy,
     "policy, composite": lambda lib: policy(lib, return_composite=True),
 }
@@ -68,6 +74,10 @@ CALLS: dict[str, Call] = {
     "out": lambda lib, module, td: module(td, tensordict_out=lib.TensorDict({}, [2])),
     "twice": lambda lib, module, td: [module(td), module(td)],
     "tensor": lambda lib, module, td: module(x=td["x"]),
+    "position": lambda lib, module, td: module(td["x"]),
+    "keyword": lambda lib, module, td: module(tensordict=td),
+    "locked": lambda lib, module, td: module(td.lock_()),
+    "stacked": lambda lib, module, td: module(lib.lazy_stack([td, td.clone()])),
     "selected": lambda lib, module, td: module.select_out_keys(module.out_keys[-1])(td),
     "keys": lambda lib, module, td: [module.in_keys, module.out_keys],
     "distribution": lambda lib, module, td: module.get_dist(td).mean,
@@ -87,6 +97,7 @@ DELIBERATE = {
     ("named", "tensor"),
     ("optional", "tensor"),
     ("strict", "tensor"),
+    *((made, "position") for made in ("function", "lacking", "named", "optional", "strict")),
     ("sequence, selected", "subsequence"),  # a part keeps what was selected
 }
 """Calls with tensors alone name every input that is missing, also where `None` would do."""
