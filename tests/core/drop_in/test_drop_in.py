@@ -241,6 +241,7 @@ CALLS = [
      "torch.Size([2])"),
     ("(c := type('C', (TensorClass,), {'__annotations__': {'a': int}})(a=3))._tensordict.get('a')",
      "tensor(3)"),
+    ("lazy_stack([c, c])._tensordict.get('a')", "tensor([3, 3])"),
     ("TensorDict(a=[1], batch_size=[1])._has_names()", "False"),
     ("TensorDict(a=[1], batch_size=[1], names=['t'])._has_names()", "True"),
     ("lazy_stack([TensorDict(a=1), TensorDict(b=1)])._has_exclusive_keys", "True"),

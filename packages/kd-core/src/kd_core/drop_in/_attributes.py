@@ -104,8 +104,8 @@ def _from_tensordict(
     return cls.from_tensordict(tensordict, non_tensordict)
 
 
-def _itself(self: TensorClass) -> TensorClass:
-    """Return what holds the entries of a tensor class: the tensor class is a container itself."""
+def _itself(self: TensorDictBase) -> TensorDictBase:
+    """Return what holds the entries of a tensor class, or of a stack: it is a container itself."""
     return self
 
 
@@ -162,6 +162,7 @@ def serve_containers() -> None:
             classmethod(cast("Callable[..., object]", _from_tensordict)),
         ),
         (TensorClass, "_tensordict", property(_itself)),
+        (LazyStackedTensorDict, "_tensordict", property(_itself)),
         (LazyStackedTensorDict, "_has_exclusive_keys", property(_has_exclusive_keys)),
     ):
         setattr(cls, name, value)
