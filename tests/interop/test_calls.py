@@ -16,7 +16,7 @@ from tests.interop.calls.subjects import KINDS
 # added, and a number that falls is lowered here. The goal is none.
 OPEN: Final[dict[str, int]] = {
     "dense": 5,
-    "nested": 55,
+    "nested": 6,
     "lazy": 107,
     "ragged": 54,
     "based": 54,
