@@ -20,7 +20,7 @@ def each(kind: str, methods: str, found: str) -> list[str]:
 
 
 OF_ROWS: Final[dict[str, list[str]]] = {
-    "Reductions drop the values of rows that are not tensors": [
+    "Reductions, `new_zeros`, `apply(batch_size=)`": [
         *each(
             "*", "all any amax amin logsumexp norm", "result: class 'NonTensor*' != 'TensorDict'"
         ),
@@ -47,7 +47,7 @@ OF_ROWS: Final[dict[str, list[str]]] = {
         "worded copy_at_ after: 'x0' != 'x2'",
         *each("row_values", "set __setitem__", "raises here"),
     ],
-    "Reductions and `new_zeros` leave an `UnbatchedTensor` as it is": [
+    "Reductions, `new_zeros` and `pad` leave an": [
         "unbatched new_* result: * != 0.125",
         "unbatched new_* result: 'torch.* != 'torch.*",
         "unbatched new_* result: 'meta' != [[]0.125, *",
