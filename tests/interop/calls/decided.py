@@ -91,7 +91,6 @@ OF_ROWS: Final[dict[str, list[str]]] = {
         *each("*", "__getitem__ __getitems__ cat", "result: 'new' != '.0.*'"),
         "ragged repeat_interleave result: 'new' != '.0.*'",
     ],
-    "`gather` takes an index with fewer dimensions": ["* gather kind of error"],
     "`set_` of a nested key that is not there adds it": ["* set_ kind of error"],
     "`separates(key, strict=False)` adds a key": ["* split_keys kind of error"],
 }
