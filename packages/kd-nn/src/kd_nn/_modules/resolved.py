@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from torch import nn
-from torch.compiler import is_dynamo_compiling
+from torch.compiler import is_compiling, is_dynamo_compiling
 
 from kd_core.extending import is_prefix
 from kd_nn._dispatch.call_names import CallNames
@@ -167,6 +167,8 @@ def resolve_sequence(sequence: StepList) -> Resolved:
     for tries in range(_TRIES):
         resolved = Resolved(sequence)
         if resolved.is_current() or (tries >= _TRIES_COMPUTED and resolved.is_computed):
+            break
+        if is_compiling():  # the modules of an export are other objects whenever they are read
             break
     return resolved
 
