@@ -112,7 +112,7 @@ def _problem(
     """Return why what was read does not fit, if it does not."""
     for key, td in containers.items():
         try:
-            td._kd_engine.load_state_dict(td, data[key], strict=False)  # type: ignore[attr-defined]  # of a concern
+            td._kd_engine._kd_check_state(td, data[key])  # type: ignore[attr-defined]  # of a concern
             mine = outlined(td._kd_engine.filter_non_tensor_data(td))  # type: ignore[attr-defined]  # as above
             if mine.outline.plain:
                 mine.check_writable()

@@ -165,6 +165,10 @@ class Conversion(AbstractContainer):
             write_all(writes)
         return self
 
+    def _kd_check_state(self, state: object) -> None:
+        """Raise if the values of a state dict do not fit; keys may be missing on either side."""
+        _stage(self, state, False, (), [])
+
     def numpy(self) -> dict[str, object]:
         """Return nested dicts of numpy arrays that share memory with the leaves where they can.
 
