@@ -311,6 +311,7 @@ def test_a_locked_container_gives_locked_results() -> None:
         td.lerp(td, 0.5),
         td.detach(),
         td.maximum(td),
+        td.add(td, default=0),
         td.where(torch.tensor([True, False, True]), 0.0),
         td.nested("n", TensorDict) * 2,
     ):
@@ -325,7 +326,6 @@ def test_a_locked_container_gives_locked_results() -> None:
         td == td,
         td.sum(0),
         td.clone(),
-        td.add(td, default=0),
         td.type(torch.int32),
     ):
         assert not free.is_locked
