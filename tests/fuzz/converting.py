@@ -280,13 +280,13 @@ def tree_and_back(rng: Random, s: Subject, name: str) -> Call:
     """Make a tree of torch of a container that was made of one."""
 
     def ours(td: TensorDictBase) -> object:
-        return TensorDict.from_pytree(td.to_pytree(), batch_size=td.batch_size).to_pytree()
+        return TensorDict.from_pytree(td.to_dict(), batch_size=td.batch_size).to_pytree()
 
     def theirs(tree: Plain) -> object:
         bare(tree, tree.batch)  # it says where lists are taken apart
         return as_dict(tree)
 
-    return Call(name, "from_pytree(td.to_pytree()).to_pytree()", ours, theirs)
+    return Call(name, "from_pytree(td.to_dict()).to_pytree()", ours, theirs)
 
 
 def with_levels(found: Plain, tree: Plain) -> Plain:

@@ -75,18 +75,6 @@ def test_processes_that_a_program_starts_get_kd_too(tmp_path: Path) -> None:
     assert printed(run(tmp_path, program))[:2] == ["[1, 2] True", "True"]
 
 
-def test_all_names_of_a_module_are_without_its_modules(tmp_path: Path) -> None:
-    program = """
-        import torch
-        from torch import nn
-        import tensordict.nn, tensordict.utils
-        from tensordict import *
-        from tensordict.nn import *
-        print(nn is torch.nn, callable(memmap), callable(tensorclass), TensorDictModule.__name__)
-        """
-    assert printed(run(tmp_path, program)) == ["True True True TensorDictModule"]
-
-
 def test_install_serves_the_rest_of_a_program(tmp_path: Path) -> None:
     program = """
         from kd_core import drop_in

@@ -147,7 +147,7 @@ class EnsembleModule(TensorDictModuleBase):
 
     def reset_parameters(self) -> None:
         """Draw new values for each copy; `reset_parameters_recursive` calls this."""
-        params = cast(TensorDictParams, self._modules["params"]).copy()
+        params = cast(TensorDictParams, self._modules["params"])._kd_shallow()
         template = self.__dict__["_kd_template"]
         for idx in range(self.num_copies):
             with torch.no_grad():
@@ -183,7 +183,7 @@ class EnsembleModule(TensorDictModuleBase):
 
     def _kd_forward_values(self, *values: object) -> tuple[object, ...]:
         """Run all copies on bare values; every output has the copies in its first dimension."""
-        params = cast(TensorDictParams, self._modules["params"]).copy()  # a plain container
+        params = cast(TensorDictParams, self._modules["params"])._kd_shallow()  # a plain container
         mapped = () if self.expand_input else values
         if mapped:
             self._kd_check_parts(mapped)
