@@ -257,9 +257,9 @@ class NonTensorDataBase(Values):
 
     if not TYPE_CHECKING:  # to type checkers an entry has the methods that stand here
 
-        def __getattr__(self, name: str) -> object:
+        def __getattr__(self, item: str) -> object:
             """Return a method or property of containers: an entry is one without keys."""
-            return _borrowed(self, name)
+            return _borrowed(self, item)
 
     def get(self, key: object, default: object = None) -> object:
         """Return the value for the key "data", and a default for others: there are none."""
