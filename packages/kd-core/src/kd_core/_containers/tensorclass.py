@@ -799,6 +799,19 @@ def _unknown(cls: type[TensorClass], name: str) -> UnknownField:
     return UnknownField(text if near is None else f"{text} Did you mean {format_key(near)}?")
 
 
+def _plainly(name: str) -> Callable[..., object]:
+    """Return a method of containers that computes with the entries alone, whatever the class."""
+
+    @wraps(getattr(TensorClass, name))
+    def computed(self: TensorClass, *args: object, **named: object) -> object:
+        entries: object = self
+        if self._kd_engine is TensorClass:  # a lazy stack is one of containers
+            entries = registry.make_dense(dict(self._kd_entries), self._kd_desc.unlocked())
+        return getattr(self._kd_engine, name)(entries, *args, **named)
+
+    return computed
+
+
 class TypedTensorDict(TensorClass):
     """A container with declared fields that may have other keys too.
 
@@ -822,30 +835,33 @@ class TypedTensorDict(TensorClass):
         from_tuple = TensorDict.from_tuple  # type: ignore[assignment]  # of another class
         from_pytree = TensorDict.from_pytree  # type: ignore[assignment]  # of another class
         fromkeys = TensorDict.fromkeys  # type: ignore[assignment]  # of another class
+    else:  # what they compute is not what the fields declare
+        sum = _plainly("sum")
+        nansum = _plainly("nansum")
+        mean = _plainly("mean")
+        nanmean = _plainly("nanmean")
+        prod = _plainly("prod")
+        std = _plainly("std")
+        var = _plainly("var")
+        quantile = _plainly("quantile")
+        pad = _plainly("pad")
+        max = _plainly("max")
+        min = _plainly("min")
+        amax = _plainly("amax")
+        amin = _plainly("amin")
+        cummax = _plainly("cummax")
+        cummin = _plainly("cummin")
+        __eq__ = _plainly("__eq__")
+        __ne__ = _plainly("__ne__")
+        __lt__ = _plainly("__lt__")
+        __le__ = _plainly("__le__")
+        __gt__ = _plainly("__gt__")
+        __ge__ = _plainly("__ge__")
+        __or__ = _plainly("__or__")
+        __xor__ = _plainly("__xor__")
 
 
 TypedTensorDict._kd_declared = Declaration({}, more_keys=True)
-
-
-def _plainly(name: str) -> Callable[..., object]:
-    """Return a method of containers that computes with the entries alone, whatever the class."""
-
-    @wraps(getattr(TensorClass, name))
-    def computed(self: TypedTensorDict, *args: object, **named: object) -> object:
-        entries: object = self
-        if self._kd_engine is TensorClass:  # a lazy stack is one of containers
-            entries = registry.make_dense(dict(self._kd_entries), self._kd_desc.unlocked())
-        return getattr(self._kd_engine, name)(entries, *args, **named)
-
-    return computed
-
-
-for _name in (
-    *("sum", "nansum", "mean", "nanmean", "prod", "std", "var", "quantile", "pad"),
-    *("max", "min", "amax", "amin", "cummax", "cummin"),
-    *("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__or__", "__xor__"),
-):
-    setattr(TypedTensorDict, _name, _plainly(_name))
 
 
 def field_keys(cls: type[TensorClass]) -> list[str | tuple[str, ...]]:

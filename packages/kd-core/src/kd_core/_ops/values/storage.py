@@ -28,7 +28,7 @@ from kd_core._protocol.primitives import (
 from kd_core._torch_private import flatten, unflatten
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
     from typing import Self, TypeVar
 
     from kd_core._ops.values.pack_layout import PackLayout
@@ -238,7 +238,7 @@ def _together(leaves: list[Tensor], place: _Place) -> list[Tensor]:
         flat = flatten(leaves)
         if len(leaves) == 1:  # then it is a view of the leaf
             flat = flat.clone()
-        return list(_parts(place.put(flat), leaves))
+        return list(unflatten(place.put(flat), leaves))
     sizes = [sum(leaf.nbytes for leaf in group) for group in groups.values()]
     starts = [0]
     for size in sizes:
@@ -246,10 +246,12 @@ def _together(leaves: list[Tensor], place: _Place) -> list[Tensor]:
     buffer = torch.empty(starts[-1], dtype=torch.uint8, device=leaves[0].device)
     spans = list(zip(groups.items(), starts, sizes, strict=False))
     for (dtype, group), start, size in spans:
-        torch._foreach_copy_(list(_parts(buffer[start : start + size].view(dtype), group)), group)
+        torch._foreach_copy_(
+            list(unflatten(buffer[start : start + size].view(dtype), group)), group
+        )
     buffer = place.put(buffer)
     placed: dict[torch.dtype, Iterator[Tensor]] = {
-        dtype: iter(_parts(buffer[start : start + size].view(dtype), group))
+        dtype: iter(unflatten(buffer[start : start + size].view(dtype), group))
         for (dtype, group), start, size in spans
     }
     return [next(placed[leaf.dtype]) for leaf in leaves]
@@ -275,11 +277,6 @@ class _Place:
         if self.pin:
             flat = flat.pin_memory()
         return flat.share_memory_() if self.share else flat  # type: ignore[no-untyped-call]  # by torch
-
-
-def _parts(flat: Tensor, like: list[Tensor]) -> Sequence[Tensor]:
-    """Return views of a flat tensor in the shapes of others."""
-    return unflatten(flat, like)
 
 
 def _leaves(td: AbstractContainer) -> dict[NestedKey, Tensor]:
