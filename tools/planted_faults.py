@@ -66,9 +66,9 @@ def run(fault: Fault, packages: Path) -> str:
             lines = said.read().splitlines()
     finally:
         path.write_text(text)
-    failed = [line for line in lines if line.startswith("FAILED")]
+    failed = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
     if code == 1 and failed:
-        return "red: " + failed[0].removeprefix("FAILED ").partition(" - ")[0]
+        return "red: " + failed[0].partition(" ")[2].partition(" - ")[0]
     if code == 0:
         return "GREEN"
     return f"BROKEN: {code} " + " ".join(lines)[-300:]
