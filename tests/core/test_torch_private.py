@@ -38,8 +38,15 @@ for module, names in AWAY.items():
         if hasattr(importlib.import_module(module), name):  # an older torch lacks some
             delattr(importlib.import_module(module), name)
 
+# Torch itself calls these two.
+names = ("DisableTorchFunctionSubclass", "_disabled_torch_function_impl")
+kept = {name: getattr(torch._C, name) for name in names}
+for name in names:
+    delattr(torch._C, name)
 import kd_core
 from kd_core import TensorDict, lazy_stack
+for name, value in kept.items():
+    setattr(torch._C, name, value)
 
 td = TensorDict({"a": torch.arange(6.0).view(3, 2), "n": {"b": torch.ones(3)}}, [3])
 many = TensorDict({str(n): torch.full((3,), float(n)) for n in range(6)}, [3])
@@ -71,6 +78,10 @@ with tempfile.TemporaryDirectory() as folder:
         assert "needs `torch._nested_view_from_buffer`" in str(error)
     else:
         raise AssertionError("a feature works without what it needs")
+    td.memmap(folder + "/mapped")
+    mapped = TensorDict.load_memmap(folder + "/mapped")
+    assert (mapped["a"] + 1).tolist() == (td["a"] + 1).tolist()
+    assert type(mapped["a"].view(-1)) is type(mapped["a"])
 print("sound")
 """
 
@@ -154,6 +165,30 @@ def test_a_parameter_over_the_same_memory() -> None:
         assert isinstance(made, nn.Parameter)
         assert made.requires_grad
         assert made.data_ptr() == plain.data_ptr()
+
+
+def test_code_of_subclasses_is_left_out() -> None:
+    class Loud(Tensor):
+        @classmethod
+        def __torch_function__(cls, *args: object, **kwargs: object) -> object:
+            raise AssertionError("its code runs")
+
+    class Quiet(Tensor):
+        __torch_function__ = private.no_torch_function
+
+    class Written(Tensor):
+        __torch_function__ = staticmethod(private._plain_function)  # what takes its place
+
+    with private.without_torch_function():
+        assert torch.ones(2).as_subclass(Loud).sum() == 2
+    for kind in (Quiet, Written):
+        assert (torch.ones(2).as_subclass(kind) + 1).sum() == 4
+
+
+def test_the_ragged_dimension_is_told() -> None:
+    leaf = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(1, 3)], layout=torch.jagged)
+    assert private.ragged_dim(leaf) == 1
+    assert private.ragged_dim(leaf.transpose(1, 2)) == 2
 
 
 def test_the_properties_of_tensors_are_compared_size_for_size() -> None:

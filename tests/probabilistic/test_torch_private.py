@@ -3,37 +3,9 @@
 import subprocess
 import sys
 
-import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from kd_probabilistic._torch_private import (
-    READS_VALUES,
-    computes_shapes_alone,
-    functorch_level,
-    is_batched,
-)
-
-
-def test_transformations_of_functions_are_counted() -> None:
-    seen: list[int | None] = []
-
-    def note(x: torch.Tensor) -> torch.Tensor:
-        seen.append(functorch_level())
-        return x
-
-    torch.vmap(torch.vmap(note))(torch.zeros(2, 3))
-    assert (functorch_level(), seen) == (None, [2])
-
-
-def test_a_hidden_dimension_is_seen() -> None:
-    seen: list[bool] = []
-
-    def note(x: torch.Tensor) -> torch.Tensor:
-        seen.append(is_batched(x))
-        return x
-
-    torch.vmap(note)(torch.zeros(2))
-    assert (is_batched(torch.zeros(2)), seen) == (False, [True])
+from kd_probabilistic._torch_private import READS_VALUES, computes_shapes_alone
 
 
 def test_fake_tensors_are_seen() -> None:
@@ -52,10 +24,8 @@ def test_the_errors_of_a_branch_on_a_value_have_these_names() -> None:
 
 WITHOUT = """
 import torch
-home = torch._C._functorch
 names = [(torch._C, "_get_dispatch_mode"), (torch._C, "_TorchDispatchModeKey")]
 kept = [(owner, name, getattr(owner, name)) for owner, name in names]
-kept += [(home, name, getattr(home, name)) for name in ("maybe_current_level", "is_batchedtensor")]
 import kd_nn
 for owner, name, _ in kept:
     delattr(owner, name)

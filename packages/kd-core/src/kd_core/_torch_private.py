@@ -1,9 +1,9 @@
 """The names of torch that it does not promise to keep, each with what takes its place.
 
-A torch that lacks one costs speed or one feature, never the import. Everything else of this package
-uses public names of torch alone, and those that its documentation names though they begin with an
-underscore: `torch._foreach_*`, `Tensor._version`, `torch._C.DisableTorchFunctionSubclass`,
-`torch._C._disabled_torch_function_impl`, and `_parameters`, `_buffers` and `_modules` of a module.
+A torch that lacks one costs speed or one feature, never the import; only the trees of torch, on
+which its own transforms stand, have nothing in their place. Elsewhere this package uses public
+names, and those that the documentation of torch gives though they begin with an underscore:
+`torch._foreach_*`, `Tensor._version`, and `_parameters`, `_buffers` and `_modules` of a module.
 
 Knows torch; must not know containers.
 """
@@ -11,12 +11,13 @@ Knows torch; must not know containers.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Final, NoReturn, ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree
 
 from kd_core._errors import MissingDependency
 
@@ -26,14 +27,24 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+torch_tree = _pytree  # the trees of torch: containers are nodes of them
 
-def _found(where: str, name: str, instead: T) -> T:
-    """Return a name of a module of torch, or what takes its place."""
+
+def private_name(where: str, name: str, instead: T) -> T:
+    """Return what stands under a private name of torch, or what takes its place.
+
+    Args:
+        where: the module.
+        name: the name in it, with dots for what is in it.
+        instead: what takes its place.
+    """
     try:
-        module = importlib.import_module(where)
-    except ImportError:
+        found: object = importlib.import_module(where)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError):
         return instead
-    return cast("T", getattr(module, name, instead))
+    return cast("T", found)
 
 
 def _lacking(name: str, feature: str) -> Callable[..., NoReturn]:
@@ -70,18 +81,18 @@ def _minus_one(tensor: Tensor) -> int:
     return -1
 
 
-maybe_current_level: Final = _found(_FUNCTORCH, "maybe_current_level", _no_level)
+maybe_current_level: Final = private_name(_FUNCTORCH, "maybe_current_level", _no_level)
 """Return the level of the innermost transform that runs; `None` outside of all."""
-maybe_get_level: Final = _found(_FUNCTORCH, "maybe_get_level", _minus_one)
+maybe_get_level: Final = private_name(_FUNCTORCH, "maybe_get_level", _minus_one)
 """Return the level to which a tensor belongs; -1: none."""
-maybe_get_bdim: Final = _found(_FUNCTORCH, "maybe_get_bdim", _minus_one)
+maybe_get_bdim: Final = private_name(_FUNCTORCH, "maybe_get_bdim", _minus_one)
 """Return the dimension that `vmap` hides of a tensor; -1: none."""
-is_batchedtensor: Final = _found(_FUNCTORCH, "is_batchedtensor", _of_no_transform)
-is_gradtrackingtensor: Final = _found(_FUNCTORCH, "is_gradtrackingtensor", _of_no_transform)
-is_functorch_wrapped_tensor: Final = _found(
+is_batchedtensor: Final = private_name(_FUNCTORCH, "is_batchedtensor", _of_no_transform)
+is_gradtrackingtensor: Final = private_name(_FUNCTORCH, "is_gradtrackingtensor", _of_no_transform)
+is_functorch_wrapped_tensor: Final = private_name(
     _FUNCTORCH, "is_functorch_wrapped_tensor", _of_no_transform
 )
-get_unwrapped: Final = _found(_FUNCTORCH, "get_unwrapped", _itself)
+get_unwrapped: Final = private_name(_FUNCTORCH, "get_unwrapped", _itself)
 """Return the tensor inside one of a transform."""
 
 
@@ -89,7 +100,7 @@ def _here() -> AbstractContextManager[object]:
     return nullcontext()
 
 
-outside_of_transform: Final[Callable[[], AbstractContextManager[object]]] = _found(
+outside_of_transform: Final[Callable[[], AbstractContextManager[object]]] = private_name(
     "torch._functorch.pyfunctorch", "temporarily_pop_interpreter_stack", _here
 )
 """Return the context in which the innermost transform does not run."""
@@ -98,11 +109,35 @@ outside_of_transform: Final[Callable[[], AbstractContextManager[object]]] = _fou
 # Modes and tracing.
 
 
+without_torch_function: Final[Callable[[], AbstractContextManager[object]]] = private_name(
+    "torch._C", "DisableTorchFunctionSubclass", torch._C.DisableTorchFunction
+)
+"""Return the context in which the code of subclasses of tensors does not run."""
+
+
+def _plain_function(
+    func: Callable[..., object],
+    types: Sequence[type],
+    args: tuple[object, ...] = (),
+    kwargs: Mapping[str, object] | None = None,
+) -> object:
+    with without_torch_function():
+        return func(*args, **(kwargs or {}))
+
+
+no_torch_function: Final[Callable[..., object]] = private_name(
+    "torch._C",
+    "_disabled_torch_function_impl",
+    cast("Callable[..., object]", staticmethod(_plain_function)),
+)
+"""What a subclass of tensors has for `__torch_function__` to be treated as its base."""
+
+
 def _no_modes() -> int:
     return 0
 
 
-dispatch_modes: Final = _found("torch._C", "_len_torch_dispatch_stack", _no_modes)
+dispatch_modes: Final = private_name("torch._C", "_len_torch_dispatch_stack", _no_modes)
 """Return how many dispatch modes are active, such as that of fake tensors."""
 
 
@@ -110,7 +145,7 @@ class _Nothing:
     """A class without instances."""
 
 
-HigherOrderOperator: Final[type] = _found("torch._ops", "HigherOrderOperator", _Nothing)
+HigherOrderOperator: Final[type] = private_name("torch._ops", "HigherOrderOperator", _Nothing)
 """The class of `cond`, `while_loop`, `scan`: what calls a function of the user while tracing."""
 
 
@@ -120,7 +155,7 @@ class _NoTrace:
         return None
 
 
-_TracingContext: Final = _found("torch._guards", "TracingContext", _NoTrace)
+_TracingContext: Final = private_name("torch._guards", "TracingContext", _NoTrace)
 
 
 def current_trace() -> object | None:
@@ -132,7 +167,7 @@ def _is_wrapper(leaf: object) -> bool:
     return hasattr(leaf, "__tensor_flatten__")
 
 
-is_traceable_wrapper_subclass: Final = _found(
+is_traceable_wrapper_subclass: Final = private_name(
     "torch.utils._python_dispatch", "is_traceable_wrapper_subclass", _is_wrapper
 )
 """Return whether a tensor is made of other tensors, which it can be taken apart into."""
@@ -146,7 +181,9 @@ def _with_stride_of_zero(tensor: Tensor) -> int:
     return int(any(size > 1 and not stride for size, stride in pairs))
 
 
-_has_internal_overlap: Final = _found("torch", "_debug_has_internal_overlap", _with_stride_of_zero)
+_has_internal_overlap: Final = private_name(
+    "torch", "_debug_has_internal_overlap", _with_stride_of_zero
+)
 
 
 def has_internal_overlap(tensor: Tensor) -> bool:
@@ -165,16 +202,16 @@ def _parted(flat: Tensor, like: Sequence[Tensor]) -> Sequence[Tensor]:
     return [part.view(leaf.shape) for part, leaf in zip(parts, like, strict=True)]
 
 
-flatten: Final[Callable[[Sequence[Tensor]], Tensor]] = _found(
+flatten: Final[Callable[[Sequence[Tensor]], Tensor]] = private_name(
     "torch._C._nn", "flatten_dense_tensors", _joined
 )
 """Return the elements of tensors of one dtype, one behind the other; of one, perhaps a view."""
-unflatten: Final[Callable[[Tensor, Sequence[Tensor]], Sequence[Tensor]]] = _found(
+unflatten: Final[Callable[[Tensor, Sequence[Tensor]], Sequence[Tensor]]] = private_name(
     "torch._C._nn", "unflatten_dense_tensors", _parted
 )
 """Return views of a flat tensor in the shapes of others."""
 
-nested_view_from_buffer: Final[Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]] = _found(
+nested_view_from_buffer: Final[Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]] = private_name(
     "torch",
     "_nested_view_from_buffer",
     _lacking("torch._nested_view_from_buffer", "a nested tensor of the layout `torch.strided`"),
@@ -196,8 +233,12 @@ def _is_written_by_grad(tensor: Tensor) -> object:
     return None
 
 
-_creation_meta: Final = _found("torch._C._autograd", "_get_creation_meta", _is_written_by_grad)
-_USUAL: Final[object] = getattr(_found("torch._C._autograd", "CreationMeta", None), "DEFAULT", None)
+_creation_meta: Final = private_name(
+    "torch._C._autograd", "_get_creation_meta", _is_written_by_grad
+)
+_USUAL: Final[object] = getattr(
+    private_name("torch._C._autograd", "CreationMeta", None), "DEFAULT", None
+)
 
 
 def is_usual_view(tensor: Tensor) -> bool:
@@ -211,6 +252,11 @@ def _has_base(tensor: Tensor) -> bool:
 
 is_view: Final[Callable[[Tensor], bool]] = getattr(Tensor, "_is_view", _has_base)
 """Return whether a tensor is a view of another one, as autograd knows it."""
+
+
+def ragged_dim(leaf: Tensor) -> int:
+    """Return the dimension of a jagged tensor whose sizes differ: the first after the rows."""
+    return getattr(leaf, "_ragged_idx", 1)
 
 
 # Compilers, data loaders and processes.
@@ -252,7 +298,9 @@ def check_of(leaves: Sequence[Tensor]) -> Callable[..., bool]:
 
     Without it every container is looked at anew before it is exchanged between processes.
     """
-    guards: Callable[..., object] | None = _found("torch._C._dynamo.guards", "TensorGuards", None)
+    guards: Callable[..., object] | None = private_name(
+        "torch._C._dynamo.guards", "TensorGuards", None
+    )
     if guards is None:
         return _never
     sizes, strides = [list(leaf.shape) for leaf in leaves], [list(leaf.stride()) for leaf in leaves]
@@ -266,7 +314,7 @@ def collate_as(kind: type, function: Callable[..., object]) -> None:
 
     Without it a `DataLoader` of containers needs a `collate_fn`.
     """
-    known: dict[type, Callable[..., object]] = _found(
+    known: dict[type, Callable[..., object]] = private_name(
         "torch.utils.data._utils.collate", "default_collate_fn_map", {}
     )
     known[kind] = function
@@ -274,7 +322,7 @@ def collate_as(kind: type, function: Callable[..., object]) -> None:
 
 def store_of(group: ProcessGroup) -> Store | None:
     """Return the store through which the ranks of a process group found each other, if known."""
-    find: Callable[[ProcessGroup], Store] | None = _found(
+    find: Callable[[ProcessGroup], Store] | None = private_name(
         "torch.distributed.distributed_c10d", "_get_process_group_store", None
     )
     return None if find is None else find(group)

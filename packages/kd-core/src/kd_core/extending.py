@@ -5,7 +5,8 @@ names below; `assume_constant_result` is for what compiled code need not trace, 
 `is_prefix` for keys; `add_class` and `StoredClass` make a kind one that files can hold. A sibling
 package calls `publish` last in its `__init__`, with `public_in` on classes that it imports later;
 its plans store outputs with `assign_levels`; it asks `is_eager` before it reads values of tensors,
-`exact_constant` for a tensor in place of a number,
+`exact_constant` for a tensor in place of a number, `private_name` for what torch does not promise
+(of that, `maybe_current_level`, `is_batchedtensor` and `torch_tree` are here),
 `signature_of` for what a callable takes, and `field_keys` for what a tensor class holds; it shows
 rows of texts as a `Table`. `restore_dense`, `restore_leaf`, `restore_stack` and
 `restore_descriptor` are what pickles call, so their names and places stay. Everything else in this
@@ -32,6 +33,10 @@ from kd_core._naming import publish as publish
 from kd_core._nodes.entry import Entry as Entry
 from kd_core._nodes.registry import register as register
 from kd_core._torch_private import assume_constant_result as assume_constant_result
+from kd_core._torch_private import is_batchedtensor as is_batchedtensor
+from kd_core._torch_private import maybe_current_level as maybe_current_level
+from kd_core._torch_private import private_name as private_name
+from kd_core._torch_private import torch_tree as torch_tree
 
 if TYPE_CHECKING:
     from kd_core._containers.level_writes import assign_levels as assign_levels

@@ -6,14 +6,15 @@ that lacks one costs what its fallback says, never the import.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, TypeAlias
 
 import sympy  # type: ignore[import-untyped]  # it has no types, and torch needs it
 import torch
 from torch import Tensor
+
+from kd_core.extending import private_name
 
 if TYPE_CHECKING:
     from torch._ops import OperatorBase as OperatorBase
@@ -26,32 +27,20 @@ else:
     OperatorBase = object
     """What tables of decompositions have for keys; only type checkers ask for it."""
 
-Found = TypeVar("Found")
 Layer: TypeAlias = Callable[..., tuple[Tensor, ...]]
 """Computes a recurrent layer from the arguments of `torch.lstm` or `torch.gru`."""
 
 
-def _private(module: str, name: str, fallback: Found) -> Found:
-    """Return what stands under a private name, or what serves where there is nothing."""
-    try:
-        found: object = importlib.import_module(module)
-        for part in name.split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError):
-        return fallback
-    return cast("Found", found)
-
-
 # What a graph holds.
 
-HigherOrderOperator: type = _private("torch._ops", "HigherOrderOperator", type(None))
+HigherOrderOperator: type = private_name("torch._ops", "HigherOrderOperator", type(None))
 """An operator that calls graphs, such as `cond`.
 
 Fallback: no node is one, so what inner graphs write is not looked at.
 """
 
-ASSERT_METADATA = _private("torch", "ops.aten._assert_tensor_metadata.default", object())
-ASSERT_SCALAR = _private("torch", "ops.aten._assert_scalar.default", object())
+ASSERT_METADATA = private_name("torch", "ops.aten._assert_tensor_metadata.default", object())
+ASSERT_SCALAR = private_name("torch", "ops.aten._assert_scalar.default", object())
 """The operators by which a graph asserts dtypes and devices, or relations of sizes.
 
 Fallback: no node calls one, so assertions stay in a program as they are.
@@ -68,8 +57,8 @@ def tree_leaves(value: object) -> list[object]:
 
 
 EXACT_LIMITS: dict[type, Callable[..., sympy.Basic]] = {
-    _private("torch.utils._sympy.functions", "Min", sympy.Min): sympy.Min,
-    _private("torch.utils._sympy.functions", "Max", sympy.Max): sympy.Max,
+    private_name("torch.utils._sympy.functions", "Min", sympy.Min): sympy.Min,
+    private_name("torch.utils._sympy.functions", "Max", sympy.Max): sympy.Max,
 }
 """What torch's own `Min` and `Max` of sizes are in sympy, which sees which of two sums is larger.
 
@@ -80,8 +69,8 @@ Fallback: a relation with one is not shown by algebra, and sizes are tried.
 # How functions of torch are called without their overload objects.
 
 HOMES: tuple[object, ...] = (
-    _private("torch", "_C._nn", None),
-    _private("torch", "_C._VariableFunctions", None),
+    private_name("torch", "_C._nn", None),
+    private_name("torch", "_C._VariableFunctions", None),
     torch.Tensor,
 )
 """Where the quick functions of operators are. Fallback: an operator is called by its overload."""
@@ -90,7 +79,7 @@ HOMES: tuple[object, ...] = (
 # What a call of a module does.
 
 if not TYPE_CHECKING:
-    TorchDispatchMode = _private("torch.utils._python_dispatch", "TorchDispatchMode", None)
+    TorchDispatchMode = private_name("torch.utils._python_dispatch", "TorchDispatchMode", None)
     if TorchDispatchMode is None:
 
         class TorchDispatchMode:  # as a context manager, which sees no operator
@@ -103,7 +92,7 @@ if not TYPE_CHECKING:
                 return None
 
 
-BUFFER_HOOKS: MutableMapping[int, object] = _private(
+BUFFER_HOOKS: MutableMapping[int, object] = private_name(
     "torch.nn.modules.module", "_global_buffer_registration_hooks", {}
 )
 """The hooks that see every buffer that is registered.
@@ -115,12 +104,13 @@ Fallback: a hook that a failed export of torch up to 2.12 leaves there stays.
 # Recurrent layers.
 
 STEP_LAYERS: dict[str, Layer | None] = {
-    name: _private("torch._decomp.decompositions", f"{name}_impl", None) for name in ("lstm", "gru")
+    name: private_name("torch._decomp.decompositions", f"{name}_impl", None)
+    for name in ("lstm", "gru")
 }
 """Recurrent layers written out step by step. Fallback: torch takes layers apart as it does."""
 
 LOOP_LAYERS: dict[str, Layer | None] = {
-    name: _private("torch.export._patches", f"{name}_while_loop_impl", None)
+    name: private_name("torch.export._patches", f"{name}_while_loop_impl", None)
     for name in ("lstm", "gru")
 }
 """Recurrent layers as loops over time of any length, from torch 2.11 on.
@@ -129,7 +119,7 @@ Fallback: a layer serves the length of time of the example.
 """
 
 
-without_modes: Callable[[], AbstractContextManager[object]] = _private(
+without_modes: Callable[[], AbstractContextManager[object]] = private_name(
     "torch", "_C.DisableTorchFunction", nullcontext
 )
 """Returns a block whose calls no mode of functions sees.
@@ -158,7 +148,7 @@ def decorated_operators() -> Iterator[tuple[str, str]]:
 
     Fallback: none, so a file that calls one is refused.
     """
-    known: dict[str, object] = _private("torch._library.custom_ops", "OPDEFS", {})
+    known: dict[str, object] = private_name("torch._library.custom_ops", "OPDEFS", {})
     for definition in known.values():
         name, function = (getattr(definition, part, None) for part in ("_qualname", "_init_fn"))
         if isinstance(name, str):
@@ -170,8 +160,8 @@ def library_operators() -> Iterator[tuple[str, str]]:
 
     Fallback: none, so a file that calls one is refused.
     """
-    names: set[str] = _private("torch.library", "_defs", set())
-    described: Callable[[str], str] = _private("torch", "_C._dispatch_dump", lambda name: "")
+    names: set[str] = private_name("torch.library", "_defs", set())
+    described: Callable[[str], str] = private_name("torch", "_C._dispatch_dump", lambda name: "")
     for name in names:
         try:
             yield name, described(name)

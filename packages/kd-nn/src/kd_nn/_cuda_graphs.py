@@ -15,10 +15,9 @@ from typing import Final, Generic, ParamSpec, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree
 
 from kd_core import InvalidArgument, InvalidValue, NestedKey, TensorDictBase
-from kd_core.extending import public_in
+from kd_core.extending import public_in, torch_tree
 from kd_nn._modules.module import TensorDictModule
 
 P = ParamSpec("P")
@@ -83,7 +82,7 @@ class _Recording:
     inputs: list[Tensor]
     written: list[int]
     outputs: list[object]
-    structure: _pytree.TreeSpec
+    structure: torch_tree.TreeSpec
     returned: int | None
     stored: dict[int, dict[NestedKey, Tensor]]
     replay: Callable[[], object]
@@ -166,7 +165,7 @@ class CudaGraphModule(nn.Module, Generic[P, R]):
         """
         if self._recorder is None:
             return self.module(*args, **kwargs)
-        leaves, structure = _pytree.tree_flatten((args, kwargs))
+        leaves, structure = torch_tree.tree_flatten((args, kwargs))
         form = self._form_of((structure, *map(_kind_of, leaves), *self._state()))
         if form.recording is None:
             _check(leaves, self._recorder.device)
@@ -215,20 +214,20 @@ class CudaGraphModule(nn.Module, Generic[P, R]):
                 container.assign({key: leaf.detach() for key, leaf in stored.items()})
         if any(result is each for each in objects):
             return cast("R", result)
-        return cast("R", _pytree.tree_map_only(Tensor, Tensor.detach, result))
+        return cast("R", torch_tree.tree_map_only(Tensor, Tensor.detach, result))
 
     def _recorded(
-        self, recorder: Recorder, leaves: list[object], structure: _pytree.TreeSpec
+        self, recorder: Recorder, leaves: list[object], structure: torch_tree.TreeSpec
     ) -> _Recording:
         copies = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        args, kwargs = _pytree.tree_unflatten(copies, structure)
+        args, kwargs = torch_tree.tree_unflatten(copies, structure)
         inputs = [leaf for leaf in copies if isinstance(leaf, Tensor)]
         versions = [leaf._version for leaf in inputs]
         objects = [*args, *kwargs.values()]
         before = {at: _entries(each) for at, each in enumerate(objects)}
         result, replay = recorder.record(lambda: self.module(*args, **kwargs))
         returned = next((at for at, each in enumerate(objects) if each is result), None)
-        outputs, spec = _pytree.tree_flatten(None if returned is not None else result)
+        outputs, spec = torch_tree.tree_flatten(None if returned is not None else result)
         return _Recording(
             inputs,
             [at for at, leaf in enumerate(inputs) if leaf._version != versions[at]],
@@ -308,4 +307,4 @@ def _results(recording: _Recording, given: list[Tensor], objects: list[object]) 
     if recording.returned is not None:
         return objects[recording.returned]
     leaves = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in recording.outputs]
-    return _pytree.tree_unflatten(leaves, recording.structure)
+    return torch_tree.tree_unflatten(leaves, recording.structure)

@@ -1,5 +1,7 @@
 """What this library knows of torch's private names: how torch calls a module, and what is its own.
 
+Names that a torch may lack are looked up with what takes their place, as those of kd_core.
+
 A class of torch may be patched at any time, also before this library is imported. So a function is
 taken for torch's own only where it says so itself: its globals are those of the file of torch that
 defines the class, and its qualified name is the one that it has there. What a decorator returns has
@@ -9,14 +11,70 @@ other globals. Everything here is asked when it is needed, nothing is recorded a
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from types import FunctionType
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
+import torch
 from torch import nn
+
+from kd_core.extending import private_name
+
+if TYPE_CHECKING:
+    from torch._subclasses.fake_tensor import FakeTensorMode
 
 HOOKS: Final = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 """The dicts of a module that hold its hooks."""
+
+_MODULE: Final = "torch.nn.modules.module"
+GLOBAL_HOOKS: Final[tuple[Mapping[int, object], ...]] = tuple(
+    private_name(_MODULE, f"_global{name}", {}) for name in HOOKS
+)
+"""The dicts that hold the hooks of all modules. Fallback: those are not seen."""
+
+REGISTRATION_HOOKS: Final[Mapping[int, object]] = private_name(
+    _MODULE, "_global_module_registration_hooks", {}
+)
+"""The hooks that see every member of a module. Fallback: they do not see those of sequences."""
+
+
+def _no_trace() -> object | None:
+    return None
+
+
+current_jit_trace: Final[Callable[[], object | None]] = private_name(
+    "torch._C", "_get_tracing_state", _no_trace
+)
+"""Return what `torch.jit.trace` records, None outside of it. Fallback: a plan is recorded."""
+
+
+def _no_functions() -> int:
+    return 0
+
+
+function_modes: Final[Callable[[], int]] = private_name(
+    "torch._C", "_len_torch_function_stack", _no_functions
+)
+"""Return how many modes see calls of functions. Fallback: they see those of ensembles at once."""
+
+
+def fake_tensors() -> FakeTensorMode:
+    """Return a mode in which operators compute shapes alone, of other tensors too.
+
+    Raises:
+        NotImplementedError: If this torch has none: what asks for shapes does not work then.
+    """
+    mode: type[FakeTensorMode] | None = private_name(
+        "torch._subclasses.fake_tensor", "FakeTensorMode", None
+    )
+    if mode is None:
+        raise NotImplementedError(f"torch {torch.__version__} does not have `FakeTensorMode`.")
+    return mode(allow_non_fake_inputs=True)
+
+
+def calls_of_modules() -> tuple[object, object]:
+    """Return what `nn.Module` has for `__call__` right now, and what that calls."""
+    return nn.Module.__call__, getattr(nn.Module, "_call_impl", None)
 
 
 def is_own(function: object, owner: type, name: str) -> bool:

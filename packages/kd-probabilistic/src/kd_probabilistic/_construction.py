@@ -37,10 +37,14 @@ from torch.distributions import (
 )
 
 from kd_core import InvalidArgument, nearest_key
-from kd_core.extending import assume_constant_result, public_in, signature_of
+from kd_core.extending import (
+    assume_constant_result,
+    maybe_current_level,
+    public_in,
+    signature_of,
+)
 from kd_nn.distributions import values_unchecked
 from kd_probabilistic._reading import must_not_look
-from kd_probabilistic._torch_private import functorch_level
 
 _NAMED: Final = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
@@ -260,7 +264,7 @@ def _normal(values: Sequence[object]) -> Normal | None:
     assert isinstance(loc, Tensor)
     assert isinstance(scale, Tensor)
     shape = loc.shape
-    if shape != scale.shape or functorch_level() is not None or Normal.__init__ is not _NORMAL:
+    if shape != scale.shape or maybe_current_level() is not None or Normal.__init__ is not _NORMAL:
         return None
     if Distribution._validate_args and not _surely_valid(loc, scale):
         return None
@@ -283,7 +287,7 @@ def _surely_valid(loc: Tensor, scale: Tensor) -> bool:
 
 def _categorical(values: Sequence[object]) -> Categorical | None:
     (given,) = values
-    if given.__class__ is not Tensor or functorch_level() is not None:
+    if given.__class__ is not Tensor or maybe_current_level() is not None:
         return None
     assert isinstance(given, Tensor)
     if not given.is_floating_point() or not given.ndim or not given.numel():

@@ -9,13 +9,9 @@ import torch
 from torch import Tensor
 
 from kd_core import KdError, TensorDictBase
+from kd_core.extending import is_batchedtensor, maybe_current_level
 from kd_nn.distributions import values_unchecked
-from kd_probabilistic._torch_private import (
-    READS_VALUES,
-    computes_shapes_alone,
-    functorch_level,
-    is_batched,
-)
+from kd_probabilistic._torch_private import READS_VALUES, computes_shapes_alone
 
 
 def must_not_look(values: Sequence[object]) -> bool:
@@ -25,7 +21,7 @@ def must_not_look(values: Sequence[object]) -> bool:
         return not torch.compiler.is_dynamo_compiling()
     if computes_shapes_alone():
         return True
-    if functorch_level() is None:
+    if maybe_current_level() is None:
         return False
     return any(_holds_batched(value) for value in values)
 
@@ -38,8 +34,8 @@ def can_read(value: Tensor) -> bool:
 def _holds_batched(value: object) -> bool:
     """Return whether a tensor, or one in a container, has a hidden dimension of `vmap`."""
     if isinstance(value, TensorDictBase):
-        return any(is_batched(leaf) for leaf in value.values(True, True))
-    return isinstance(value, Tensor) and is_batched(value)
+        return any(is_batchedtensor(leaf) for leaf in value.values(True, True))
+    return isinstance(value, Tensor) and is_batchedtensor(value)
 
 
 class NotTraceable(KdError, NotImplementedError):

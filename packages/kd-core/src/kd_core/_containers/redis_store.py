@@ -31,7 +31,7 @@ from kd_core._nodes import registry
 from kd_core._nodes.entry import is_row_data, is_unbatched
 from kd_core._protocol.primitives import AbstractContainer, lock
 from kd_core._store.mapped_tensor import is_writing
-from kd_core._torch_private import is_view
+from kd_core._torch_private import is_view, without_torch_function
 
 if TYPE_CHECKING:
     from typing import Self
@@ -103,7 +103,7 @@ class StoredTensor(Tensor):
         """Call a function of torch on the plain tensors, and send what it wrote."""
         given = kwargs or {}
         first = args[:1] if args else tuple(given.values())[:1]
-        with torch._C.DisableTorchFunctionSubclass():
+        with without_torch_function():
             result = func(*args, **given)
             for tensor in _stored_in((given.get("out"), *(first if is_writing(func) else ()))):
                 tensor._written()
@@ -123,13 +123,13 @@ class StoredTensor(Tensor):
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:  # as torch declares it
         """Return what a pickle of the values holds."""
-        with torch._C.DisableTorchFunctionSubclass():
+        with without_torch_function():
             reduced: tuple[Any, ...] = self.as_subclass(Tensor).__reduce_ex__(protocol)  # type: ignore[no-untyped-call]  # untyped in torch
         return reduced
 
     def __deepcopy__(self, memo: object) -> Tensor:
         """Return a copy of the values."""
-        with torch._C.DisableTorchFunctionSubclass():
+        with without_torch_function():
             return self.as_subclass(Tensor).clone()
 
 

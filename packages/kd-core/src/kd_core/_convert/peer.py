@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
-import torch
 from torch import Tensor
 
 from kd_core._batch.descriptor import describe, describe_on
@@ -19,6 +18,7 @@ from kd_core._nodes.entry import is_row_data, is_unbatched
 from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import AbstractContainer
 from kd_core._protocol.validation import is_foreign, is_foreign_unbatched, values_of_rows
+from kd_core._torch_private import without_torch_function
 
 if TYPE_CHECKING:
     from kd_core._batch.descriptor import Descriptor
@@ -65,7 +65,7 @@ def _leaf_of(leaf: Tensor, desc: Descriptor) -> Entry:
 
 def unbatched_of(leaf: Tensor) -> Node:
     """Return a tensor without batch dimensions, which is one of a subclass there."""
-    with torch._C.DisableTorchFunctionSubclass():
+    with without_torch_function():
         return registry.wrap_tensor(leaf.as_subclass(Tensor), describe(()))
 
 

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple, cast
 
 from torch import Tensor
-from torch.utils import _pytree
 
 from kd_core._errors import InvalidValue, KeyCollision, a_type
 from kd_core._keys import format_key
 from kd_core._leaves.loops import find_entry
 from kd_core._protocol.primitives import AbstractContainer
+from kd_core._torch_private import torch_tree
 
 STRUCTURE: Final = "_pytree_type"
 
@@ -27,7 +27,7 @@ class Structure(NamedTuple):
         paths: the key of each leaf.
     """
 
-    spec: _pytree.TreeSpec
+    spec: torch_tree.TreeSpec
     paths: tuple[tuple[str, ...], ...]
 
 
@@ -38,7 +38,7 @@ def tree_of_pytree(pytree: object) -> dict[tuple[str, ...], object]:
         InvalidValue: if the tree is a single leaf.
         KeyCollision: if two leaves have the same path.
     """
-    leaves, spec = _pytree.tree_flatten_with_path(pytree)
+    leaves, spec = torch_tree.tree_flatten_with_path(pytree)
     entries: dict[tuple[str, ...], object] = {}
     for path, leaf in leaves:
         key = tuple(name for part in path for name in _names_of(part))
@@ -82,4 +82,4 @@ def pytree_of(td: AbstractContainer) -> object | None:
                 f"lost. Remove `{STRUCTURE}` from the container, then it becomes nested dicts."
             )
         leaves.append(entry if isinstance(entry, Tensor) else entry._kd_item())
-    return cast("object", _pytree.tree_unflatten(leaves, structure.spec))
+    return cast("object", torch_tree.tree_unflatten(leaves, structure.spec))

@@ -28,6 +28,7 @@ from kd_core._torch_private import (
     dispatch_modes,
     is_traceable_wrapper_subclass,
     maybe_current_level,
+    no_torch_function,
 )
 
 if TYPE_CHECKING:
@@ -166,7 +167,7 @@ class StandIn(Tensor):
         plain: the same tensor, plain.
     """
 
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # stubs want a method of the class
+    __torch_function__ = no_torch_function
     plain: Tensor
 
     def prepare(self, source: Tensor) -> None:

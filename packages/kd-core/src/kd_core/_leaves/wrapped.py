@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from kd_core._leaves.foreach import StandIn, are_unwrapped, prepare, wraps_tensors
-from kd_core._torch_private import make_subclass
+from kd_core._torch_private import make_subclass, no_torch_function, without_torch_function
 
 
 class Refused:
@@ -45,7 +45,7 @@ def kept(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> Iterator[None]
     try:
         yield
     except BaseException:
-        with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
+        with without_torch_function(), torch.no_grad():
             for plain, values in old:
                 plain.copy_(values)
         raise
@@ -57,7 +57,7 @@ def _decides(leaf: Tensor) -> bool:
     if issubclass(kind, StandIn):
         return False  # it never raises, prepared
     function = getattr(kind.__torch_function__, "__func__", kind.__torch_function__)
-    usual = (getattr(Tensor.__torch_function__, "__func__"), torch._C._disabled_torch_function_impl)  # noqa: B009  # stubs call it a function
+    usual = (getattr(Tensor.__torch_function__, "__func__"), no_torch_function)  # noqa: B009  # stubs call it a function
     if function in usual and kind.__torch_dispatch__ is Tensor.__torch_dispatch__:
         return kind.copy_ is not Tensor.copy_
     return not wraps_tensors(leaf)
@@ -66,7 +66,7 @@ def _decides(leaf: Tensor) -> bool:
 def _old_values(target: Tensor) -> tuple[Tensor, Tensor] | None:
     """Return a plain tensor in the memory of a leaf, and a copy; `None` where it has none."""
     try:
-        with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
+        with without_torch_function(), torch.no_grad():
             if not target.untyped_storage().data_ptr():
                 return None
             plain = make_subclass(Tensor, target)

@@ -22,7 +22,11 @@ from torch.utils.checkpoint import checkpoint
 from kd_core._errors import UnsupportedFunction
 from kd_core._keys import nearest_key
 from kd_core._nodes.entry import is_node
-from kd_core._torch_private import HigherOrderOperator, assume_constant_result
+from kd_core._torch_private import (
+    HigherOrderOperator,
+    assume_constant_result,
+    without_torch_function,
+)
 
 TorchFunction: TypeAlias = Callable[..., object]
 
@@ -56,7 +60,7 @@ def call(
         own = ELEMENTWISE.get(func)
     if own is None:
         if is_dynamo_compiling() and (func is checkpoint or isinstance(func, HigherOrderOperator)):
-            with torch._C.DisableTorchFunctionSubclass():  # it calls a function of the user
+            with without_torch_function():  # it calls a function of the user
                 return func(*args, **kwargs) if kwargs else func(*args)
         raise UnsupportedFunction(_unsupported(func))
     return own(*args, **kwargs) if kwargs else own(*args)

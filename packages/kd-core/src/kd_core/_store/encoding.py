@@ -43,6 +43,7 @@ from kd_core._store.mapped_tensor import MemoryMappedTensor, SealedTensor
 from kd_core._store.registered import BY_FULL_NAME, CLASSES, full_name
 from kd_core._store.segments import Spec
 from kd_core._store.values import written
+from kd_core._torch_private import ragged_dim
 
 if TYPE_CHECKING:
     from kd_core._batch.descriptor import Descriptor
@@ -140,7 +141,7 @@ class Encoder:
         parts: list[Tensor | None] = [leaf.values(), leaf.offsets(), lengths]  # type: ignore[attr-defined]  # as above
         nodes = [None if part is None else self.add(part, path) for part in parts]
         self.rows += [self._known[id(part)] for part in parts[1:] if part is not None]
-        node = {"jagged": [*nodes, leaf._ragged_idx]}  # type: ignore[attr-defined]  # as above
+        node = {"jagged": [*nodes, ragged_dim(leaf)]}
         self._ragged[id(leaf)] = leaf, node
         return node
 

@@ -20,7 +20,7 @@ from kd_core._errors import InvalidArgument, InvalidValue, shape_text, wrong_typ
 from kd_core._naming import public_in
 from kd_core._protocol.primitives import AbstractContainer, leaves_of
 from kd_core._store.places import place_of, roots_at
-from kd_core._torch_private import is_view
+from kd_core._torch_private import is_view, no_torch_function, without_torch_function
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -73,7 +73,7 @@ class MemoryMappedTensor(Tensor, metaclass=_InMap):
     _whole: torch.Size | None = None
 
     # Results of operations are plain tensors.
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # as torch documents
+    __torch_function__ = no_torch_function
 
     def __new__(
         cls,
@@ -494,7 +494,7 @@ class SealedTensor(Tensor):
                 f"tensors must not change: `{name}` would write to one. Open the store for "
                 "writing, set the entry, or `clone()` the tensor."
             )
-        with torch._C.DisableTorchFunctionSubclass():
+        with without_torch_function():
             return _sealed_views(func(*args, **given))
 
     def __deepcopy__(self, memo: object) -> Tensor:
@@ -524,7 +524,7 @@ def is_writing(func: Callable[..., object]) -> bool:
 
 
 def _plain(tensor: Tensor) -> Tensor:
-    with torch._C.DisableTorchFunctionSubclass():
+    with without_torch_function():
         return tensor.as_subclass(Tensor)
 
 

@@ -29,7 +29,6 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
-from torch.utils import _pytree
 
 from kd_core._batch.descriptor import Descriptor, describe
 from kd_core._batch.names import as_named, names_of
@@ -53,7 +52,12 @@ from kd_core._torch.vmap_dims import (
     refuse_mapped,
     refuse_rows,
 )
-from kd_core._torch_private import maybe_current_level, maybe_get_level, outside_of_transform
+from kd_core._torch_private import (
+    maybe_current_level,
+    maybe_get_level,
+    outside_of_transform,
+    torch_tree,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -463,10 +467,10 @@ def _kind_of(
 
 def _flatten_with_keys(
     container: AbstractContainer,
-) -> tuple[list[tuple[_pytree.KeyEntry, object]], AnyStructure]:
+) -> tuple[list[tuple[torch_tree.KeyEntry, object]], AnyStructure]:
     children, structure = _flatten(container)
     if not isinstance(structure, Structure):
-        return [(_pytree.SequenceKey(i), each) for i, each in enumerate(children)], structure
+        return [(torch_tree.SequenceKey(i), each) for i, each in enumerate(children)], structure
     return list(zip(_paths(structure, ()), children, strict=True)), structure
 
 
@@ -479,12 +483,12 @@ class _Path(tuple[str, ...]):
         return "_".join(self)
 
 
-def _paths(structure: Structure, head: tuple[str, ...]) -> Iterator[_pytree.KeyEntry]:
+def _paths(structure: Structure, head: tuple[str, ...]) -> Iterator[torch_tree.KeyEntry]:
     for key, below in zip_longest(structure.keys, structure.inner):
         if below is not None:
             yield from _paths(below, (*head, key))
         else:
-            yield _pytree.MappingKey(_Path((*head, key)) if head else key)
+            yield torch_tree.MappingKey(_Path((*head, key)) if head else key)
 
 
 def _dump(structure: AnyStructure) -> Dumped:
@@ -555,7 +559,7 @@ def _load_structure(parts: Dumped) -> Structure:
 def _register(cls: type) -> None:
     """Register one kind of container as a pytree node."""
     public = takewhile(lambda part: not part.startswith("_"), cls.__module__.split("."))
-    _pytree.register_pytree_node(
+    torch_tree.register_pytree_node(
         cls,
         _flatten,
         partial(_unflatten, cls),

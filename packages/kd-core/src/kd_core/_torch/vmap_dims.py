@@ -18,7 +18,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
-from torch.utils import _pytree
 
 from kd_core._batch.descriptor import Descriptor, describe
 from kd_core._containers.unbatched import UnbatchedTensor, wrap_tensor
@@ -32,6 +31,7 @@ from kd_core._torch_private import (
     maybe_current_level,
     maybe_get_bdim,
     maybe_get_level,
+    torch_tree,
 )
 
 
@@ -175,8 +175,8 @@ def _flatten_unbatched(entry: UnbatchedTensor) -> tuple[list[object], None]:
 
 def _flatten_unbatched_with_keys(
     entry: UnbatchedTensor,
-) -> tuple[list[tuple[_pytree.KeyEntry, object]], None]:
-    return [(_pytree.GetAttrKey("data"), entry._tensor)], None
+) -> tuple[list[tuple[torch_tree.KeyEntry, object]], None]:
+    return [(torch_tree.GetAttrKey("data"), entry._tensor)], None
 
 
 def _unflatten_unbatched(values: Iterable[object], constant: None) -> UnbatchedTensor:
@@ -211,7 +211,7 @@ def _dump_unbatched(constant: object) -> None:
     """Convert the structure to a JSON value: there is none."""
 
 
-_pytree.register_pytree_node(
+torch_tree.register_pytree_node(
     UnbatchedTensor,
     _flatten_unbatched,
     _unflatten_unbatched,

@@ -15,9 +15,17 @@ from typing import Final, TypeAlias
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # as everywhere
-from torch.nn.modules import module as torch_module
 
-from kd_nn._torch_private import HOOKS, calls_are_own, defines, is_called_plainly, reads_plainly
+from kd_nn._torch_private import (
+    GLOBAL_HOOKS,
+    HOOKS,
+    calls_are_own,
+    calls_of_modules,
+    defines,
+    function_modes,
+    is_called_plainly,
+    reads_plainly,
+)
 
 Stacked: TypeAlias = Mapping[str, object]
 """The entries of one level: parameters with the copies in front, and levels below."""
@@ -53,9 +61,6 @@ _READS: Final[Mapping[type[nn.Module], tuple[str, ...]]] = {
 }
 """The layers that are known, and the attributes that are read here in place of their `forward`."""
 _PLAIN: Final = frozenset({Tensor, nn.Parameter})
-_GLOBAL_HOOKS: Final = tuple(
-    getattr(torch_module, f"_global{name}") for name in (*HOOKS, "_forward_hooks_always_called")
-)
 
 
 def runs_at_once(module: nn.Module, params: Stacked, value: object, stacked: bool) -> bool:
@@ -69,7 +74,7 @@ def runs_at_once(module: nn.Module, params: Stacked, value: object, stacked: boo
     """
     if type(value) is not Tensor or value.ndim <= stacked:
         return False
-    if any(_GLOBAL_HOOKS) or torch._C._len_torch_function_stack() or not calls_are_own():
+    if any(GLOBAL_HOOKS) or function_modes() or not calls_are_own():
         return False
     return _is_known(module, params)
 
@@ -107,7 +112,7 @@ def is_unchanged(module: nn.Module, base: type[nn.Module]) -> bool:
     own = module.__dict__
     if "forward" in own or any(own[name] for name in HOOKS):
         return False
-    return is_called_plainly(module, base.__call__, nn.Module._call_impl)
+    return is_called_plainly(module, base.__call__, calls_of_modules()[1])
 
 
 def _level(entry: object) -> Stacked:

@@ -14,6 +14,7 @@ from typing import Any, Final, SupportsIndex
 from torch import nn
 
 from kd_nn._plan.invalidation import Flagged
+from kd_nn._torch_private import REGISTRATION_HOOKS
 
 
 class _Holder(Flagged):
@@ -79,7 +80,7 @@ _ANNOUNCING: Final[dict[type, type]] = {plain: kind for kind, plain in _PLAIN.it
 
 def hold(steps: Iterable[nn.Module]) -> StepModuleList:
     """Return a list of steps, which are known to be modules: torch would check each again."""
-    if nn.modules.module._global_module_registration_hooks:
+    if REGISTRATION_HOOKS:
         return StepModuleList(steps)
     held = StepModuleList()
     held._modules.update({str(idx): step for idx, step in enumerate(steps)})

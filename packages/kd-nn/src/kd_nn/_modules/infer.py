@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from kd_core import TensorDict, TensorDictBase
 from kd_nn._dispatch.entries import entry, has_entry
 from kd_nn._keys.graph import KeyGraph
+from kd_nn._torch_private import fake_tensors
 
 
 def infer_shapes(module: nn.Module, sample: TensorDictBase) -> TensorDict:
@@ -27,9 +28,7 @@ def infer_shapes(module: nn.Module, sample: TensorDictBase) -> TensorDict:
     Returns:
         A container of the sample and all outputs, as tensors on the meta device.
     """
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    mode = fake_tensors()
     held = next(module.parameters(), None)
     device = torch.device("cpu") if held is None else held.device
 

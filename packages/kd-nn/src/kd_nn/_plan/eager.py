@@ -41,7 +41,7 @@ from kd_nn._plan.program import (
     resolve,
     runs_on_values,
 )
-from kd_nn._torch_private import HOOKS
+from kd_nn._torch_private import GLOBAL_HOOKS, HOOKS, calls_of_modules, current_jit_trace
 
 
 def make_plan(module: nn.Module) -> Plan:
@@ -90,7 +90,7 @@ class FastCalls(Calls):
         text = self.text
         self.root = root
         self._first = self.watch = Watch(text)
-        self.empty: list[object] = [anyone_skips, *_global_hooks()]
+        self.empty: list[object] = [anyone_skips, *GLOBAL_HOOKS]
         self.checks = self.watch.checks
         self.checks.append(text.name("_changed", changed))
         self.again: dict[int, Watch] = {}
@@ -140,12 +140,13 @@ class FastCalls(Calls):
     def write_guard(self) -> None:
         """Write the tests that nothing watches and nothing has changed."""
         text = self.text
+        call, impl = calls_of_modules()
         text.names.update(
             _compiler=torch.compiler,
-            _tracing=torch._C._get_tracing_state,
+            _tracing=current_jit_trace,
             _Module=nn.Module,
-            _call_of_modules=nn.Module.__call__,
-            _impl_of_modules=nn.Module._call_impl,
+            _call_of_modules=call,
+            _impl_of_modules=impl,
             _owner=weakref.ref(self.root),
             _any=any,
             _empty=tuple(self.empty),
@@ -180,7 +181,7 @@ class FastCalls(Calls):
         end = next((start for start in self.again if start > idx), len(self.program.calls))
         steps = [*self.program.containers, *(c.step for c in self.program.calls[idx:end])]
         hooks = [getattr(step, kind) for step in steps for kind in HOOKS]
-        empty = text.name(f"_empty{idx}", (anyone_skips, *_global_hooks(), *hooks))
+        empty = text.name(f"_empty{idx}", (anyone_skips, *GLOBAL_HOOKS, *hooks))
         text.names["_continued"] = partial(continued, self.program)
         tests = [f"_any({empty})", "_changed", *self._members, *watch.hooks, *watch.checks]
         tests += ["_Module.__call__ is not _call_of_modules"]
@@ -313,10 +314,6 @@ def continued(
         for call in program.calls[:idx]
     }
     return root._kd_continue_from(container, given, made)
-
-
-def _global_hooks() -> list[object]:
-    return [getattr(nn.modules.module, f"_global{kind}") for kind in HOOKS]
 
 
 def by_level(outputs: Sequence[tuple[NestedKey, int]]) -> dict[str, int | dict[str, int]] | None:

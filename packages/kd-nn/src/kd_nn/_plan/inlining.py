@@ -17,7 +17,13 @@ import torch.nn.functional as F  # as everywhere
 from torch import nn
 
 from kd_nn._plan.codegen import Text
-from kd_nn._torch_private import HOOKS, defines, is_called_plainly, reads_plainly
+from kd_nn._torch_private import (
+    HOOKS,
+    calls_of_modules,
+    defines,
+    is_called_plainly,
+    reads_plainly,
+)
 
 PLACE: Final = "<x>"
 """Stands for the input in a line."""
@@ -89,7 +95,7 @@ class Watch:
 
     def opens(self, module: nn.Module, name: str) -> bool:
         """Return whether `forward` may be called directly, and write the test that it stays so."""
-        if not is_called_plainly(module, nn.Module.__call__, nn.Module._call_impl):
+        if not is_called_plainly(module, *calls_of_modules()):
             return False
         own = self._class(type(module))
         attributes = self.text.name(f"{name}_attributes", module.__dict__)

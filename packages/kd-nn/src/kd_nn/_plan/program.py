@@ -18,6 +18,7 @@ from kd_nn._dispatch.entries import Inplace
 from kd_nn._keys.flow import KeyFlow
 from kd_nn._keys.specs import DISCARD, Keys, strictly_overlaps
 from kd_nn._plan.invalidation import is_patched, running_classes
+from kd_nn._torch_private import GLOBAL_HOOKS
 
 
 class Keyed(Protocol):
@@ -265,16 +266,18 @@ def inplace_of(module: nn.Module) -> Inplace:
     return cast("Inplace", module.inplace) if asks else True
 
 
+_FORWARD_HOOKS, _PRE_HOOKS = GLOBAL_HOOKS[:2]
+
+
 def is_watched(module: nn.Module) -> bool:
     """Return whether hooks would see a call of the module with a container.
 
     Global backward hooks do not count: torch cannot attach them to a container, and they see what
     the steps wrap.
     """
-    everywhere = nn.modules.module
     return bool(
-        everywhere._global_forward_hooks
-        or everywhere._global_forward_pre_hooks
+        _FORWARD_HOOKS
+        or _PRE_HOOKS
         or module._forward_hooks
         or module._forward_pre_hooks
         or module._backward_hooks

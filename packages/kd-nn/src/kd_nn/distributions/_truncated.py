@@ -28,6 +28,7 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
 from kd_core.extending import is_eager
+from kd_nn._torch_private import current_jit_trace
 
 REACH: Final = 40.0
 """How many standard deviations from the mode an interval matters: beyond, the density is zero."""
@@ -75,7 +76,7 @@ def _either(mask: Tensor, one: Callable[[], Tensor], other: Callable[[], Tensor]
     Each of them is most of the work, so one that is needed nowhere is left out, where values can be
     read: not in a capture, nor under a transformation; and on a GPU a read would have to wait.
     """
-    if is_eager() and mask.device.type == "cpu" and not torch._C._is_tracing():
+    if is_eager() and mask.device.type == "cpu" and current_jit_trace() is None:
         count = int(mask.sum())
         if count == mask.numel():
             return one()
