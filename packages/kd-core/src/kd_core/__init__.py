@@ -59,7 +59,6 @@ from kd_core._ops.calls.modules import ModuleBusy as ModuleBusy
 from kd_core._ops.entries.listing import LinkedList as LinkedList
 from kd_core._torch import pickling as _pickling
 from kd_core._torch import pytree as _pytree
-from kd_core._torch import training_loops as _training_loops
 from kd_core._torch.functions import torch_functions as torch_functions
 from kd_core._types import NO_DEFAULT as NO_DEFAULT
 from kd_core._types import NestedKey as NestedKey

@@ -18,6 +18,7 @@ from torch.compiler import is_dynamo_compiling
 
 from kd_core._errors import InvalidArgument, ShapeMismatch
 from kd_core._leaves.loops import find_entry
+from kd_core._nodes.entry import tensor_of
 from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
@@ -212,3 +213,22 @@ def _restore(level: AbstractContainer, entries: dict[str, Entry]) -> None:
     for key, entry in entries.items():
         if now.get(key) is not entry:
             level._kd_set_entry(key, entry)
+
+
+def take_leaves(td: AbstractContainer, made: AbstractContainer) -> None:
+    """Replace the leaves of a container by those of another one of the same structure."""
+    with unchanged_on_error(td):
+        _take_leaves(td, made)
+
+
+def _take_leaves(td: AbstractContainer, made: AbstractContainer) -> None:
+    if isinstance(td, Composite) and isinstance(made, Composite):
+        for member, other in zip(td._members, made._members, strict=True):
+            _take_leaves(member, other)
+        return
+    for key, value in made._kd_entries.items():
+        mine = td._kd_entries[key]
+        if tensor_of(value) is not None:
+            td._kd_set_entry(key, value)
+        elif isinstance(mine, AbstractContainer) and isinstance(value, AbstractContainer):
+            _take_leaves(mine, value)

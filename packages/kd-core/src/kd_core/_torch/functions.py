@@ -4,7 +4,7 @@ An entry here makes `torch.f(td)` work. Functions of several containers are in `
 that treat each leaf or each element alone in `ELEMENTWISE`; all others are mapped to the name of a
 method, so that subclasses can override it. An activation maps each leaf. A loss combines leaves of
 the same key; without a reduction the result has the batch size of the operands, else each leaf is
-one number and the batch size is ().
+one number and the batch size is (). The default collate function of a `DataLoader` stacks them.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from kd_core._ops.math.reduction import Reductions
 from kd_core._ops.values.filling import fill_like
 from kd_core._protocol import overrides
 from kd_core._protocol.primitives import AbstractContainer, note_entry, refuse_unbatched
+from kd_core._torch_private import collate_as
 
 _MIRRORED = {"eq": "eq", "ne": "ne", "lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
 
@@ -288,3 +289,13 @@ for _like in (
     torch.randint_like,
 ):
     overrides.ELEMENTWISE[_like] = fill_like(_like)
+
+
+def _collate(
+    batch: TensorDictBase | Sequence[TensorDictBase], *, collate_fn_map: object = None
+) -> TensorDictBase:
+    """Stack the samples of a `DataLoader`; a container as data set gives a whole batch at once."""
+    return batch if isinstance(batch, TensorDictBase) else stack(batch)
+
+
+collate_as(TensorDictBase, _collate)

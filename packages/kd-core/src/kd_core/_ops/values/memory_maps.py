@@ -16,6 +16,7 @@ from kd_core._leaves.nested import stored_in
 from kd_core._naming import public_in
 from kd_core._nodes.entry import is_data
 from kd_core._ops.shape.rebatching import put_on
+from kd_core._protocol.composite import take_leaves
 from kd_core._protocol.primitives import AbstractContainer, leaves_of, lock, relock
 
 if TYPE_CHECKING:
@@ -167,7 +168,6 @@ class MemoryMaps(AbstractContainer):
             InvalidArgument: if the type of an entry cannot be saved; nothing is written.
             InvalidValue: if the value of an entry cannot be saved, or the path is something else.
         """
-        from kd_core._ops.values.replacing import take_leaves
         from kd_core._store.forms import create_arena
         from kd_core._store.places import record_root, root_of
 

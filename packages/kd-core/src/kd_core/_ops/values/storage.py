@@ -18,6 +18,7 @@ from kd_core._keys import format_key
 from kd_core._leaves.nested import restored_from, stored_in
 from kd_core._leaves.views import walk_items
 from kd_core._ops.values.moving import moved
+from kd_core._protocol.composite import take_leaves
 from kd_core._protocol.primitives import (
     AbstractContainer,
     leaves_of,
@@ -115,8 +116,6 @@ class Storage(AbstractContainer):
             placed = _consolidated(self, leaves, place) if leaves else []
         made = self._kd_rebuild(iter(placed))
         if inplace:
-            from kd_core._ops.values.replacing import take_leaves
-
             take_leaves(self, made)
             return lock(self)
         if place.device is None or place.device == self._kd_desc.device:
