@@ -67,7 +67,7 @@ CALLS: dict[str, Callable[[], object]] = {
     "a missing key": lambda: td()["rewrd"],
     "a missing nested key": lambda: td()["next", "obz"],
     "a key below a leaf": lambda: td()["reward", "x"],
-    "a key that is no key": lambda: td()["reward", 1],  # type: ignore[index]  # refused
+    "a key that is not a key": lambda: td()["reward", 1],  # type: ignore[index]  # refused
     "a missing key to delete": lambda: td().del_("reword"),
     "a missing key to select": lambda: td().select("next", "rewards"),
     "a missing key to rename": lambda: td().rename_key_("rward", "r"),
@@ -148,7 +148,7 @@ CALLS: dict[str, Callable[[], object]] = {
     "a generator to stack": lambda: cat(each for each in [td()]),  # type: ignore[arg-type]  # refused
     "a mapping as operand": lambda: td() + {"reward": 1},  # type: ignore[operator]  # refused
     "a separator of another type": lambda: td().flatten_keys(1),  # type: ignore[arg-type]  # refused
-    "parameters of what is no module": lambda: TensorDict.from_module(td()),  # type: ignore[call-overload]  # refused
+    "parameters of what is not a module": lambda: TensorDict.from_module(td()),  # type: ignore[call-overload]  # refused
     "a mean of integers": lambda: one(torch.arange(3)).mean(),
     "a field of a frozen class": lambda: setattr(Frozen(torch.zeros(2)), "image", 1),
     "a function of torch that is not offered": lambda: torch.linalg.inv(td()),

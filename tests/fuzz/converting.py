@@ -308,7 +308,7 @@ def through_text(rng: Random, s: Subject, name: str) -> Call:
     way = name.rpartition("_")[2]
 
     def theirs(tree: Plain) -> object:
-        found = bare(tree, tree.batch)  # it says where data is no text
+        found = bare(tree, tree.batch)  # it says where data is not text
         if any(leaf.is_complex() for leaf in tree.tensors()):
             raise Unknown("numbers that text does not have")
         if way == "json":

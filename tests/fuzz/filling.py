@@ -55,7 +55,7 @@ def cast_to(rng: Random, s: Subject, name: str) -> Call:
 
 
 def is_undefined(s: Subject, dtype: torch.dtype) -> bool:
-    """Whether a cast is left to the machine: of what is no number, or negative, to integers."""
+    """Whether a cast is left to the machine: of what is not a number, or negative, to integers."""
     if dtype.is_floating_point or dtype.is_complex:
         return False
     floats = [leaf for leaf in s.node.tensors() if leaf.is_floating_point() or leaf.is_complex()]

@@ -117,7 +117,7 @@ def store(rng: Random, s: Subject, name: str) -> Call:
         if name == "create_nested":
             level.entries[path[-1]] = Plain(level.batch)
             return ITSELF
-        # What is no tensor belongs to the rows of its level.
+        # What is not a tensor belongs to the rows of its level.
         new = stored(value, level.batch) if isinstance(value, (str, list)) else entry
         put(tree, path, new)
         if name == "setdefault":

@@ -1,9 +1,9 @@
 """Random sequences over odd keys, beside a plain dict of values.
 
-Keys are keywords of Python, names of generated code, text that is no name, characters that Python
-takes for each other, and members of enumerations and other subclasses of `str`. A model is called
-with a container, by position and by keyword, again and again, so that its plans are used; then
-outputs are selected. The reference looks up plain strings in a dict.
+Keys are keywords of Python, names of generated code, text that is not a name, characters that
+Python takes for each other, and members of enumerations and other subclasses of `str`. A model is
+called with a container, by position and by keyword, again and again, so that its plans are used;
+then outputs are selected. The reference looks up plain strings in a dict.
 """
 
 import copy

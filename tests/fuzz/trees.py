@@ -175,7 +175,7 @@ def renamed_all(tree: Plain, pairs: list[tuple[Path, Path]], strict: bool) -> Pl
 
 
 def without_data(tree: Plain) -> Plain:
-    """Return a tree without values that are no tensors."""
+    """Return a tree without values that are not tensors."""
     new = Plain(tree.batch)
     for key, value in tree.entries.items():
         if isinstance(value, Plain):

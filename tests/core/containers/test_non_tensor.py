@@ -1,4 +1,4 @@
-"""Data that is no tensor is carried along, one value for the whole batch."""
+"""Data that is not a tensor is carried along, one value for the whole batch."""
 
 import copy
 import pickle

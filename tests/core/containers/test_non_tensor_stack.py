@@ -1,4 +1,4 @@
-"""Data that is no tensor, one value for each row: rows stay with their tensors."""
+"""Data that is not a tensor, one value for each row: rows stay with their tensors."""
 
 import copy
 import io

@@ -312,7 +312,7 @@ scatter_reduce scatter_reduce_ searchsorted segment_reduce stft
 """
 
 
-# Overloads that take names of dimensions, which older versions of torch have. They are no paths.
+# Overloads that take names of dimensions, which older versions of torch have. They are not paths.
 WITH_DIMENSION_NAMES = re.compile(
     r"(align_to|refine_names|rename_?)\.\w+|"
     r"\w+\.((dim_)?[Dd]imname(List)?|((correction|generator_with|using)_)?names|named_out_dim)(_\w+)?"

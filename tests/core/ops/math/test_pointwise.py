@@ -45,7 +45,7 @@ def tensors(count: int, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]
 
 
 def nested(leaves: dict[str, Tensor]) -> TensorDict:
-    """The first leaf at the top, the others below it, beside data that is no tensor."""
+    """The first leaf at the top, the others below it, beside data that is not a tensor."""
     first, *rest = leaves
     inner: dict[str, object] = {key: leaves[key] for key in rest}
     return TensorDict({first: leaves[first], "rest": inner, "note": "text"}, [3])

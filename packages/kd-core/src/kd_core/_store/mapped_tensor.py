@@ -213,7 +213,7 @@ class MemoryMappedTensor(Tensor, metaclass=_InMap):
 
         Raises:
             InvalidValue: if the memory is too small, or must not be written to.
-            InvalidArgument: if it is no memory.
+            InvalidArgument: if it is not memory.
 
         Example:
             >>> memory = bytearray(8)
@@ -224,7 +224,7 @@ class MemoryMappedTensor(Tensor, metaclass=_InMap):
         """
         held = getattr(handler, "buf", getattr(handler, "buffer", handler))
         try:
-            memory = memoryview(held)  # type: ignore[arg-type]  # what is no memory is told below
+            memory = memoryview(held)  # type: ignore[arg-type]  # what is not memory is told below
         except TypeError:
             raise wrong_type("`handler`", "memory, such as a `SharedMemory`", handler) from None
         sizes = tuple(shape)

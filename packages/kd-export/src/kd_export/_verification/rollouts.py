@@ -140,7 +140,7 @@ class Eager:
         """Return what steps a copy of the module in float64."""
         reference: object = self._reference
         if not isinstance(reference, HasError):
-            raise TypeError("a function that is no module")
+            raise TypeError("a function that is not a module")
         return Eager(self._schema, reference.in_float64(), self._pairs)
 
     def _dim(self, entry: Entry) -> int:

@@ -304,7 +304,7 @@ class TensorDictParams(TensorDictBase, nn.Module):
         def __getitem__(self, index: object) -> object:
             return self._kd_hooked(super().__getitem__(index))
 
-        # Written as an optimiser writes parameters: the write is no part of a graph.
+        # Written as an optimiser writes parameters: the write is not part of a graph.
         apply_ = _without_graph("apply_")
         copy_ = _without_graph("copy_")
         zero_ = _without_graph("zero_")

@@ -353,12 +353,12 @@ def _changed(pairs: Sequence[Pair], head: tuple[str, ...]) -> Iterator[NestedKey
 
 
 def _held(source: TensorDictBase, keys: Iterable[NestedKey]) -> list[object]:
-    """Return entries as a container holds them: what is no tensor keeps its wrapper."""
+    """Return entries as a container holds them: what is not a tensor keeps its wrapper."""
     return [source.get(key) for key in keys]
 
 
 def _is_nested(value: object) -> TypeGuard[TensorDictBase]:
-    """Return whether a value holds entries, unlike a value that is no tensor, which is one."""
+    """Return whether a value holds entries, unlike a value that is not a tensor, which is one."""
     return isinstance(value, TensorDictBase)
 
 

@@ -77,7 +77,8 @@ def source_items(source: object, method: str) -> Mapping[str, object]:
 def sources_of(source: object, entries: dict[str, object]) -> list[object]:
     """Return the sources of an update: the one that is given, and the entries by keyword.
 
-    The keyword `ignore_lock` of tensordict is no entry, and does nothing. `None` is no source.
+    The keyword `ignore_lock` of tensordict is not an entry and does nothing; `None` is not a
+    source.
     """
     entries.pop("ignore_lock", None)
     sources = [] if source is None or isinstance(source, NoDefault) else [source]

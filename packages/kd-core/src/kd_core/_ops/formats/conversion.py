@@ -337,7 +337,7 @@ def _is_flat(state: Mapping[str, object]) -> bool:
 
 
 def _with_metadata(state: Mapping[str, object]) -> Mapping[str, object]:
-    """Return a flat state dict with the items that its nested form has for what is no tensor."""
+    """Return a flat state dict with the items that its nested form has for what is not a tensor."""
     about = getattr(state, "_metadata", None)
     if not isinstance(about, Mapping):
         return state

@@ -137,7 +137,7 @@ def compared(td: W, other: object, fn: _LeafOp) -> W:
         )
     result = binary(td, other, fn)
     if td._kd_desc.frozen:
-        unlock(result)  # answers are no values of the container
+        unlock(result)  # answers are not values of the container
     if fn in _EQUALITIES and td._kd_nested and isinstance(other, AbstractContainer):
         _compare_data(td, other, result, fn is torch.eq)
     return result

@@ -138,7 +138,7 @@ def _row(dim: int, row: int) -> tuple[LeafFn, BatchFn]:
 
 
 def _mask_at(td: AbstractContainer, path: tuple[str, ...]) -> Tensor:
-    """Return which elements of an entry are no padding; one row after the other is looked at."""
+    """Return which elements of an entry are not padding; one row after the other is looked at."""
     leaf = td._kd_read(path)
     if isinstance(leaf, Tensor) and leaf.is_nested:
         from kd_core._leaves.nested import row_mask
