@@ -1,5 +1,6 @@
-"""What `diagnose` finds, format by format."""
+"""What `diagnose` finds, format by format, and the options that calls share."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,17 @@ import torch
 from tests.export.models import Do, Keyed, case
 from torch import nn
 
-from kd_export import BackendMissing, Diagnosis, ExportError, Finding, NotExportable, diagnose
+from kd_export import (
+    BackendMissing,
+    Diagnosis,
+    ExportError,
+    Finding,
+    NotExportable,
+    diagnose,
+    export,
+    save,
+)
+from kd_nn import TensorDictModule
 
 
 def test_each_format_is_tried_and_nothing_is_kept(
@@ -56,3 +67,24 @@ def test_a_diagnosis_prints_one_line_a_format() -> None:
     assert found.to_data()["ok"] is False
     assert "<p>note: mended.</p>" in found._repr_html_()
     assert not Diagnosis(()).ok
+
+
+@pytest.mark.parametrize(
+    ("call", "wrong", "near"),
+    [
+        (export, "dynamics", "dynamic"),
+        (export, "rtol", None),  # an option of `save` alone
+        (diagnose, "output", "outputs"),
+        (save, "rtoll", "rtol"),
+    ],
+)
+def test_an_option_that_is_not_one_is_refused_with_the_nearest(
+    call: Callable[..., object], wrong: str, near: str | None, tmp_path: Path
+) -> None:
+    module = TensorDictModule(nn.Linear(2, 1), ["x"], ["y"])
+    target = (tmp_path / "model.pt2",) if call is save else ()
+    text = rf"^{call.__name__}\(\) got an unexpected keyword argument '{wrong}'"
+    text += "$" if near is None else rf"\. Did you mean `{near}`\?$"
+    with pytest.raises(TypeError, match=text):
+        call(module, *target, {"x": torch.zeros(1, 2)}, **{wrong: 1})
+    assert not list(tmp_path.iterdir())

@@ -251,8 +251,22 @@ def save(
 ) -> Report:
     """Export a keyed module or a policy and write it, verified, in one call.
 
-    The options are those of `export` and of `KeyedProgram.save`, whose report is returned.
     Parameters are not copied, so large models need less memory than by `export`.
+
+    Args:
+        module: As for `export`.
+        path: The target; its suffix names the format.
+        example: As for `export`.
+        options: ``inputs``, ``outputs``, ``dynamic``, ``state``, ``initial``, ``mode``, ``strict``
+            and ``metadata`` as for `export`; ``batch_sizes``, ``rtol``, ``atol``, ``vectors``,
+            ``oracle``, ``rollouts``, ``steps`` and ``opset`` as for `KeyedProgram.save`.
+
+    Returns:
+        What was compared.
+
+    Raises:
+        NotExportable: As for `export`, as are further errors.
+        VerifyError: As for `KeyedProgram.save`.
 
     Example:
         >>> import torch
