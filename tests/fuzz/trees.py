@@ -100,10 +100,14 @@ def renamed(tree: Plain, path: Path, target: Path, safe: bool) -> object:
 
 
 def emptied(tree: Plain, recurse: bool) -> Plain:
-    nested = {
-        key: emptied(value, True) for key, value in tree.entries.items() if isinstance(value, Plain)
-    }
-    return Plain(tree.batch, dict(nested) if recurse else {})
+    """Keep nothing, or the levels and what is no tensor."""
+    kept: dict[str, Entry] = {}
+    for key, value in tree.entries.items() if recurse else ():
+        if isinstance(value, Plain):
+            kept[key] = emptied(value, True)
+        elif isinstance(value, Data):
+            kept[key] = value
+    return Plain(tree.batch, kept)
 
 
 def selected(tree: Plain, paths: list[Path], strict: bool) -> Plain:

@@ -185,8 +185,10 @@ def look(rng: Random, s: Subject, name: str) -> Call:
         found = find(tree, path)
         if name == "__contains__":
             return found is not None
-        if name == "get" and found is None and isinstance(find(tree, path[:1]), Tensor):
-            raise Refusal("the key goes on below a tensor")
+        if name == "get" and found is None and s.kind != "declared":
+            levels = [find(tree, path[:depth]) for depth in range(1, len(path))]
+            if any(isinstance(level, Tensor) for level in levels):
+                raise Refusal("the key goes on below a tensor")
         if name == "get":
             return None if found is None else wrapped(tree, path, found)
         if found is None:

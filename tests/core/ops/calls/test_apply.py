@@ -263,3 +263,17 @@ def test_members_of_a_ragged_stack_get_a_device_each() -> None:
     assert made[1]["a"].tolist() == [2, 2]
     named = stack.named_apply(lambda name, x: x * 2, device=None, filter_empty=True)
     assert named[0]["a"].tolist() == [2]
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("first", [False, True])
+def test_what_only_one_member_of_a_stack_gives_is_kept(nested: bool, first: bool) -> None:
+    whole = TensorDict({"a": torch.zeros(2, dtype=torch.int64)})
+    real = TensorDict({"a": torch.zeros(2), "c": torch.ones(2)})
+    stack = lazy_stack([real, whole] if first else [whole, real])
+    td = TensorDict({"s": stack}, [2]) if nested else stack
+    made = td.apply(lambda x: x if x.is_floating_point() else None)
+    made = made.get("s") if nested else made  # type: ignore[assignment]  # the stack
+    assert isinstance(made, LazyStackedTensorDict)
+    assert made[0 if first else 1]["c"].tolist() == [1, 1]
+    assert made[1 if first else 0].is_empty()

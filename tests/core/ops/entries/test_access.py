@@ -2,7 +2,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from kd_core import InvalidArgument, KeyNotFound, Locked, ShapeMismatch, TensorDict
+from kd_core import (
+    InvalidArgument,
+    KeyNotFound,
+    KeyThroughLeaf,
+    Locked,
+    ShapeMismatch,
+    TensorDict,
+    TensorDictBase,
+    lazy_stack,
+)
 
 X = torch.ones(2, 3)
 
@@ -77,3 +86,18 @@ def test_set_takes_one_value(method: str, given: dict[str, Tensor], got: str) ->
     with pytest.raises(InvalidArgument, match=f"`{method}` expected one of .* got {got}"):
         getattr(td, method)("a", **given)
     assert td["a"].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("how", [{}, {"as_list": True}, {"as_padded_tensor": True}])
+@pytest.mark.parametrize("key", [("a", "x"), ("n", "b", "x"), ("n", ("b", "x"))])
+@pytest.mark.parametrize("kind", ["dense", "lazy"])
+def test_get_below_a_tensor_raises_unless_a_default_is_given(
+    kind: str, key: tuple[str, ...], how: dict[str, bool]
+) -> None:
+    td: TensorDictBase = TensorDict({"a": X, "n": {"b": X}}, [2])
+    if kind == "lazy":
+        td = lazy_stack([td, td])
+    with pytest.raises(KeyThroughLeaf, match="which is a tensor"):
+        td.get(key, **how)
+    assert td.get(key, None, **how) is None
+    assert td.get(("n", "x"), **how) is None

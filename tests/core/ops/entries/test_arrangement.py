@@ -190,3 +190,14 @@ def test_what_rename_keys_refuses() -> None:
 def test_filter_non_tensor_data_keeps_the_levels() -> None:
     got = make().filter_non_tensor_data()
     assert list(got.keys(True)) == ["a", "n", ("n", "b"), ("n", "c")]
+
+
+def test_filter_empty_keeps_what_members_of_a_stack_do_not_share() -> None:
+    ragged = lazy_stack(
+        [TensorDict({"a": torch.ones(2), "e": {}}), TensorDict({"b": torch.ones(2), "e": {}})]
+    )
+    hollow = lazy_stack([TensorDict({"e": {}}), TensorDict()])
+    td = TensorDict({"s": ragged, "hollow": hollow}, [2])
+    assert list(td.filter_empty_().keys()) == ["s"]
+    stack = inner(td, "s")
+    assert [list(member.keys()) for member in stack.unbind(0)] == [["a"], ["b"]]

@@ -60,7 +60,7 @@ def test_a_stack_below_a_container_is_read_as_it_is(how: dict[str, Any], key: An
 
 
 @pytest.mark.parametrize("how", [how for how in WAYS if len(how) == 1])
-@pytest.mark.parametrize("key", ["d", ("n", "d"), "s", "absent", ("n", "absent"), ("d", "x")])
+@pytest.mark.parametrize("key", ["d", ("n", "d"), "s", "absent", ("n", "absent")])
 def test_what_is_in_no_stack_is_returned_as_it_is(how: dict[str, Any], key: Any) -> None:
     leaf = torch.zeros(3)
     td = TensorDict({"s": ragged(), "d": leaf, "n": {"d": leaf}}, [3])

@@ -19,9 +19,10 @@ from kd_core._errors import InvalidValue, ShapeMismatch, shape_text, wrap_mappin
 from kd_core._keys import path_of
 from kd_core._leaves.loops import common_batch, has_entry
 from kd_core._ops.shape.description import resize, shapes_of
-from kd_core._protocol.composite import reading
+from kd_core._protocol.composite import absent, reading
 from kd_core._protocol.primitives import engine
 from kd_core._protocol.validation import refuse_cycle
+from kd_core._types import NO_DEFAULT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -57,7 +58,7 @@ class Members(MemberStorage):
     def get(
         self,
         key: NestedKey,
-        default: object = None,
+        default: object = NO_DEFAULT,
         *,
         as_list: bool = False,
         as_padded_tensor: bool = False,
@@ -70,7 +71,7 @@ class Members(MemberStorage):
 
         Args:
             key: a string, or a tuple of strings for a nested entry.
-            default: what is returned if the key is missing.
+            default: what is returned if the key is missing, `None` if it is not given.
             as_list: return the entries of the members in a list, not stacked.
             as_padded_tensor: pad the entries to one shape, then stack them.
             as_nested_tensor: return a nested tensor; the stacked dimension must be the first.
@@ -80,6 +81,7 @@ class Members(MemberStorage):
 
         Raises:
             ShapeMismatch: if the shapes differ among the members, and how to read them is not said.
+            KeyThroughLeaf: if the key goes on below a tensor, and no default is given.
 
         Example:
             >>> import torch
@@ -95,7 +97,9 @@ class Members(MemberStorage):
             return super().get(key, default)
         options = padding_value, padding_side, layout
         how = reading(as_list, as_padded_tensor, as_nested_tensor, *options)
-        return self._read_as(path_of(key), default, how)
+        path = path_of(key)
+        found = self._read_as(path, None, how)
+        return absent(self, path, default) if found is None else found
 
     def _read_as(self, path: tuple[str, ...], default: object, how: Reading) -> object:
         if not all(has_entry(member._kd_entries, path) for member in self._members):

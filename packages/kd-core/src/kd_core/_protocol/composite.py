@@ -17,9 +17,10 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from kd_core._errors import InvalidArgument, ShapeMismatch
-from kd_core._leaves.loops import find_entry
+from kd_core._leaves.loops import find_entry, refuse_leaf
 from kd_core._nodes.entry import tensor_of
 from kd_core._protocol.primitives import AbstractContainer
+from kd_core._types import NO_DEFAULT
 
 if TYPE_CHECKING:
     from typing import Self
@@ -128,6 +129,21 @@ def read_as(
         return stack._read_as(below, default, how)
     found = find_entry(container._kd_entries, path)
     return default if found is None else found
+
+
+def absent(container: AbstractContainer, path: tuple[str, ...], default: object) -> object:
+    """Return the default of a read; if none is given, `None`, unless it goes on below a tensor."""
+    if default is not NO_DEFAULT:
+        return default
+    refuse_leaf(container._kd_entries, path)
+    return None
+
+
+def holds_entries(container: AbstractContainer) -> bool:
+    """Return whether there is an entry; of a stack, in any member: they need not be in all."""
+    if isinstance(container, Composite):
+        return any(map(holds_entries, container._members))
+    return bool(container._kd_entries)
 
 
 def stack_above(

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from kd_core import (
+    NO_DEFAULT,
     FormatError,
     InvalidArgument,
     NestedKey,
@@ -297,7 +298,7 @@ class TensorDictParams(TensorDictBase, nn.Module):
         fromkeys = TensorDict.fromkeys  # type: ignore[assignment]  # nor does one value
     else:  # the other types are those of the base class
 
-        def get(self, key: NestedKey, default: object = None, **how: object) -> object:
+        def get(self, key: NestedKey, default: object = NO_DEFAULT, **how: object) -> object:
             """Read the entry at `key`, or `default` where there is none, through the hooks."""
             return self._kd_hooked(super().get(key, default, **how))
 

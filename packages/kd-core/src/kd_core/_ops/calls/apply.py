@@ -20,7 +20,7 @@ from kd_core._nodes import registry
 from kd_core._nodes.entry import Node, is_unbatched, tensor_of
 from kd_core._ops.math.operands import written_to
 from kd_core._ops.shape.rebatching import check_names, named
-from kd_core._protocol.composite import Composite
+from kd_core._protocol.composite import Composite, holds_entries
 from kd_core._protocol.primitives import AbstractContainer, engine, lock
 from kd_core._protocol.validation import as_entry
 from kd_core._types import NO_DEFAULT
@@ -123,7 +123,7 @@ class Apply(AbstractContainer):
         else:
             walk = _Walk(fn, nested, default, filter_empty, target, is_leaf)
             result = cast("Self", walk.level(self, others, ()))
-        if not result._kd_entries and _leaves_out(self, filter_empty):
+        if not holds_entries(result) and _leaves_out(self, filter_empty):
             return cast("Self", None)
         if inplace or propagate_lock or out is not None or names is not NO_DEFAULT:
             return _finish(self, result, names, inplace, propagate_lock, out)
@@ -185,7 +185,7 @@ class Apply(AbstractContainer):
         else:
             walk = _Walk(fn, nested_keys, default, filter_empty, target, is_leaf)
             result = cast("Self", walk.level(self, others, ()))
-        if not result._kd_entries and _leaves_out(self, filter_empty):
+        if not holds_entries(result) and _leaves_out(self, filter_empty):
             return cast("Self", None)
         if inplace or propagate_lock or out is not None or names is not NO_DEFAULT:
             return _finish(self, result, names, inplace, propagate_lock, out)
@@ -275,7 +275,7 @@ def _each(
                 doubtful[key] = found
         elif value.__class__ is td.__class__ or isinstance(value, AbstractContainer):
             inner = _each(value, fn, nested, target, (*path, key))
-            if inner._kd_entries or not value._kd_entries:
+            if holds_entries(inner) or not value._kd_entries:
                 entries[key] = inner
         elif is_unbatched(value):
             leaf = value._tensor
@@ -392,7 +392,7 @@ class _Walk:
                 return data
             return data._kd_with_descriptor(self.target(data._kd_desc))
         inner = self.level(value, tuple(beside), path)
-        return inner if inner._kd_entries or not _leaves_out(value, self.filter_empty) else None
+        return inner if holds_entries(inner) or not _leaves_out(value, self.filter_empty) else None
 
     def _entries_beside(self, mine: Entries, other: object, path: Path) -> Entries:
         if other is self.default:

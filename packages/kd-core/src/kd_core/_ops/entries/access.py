@@ -30,7 +30,7 @@ from kd_core._leaves.views import (
 from kd_core._leaves.writes import write_all
 from kd_core._nodes import registry
 from kd_core._nodes.entry import is_data
-from kd_core._protocol.composite import read_as, reading
+from kd_core._protocol.composite import absent, read_as, reading
 from kd_core._protocol.primitives import (
     AbstractContainer,
     check_has,
@@ -83,7 +83,7 @@ class Access(AbstractContainer):
     def get(  # only the overloads have a `*`, which takes a tenth of the call: "get" in benchmarks
         self,
         key: NestedKey,
-        default: object = None,
+        default: object = NO_DEFAULT,
         as_list: bool = False,
         as_padded_tensor: bool = False,
         as_nested_tensor: bool = False,
@@ -98,7 +98,7 @@ class Access(AbstractContainer):
 
         Args:
             key: a string, or a tuple of strings for a nested entry.
-            default: what is returned for a missing key, also for one that goes on below a tensor.
+            default: what is returned for a missing key, `None` if it is not given.
             as_list: how an entry of a lazy stack is read, whose shapes may differ among the
                 members: as a list. What is not in a lazy stack is returned as it is.
             as_padded_tensor: the same, padded to one shape and stacked.
@@ -106,6 +106,9 @@ class Access(AbstractContainer):
             padding_value: the value of the elements that are added.
             padding_side: where they are added: `"left"` or `"right"`.
             layout: the layout of a nested tensor.
+
+        Raises:
+            KeyThroughLeaf: if the key goes on below a tensor, and no default is given.
 
         Example:
             >>> import torch
@@ -117,18 +120,22 @@ class Access(AbstractContainer):
             True
         """
         if key.__class__ is str:
-            return self._kd_entries.get(key, default)
+            return self._kd_entries.get(key, None if default is NO_DEFAULT else default)
         found: Entry | None = None
         if as_list or as_padded_tensor or as_nested_tensor:
             options = padding_value, padding_side, layout
             how = reading(as_list, as_padded_tensor, as_nested_tensor, *options)
-            return read_as(self, path_of(key), default, how)
+            path = path_of(key)
+            shown = read_as(self, path, None, how)
+            return absent(self, path, default) if shown is None else shown
         if key.__class__ is tuple and key:
             found = find_entry(self._kd_entries, key)  # type: ignore[arg-type]  # mostly of strings
         if found is None:  # not there, or a tuple that holds tuples
             path = path_of(key)
             found = find_entry(self._kd_entries, path)
-        return default if found is None else found
+            if found is None:
+                return absent(self, path, default)
+        return found
 
     @overload
     def set(

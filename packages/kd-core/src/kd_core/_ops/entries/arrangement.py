@@ -379,6 +379,12 @@ def _empty_below(level: AbstractContainer) -> tuple[list[tuple[AbstractContainer
     """
     found: list[tuple[AbstractContainer, str]] = []
     is_empty = True
+    if isinstance(level, Composite):  # what a member alone has is no entry of the stack
+        for member in level._members:
+            below, empty = _empty_below(member)
+            found += below
+            is_empty = is_empty and empty
+        return found, is_empty
     for key, value in level._kd_entries.items():
         below, empty = _empty_below(value) if isinstance(value, AbstractContainer) else ([], False)
         found += [(level, key)] if empty else below
