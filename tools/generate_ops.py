@@ -281,6 +281,8 @@ def unary(rows: Sequence["UnaryRow"]) -> Iterator[str]:
         call = f"unary(self, torch.{row.name}{kernel})"
         bound = f"unary(self, {partial_of(f'torch.{row.name}', row.options)})"
         yield method(row.name, options(row.options), text, *with_options(row.options, bound, call))
+        if row.operator == "__invert__":  # torch says what it refuses in other words
+            call = "unary(self, operator.invert)"
         if row.operator:
             yield method(row.operator, "", "", f"return {call}")
 

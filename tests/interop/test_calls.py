@@ -15,10 +15,10 @@ from tests.interop.calls.subjects import KINDS
 # Differences that are not on purpose and not mended yet, for each kind of container: none may be
 # added, and a number that falls is lowered here. The goal is none.
 OPEN: Final[dict[str, int]] = {
-    "dense": 4,
-    "nested": 5,
-    "lazy": 62,
-    "ragged": 50,
+    "dense": 0,
+    "nested": 0,
+    "lazy": 57,
+    "ragged": 44,
     "based": 26,
     "decorated": 20,
     "typed": 30,
@@ -29,10 +29,10 @@ OPEN: Final[dict[str, int]] = {
     "locked": 39,
     "mapped": 74,
     "shared": 55,
-    "unsized": 70,
-    "empty": 43,
-    "one_value": 25,
-    "row_values": 115,
+    "unsized": 65,
+    "empty": 42,
+    "one_value": 24,
+    "row_values": 112,
 }
 
 Calls: TypeAlias = dict[str, list[Compared]]

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -75,7 +75,10 @@ def save_nested(td: TensorDict, folder: Path) -> None:
     """Save what torch's `save` got of a container while `state_dict` was nested."""
     from torch.distributed.checkpoint.state_dict_saver import save
 
-    save({"td": td.state_dict(flatten=False)}, checkpoint_id=folder)
+    about = {"__batch_size": td.batch_size, "__device": td.device}
+    state = td.state_dict(flatten=False)
+    below = cast("dict[str, object]", state["n"])
+    save({"td": {**state, **about, "n": {**below, **about}}}, checkpoint_id=folder)
 
 
 def save_tensors(td: TensorDict, folder: Path) -> None:

@@ -183,6 +183,16 @@ def test_apply_writes_into_out() -> None:
         td.apply(lambda x: x + 1, out=out, inplace=True)
 
 
+def test_out_takes_results_that_it_lacks() -> None:
+    td = TensorDict({"a": torch.ones(2), "n": {"b": torch.ones(2)}}, [2])
+    out = TensorDict({"n": {"own": torch.zeros(2)}}, [2])
+    td.apply(lambda x: x + 1, out=out)
+    assert set(out.keys(True, True)) == {"a", ("n", "own"), ("n", "b")}
+    assert out["n", "b"].tolist() == [2, 2]
+    with pytest.raises(Locked, match="add results that `out` lacks"):
+        td.named_apply(lambda name, x: x, out=TensorDict(batch_size=[2]).lock_())
+
+
 def test_in_place_on_nested_containers() -> None:
     b = torch.ones(2)
     td = TensorDict({"a": torch.ones(2), "n": {"b": b}}, [2])

@@ -1,6 +1,7 @@
 """Containers as state dicts, arrays and lists."""
 
 import io
+from collections import OrderedDict
 from typing import Any, cast
 
 import pytest
@@ -39,6 +40,19 @@ def test_a_state_shares_tensors(td: TensorDict) -> None:
     assert td.state_dict()["a"] is td["a"]
     assert td.state_dict()["n.b"] is td["n", "b"]
     assert td.state_dict(flatten=False)["s"] == "text"
+
+
+def test_levels_say_what_they_are_beside_their_items(td: TensorDict) -> None:
+    state = td.state_dict(flatten=False, prefix="p.")
+    assert list(state) == ["p.a", "p.n", "p.s"]
+    assert vars(state)["_metadata"] == {"p": {"batch_size": (3,), "device": None}}
+    below = td.state_dict(flatten=False)["n"]
+    assert isinstance(below, OrderedDict)
+    assert vars(below)["_metadata"] == {"": {"batch_size": (3, 2), "device": None}}
+    assert TensorDict().load_state_dict(td.state_dict(flatten=False), assign=True)["n"].shape == (
+        3,
+        2,
+    )
 
 
 def test_keys_must_agree(td: TensorDict) -> None:
@@ -229,7 +243,7 @@ def test_a_state_is_added_to_a_destination() -> None:
     assert td.state_dict(state, "net.") is state
     assert sorted(state) == ["before", "net.n.b", "net.w"]
     nested = td.state_dict({"before": 1}, "net.", flatten=False)
-    assert sorted(nested) == ["before", "net.__batch_size", "net.__device", "net.n", "net.w"]
+    assert sorted(nested) == ["before", "net.n", "net.w"]
     assert not state["net.w"].requires_grad  # type: ignore[attr-defined]  # a tensor
     assert td.state_dict(keep_vars=True)["w"] is td["w"]
     with pytest.raises(KeyCollision, match=r"`a\.b` is given twice"):

@@ -219,3 +219,22 @@ def test_consolidating_makes_the_folder_and_says_no_device_that_was_not_said(
     assert td.consolidate(tmp_path / "new" / "file", device="cpu").device is None
     assert TensorDict.from_consolidated(tmp_path / "new" / "file")["a"].sum() == 3
     assert td.to("cpu").consolidate(device="meta").device == torch.device("meta")
+
+
+def test_levels_without_a_device_stay_without_one() -> None:
+    td = TensorDict({"a": torch.ones(2), "n": {"b": torch.ones(2)}}, [2])
+    assert td.consolidate(device="meta").nested("n", TensorDict).device is None
+    assert td.to("cpu").consolidate(device="meta").nested("n", TensorDict).device == torch.device(
+        "meta"
+    )
+
+
+def test_the_dimension_of_packing_is_checked_first() -> None:
+    td = TensorDict({"a": torch.ones(2), "b": torch.arange(2)}, [2])
+    with pytest.raises(IndexError):
+        td.pack(dim=5)
+
+
+def test_inversion_of_floats_is_refused_as_in_torch() -> None:
+    with pytest.raises(TypeError, match="only implemented on integer and Boolean"):
+        ~TensorDict({"a": torch.ones(2)}, [2])

@@ -95,7 +95,7 @@ def _containers(state: Mapping[str, object]) -> dict[str, AbstractContainer]:
 
 
 def _state_of(td: AbstractContainer) -> object:
-    return td._kd_engine.state_dict(td, flatten=False)  # type: ignore[attr-defined]  # of a concern
+    return td._kd_engine._kd_levels(td, keep_vars=False)  # type: ignore[attr-defined]  # of a concern
 
 
 def _without_tensors(value: object) -> object:

@@ -94,8 +94,8 @@ class Apply(AbstractContainer):
                 non-tensor data included, instead of entering these.
             is_leaf: returns for the type of an entry that is not a tensor whether `fn` is called on
                 it; nested containers that are not leaves are entered.
-            out: a container into whose leaves the results are written, as with `inplace`; it is
-                returned.
+            out: a container into whose leaves the results are written, as with `inplace`; results
+                that it lacks are added. It is returned.
             named: call `fn` with the name of the leaf first, as `named_apply` does.
             nested_keys: with `named`, pass the path of a nested leaf as a tuple.
 
@@ -164,7 +164,7 @@ class Apply(AbstractContainer):
             propagate_lock: lock the result if this container is locked.
             call_on_nested: call `fn` on the entries of this level instead of entering them.
             is_leaf: returns for the type of an entry whether `fn` is called on it.
-            out: a container into whose leaves the results are written; it is returned.
+            out: a container that takes the results, as for `apply`; it is returned.
 
         Example:
             >>> from kd_core import TensorDict
@@ -474,10 +474,8 @@ def _finish(
     if names is not NO_DEFAULT:
         result = named(result, names)
     if not inplace:
-        if isinstance(out, AbstractContainer):  # what has no result stays
-            wanted = engine(result).keys(result, True, True)  # type: ignore[attr-defined]  # of a concern
-            part = engine(out).select(out, *wanted, strict=False)  # type: ignore[attr-defined]  # as above
-            written_to(part, result)
+        if isinstance(out, AbstractContainer):
+            _write_into(out, result)
             result = out
         else:
             result = written_to(out, result)
@@ -491,6 +489,20 @@ def _finish(
     _stage_results(td, result, (), writes)
     write_all(writes)
     return td
+
+
+def _write_into(out: AbstractContainer, result: AbstractContainer) -> None:
+    """Write results into a container: what it lacks is added, and what has no result stays."""
+    wanted = list(engine(result).keys(result, True, True))  # type: ignore[attr-defined]  # of a concern
+    there = set(engine(out).keys(out, True, True))  # type: ignore[attr-defined]  # as above
+    lacking = [key for key in wanted if key not in there]
+    if lacking:
+        out._kd_check_unlocked("add results that `out` lacks")
+    shared = [key for key in wanted if key in there]
+    part = engine(out).select(out, *shared)  # type: ignore[attr-defined]  # as above
+    written_to(part, engine(result).select(result, *shared) if lacking else result)  # type: ignore[attr-defined]  # as above
+    if lacking:
+        engine(out).update(out, engine(result).select(result, *lacking))  # type: ignore[attr-defined]  # as above
 
 
 def _stage_results(

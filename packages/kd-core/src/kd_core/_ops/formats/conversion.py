@@ -45,6 +45,7 @@ MEMBERS: Final = "__members"
 STACK_DIM: Final = "__stack_dim"
 UNBATCHED: Final = "__unbatched"
 _DATA: Final = "_non_tensor"
+_FACTS: Final = {"batch_size": BATCH_SIZE, "device": DEVICE, "unbatched": UNBATCHED}
 _ABOUT: Final = (BATCH_SIZE, DEVICE, MEMBERS, STACK_DIM, UNBATCHED)
 
 
@@ -70,11 +71,10 @@ class Conversion(AbstractContainer):
             destination: a dict to add the items to; `None`: a new one.
             prefix: what each key starts with.
             keep_vars: return leaves as they are; else those that require grad are detached.
-            flatten: join nested keys. Else levels are nested dicts, each with its batch size and
-                device under `__batch_size` and `__device`, with non-tensor data among its items,
-                and the keys of tensors without batch dimensions under `__unbatched`. A lazy stack
-                whose entries cannot be stacked is nested in any case: a list of the states of its
-                members is under `__members`, the stacked dimension under `__stack_dim`.
+            flatten: join nested keys. Else levels are nested dicts, each with a `_metadata` of its
+                own and with non-tensor data among its items. A lazy stack whose entries cannot be
+                stacked is nested in any case: a list of the states of its members is under
+                `__members`, the stacked dimension under `__stack_dim`.
 
         Raises:
             KeyCollision: if two keys become one by flattening.
@@ -85,21 +85,28 @@ class Conversion(AbstractContainer):
             >>> td = TensorDict({"a": torch.ones(2), "b": {"c": torch.zeros(2)}}, [2])
             >>> list(td.state_dict(prefix="net."))
             ['net.a', 'net.b.c']
-            >>> td.state_dict(flatten=False)["__batch_size"]
-            torch.Size([2])
+            >>> list(td.state_dict(flatten=False)["b"])
+            ['c']
         """
         if flatten:
             items: dict[str, object] = OrderedDict()
             about: dict[str, object] = OrderedDict()
             if _flatten_state(self, prefix, keep_vars, items, about):
                 return _added(items, about, destination)
+        levels = self._kd_levels(keep_vars)
+        if not flatten:
+            return _in_metadata(levels, prefix, destination)
+        return _added({prefix + key: value for key, value in levels.items()}, {}, destination)
+
+    def _kd_levels(self, keep_vars: bool) -> dict[str, object]:
+        """Return nested dicts of the leaves, with what each level is among its items."""
         state: dict[str, object] = OrderedDict()
         entries = self._kd_entries if self._kd_owns_leaves else _stacked(self, keep_vars, state)
         for key, value in entries.items():
             if value.__class__ is Tensor or isinstance(value, Tensor):
                 state[key] = _kept(value, keep_vars) if value.requires_grad else value
             elif is_container(value, self):
-                state[key] = engine(value).state_dict(value, keep_vars=keep_vars, flatten=False)
+                state[key] = engine(value)._kd_levels(value, keep_vars)
             else:
                 leaf = tensor_of(value)
                 state[key] = value._kd_item() if leaf is None else _kept(leaf, keep_vars)
@@ -109,12 +116,7 @@ class Conversion(AbstractContainer):
             state |= {UNBATCHED: unbatched} if unbatched else {}
         state[BATCH_SIZE] = desc.size
         state[DEVICE] = desc.device
-        if prefix:
-            state = OrderedDict((prefix + key, value) for key, value in state.items())
-        if destination is None:
-            return state
-        destination.update(state)
-        return destination
+        return state
 
     def load_state_dict(
         self,
@@ -150,6 +152,8 @@ class Conversion(AbstractContainer):
         """
         if _is_flat(state_dict) if from_flatten is None else from_flatten:
             state_dict = _nested_state(self._kd_entries, _with_metadata(state_dict))
+        else:
+            state_dict = _of_levels(state_dict)
         if assign:
             _assign(self, state_dict)
             return self
@@ -262,8 +266,8 @@ def _stacked(td: AbstractContainer, keep_vars: bool, state: dict[str, object]) -
         if not isinstance(td, Composite):
             raise
     state[MEMBERS] = [
-        cast("type[Conversion]", member._kd_engine).state_dict(
-            cast("Conversion", member), keep_vars=keep_vars, flatten=False
+        cast("type[Conversion]", member._kd_engine)._kd_levels(
+            cast("Conversion", member), keep_vars
         )
         for member in td._members
     ]
@@ -314,6 +318,29 @@ def _flatten_state(
     return True
 
 
+def _in_metadata(
+    levels: Mapping[str, object], prefix: str = "", destination: dict[str, object] | None = None
+) -> dict[str, object]:
+    """Return nested dicts where what each level is stands in an attribute of its dict."""
+    items: dict[str, object] = {}
+    for key, value in levels.items():
+        if isinstance(value, Mapping) and BATCH_SIZE in value and MEMBERS not in value:
+            value = _in_metadata(value)
+        if MEMBERS in levels or key not in _FACTS.values():
+            items[prefix + key] = value
+    facts = {name: levels[key] for name, key in _FACTS.items() if key in levels}
+    return _added(items, {prefix.removesuffix("."): facts}, destination)
+
+
+def _of_levels(state: Mapping[str, object]) -> Mapping[str, object]:
+    """Return nested dicts with what each level is among its items, as `_kd_levels` returns them."""
+    found = dict(_with_metadata(state))
+    for key, value in found.items():
+        if isinstance(value, OrderedDict):
+            found[key] = _of_levels(value)
+    return found
+
+
 def _added(
     items: dict[str, object], about: dict[str, object], destination: dict[str, object] | None
 ) -> dict[str, object]:
@@ -342,11 +369,6 @@ def _with_metadata(state: Mapping[str, object]) -> Mapping[str, object]:
     if not isinstance(about, Mapping):
         return state
     items = dict(state)
-    names = (
-        ("batch_size", BATCH_SIZE),
-        ("device", DEVICE),
-        ("unbatched", UNBATCHED),
-    )
     for path, facts in about.items():
         if not isinstance(facts, Mapping):
             continue
@@ -355,7 +377,7 @@ def _with_metadata(state: Mapping[str, object]) -> Mapping[str, object]:
             items.setdefault(path, data["data"])
             continue
         prefix = f"{path}." if path else ""
-        items |= {f"{prefix}{here}": facts[there] for there, here in names if there in facts}
+        items |= {f"{prefix}{key}": facts[name] for name, key in _FACTS.items() if name in facts}
     return items
 
 

@@ -81,7 +81,7 @@ def unary(td: W, fn: _LeafOp, kernel: Kernel | None = None) -> W:
             leaves: list[Tensor] = []
             td._kd_collect(leaves)
             result = td._kd_rebuild(iter(run(leaves, fn, kernel)))
-    except RuntimeError as error:
+    except (RuntimeError, TypeError) as error:
         note_entry(error, td, fn)
         raise
     return lock(result) if td._kd_desc.frozen else result

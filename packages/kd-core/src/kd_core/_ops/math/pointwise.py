@@ -109,7 +109,7 @@ class Unary(AbstractContainer):
         return unary(self, torch.bitwise_not)
 
     def __invert__(self) -> Self:
-        return unary(self, torch.bitwise_not)
+        return unary(self, operator.invert)
 
     def acos(self) -> Self:
         """Return the inverse cosine of every leaf: `torch.acos`."""

@@ -45,25 +45,33 @@ if TYPE_CHECKING:
         non_blocking: bool
 
 
-def moved(td: W, device: torch.device, non_blocking: bool) -> W:
-    """Return a new container of the leaves on a device; those that are there already are shared."""
-    desc = describe(td._kd_desc.batch, device)
+def moved(td: W, device: torch.device, non_blocking: bool, stated: bool = True) -> W:
+    """Return a new container of the leaves on a device; those that are there already are shared.
+
+    Args:
+        td: the container.
+        device: where to.
+        non_blocking: copy without waiting.
+        stated: each level states the device; else those alone that state one.
+    """
+    there = stated or td._kd_desc.device is not None
+    desc = describe(td._kd_desc.batch, device if there else None)
     if isinstance(td, Composite):
-        return td._by_member(lambda member: moved(member, device, non_blocking))
+        return td._by_member(lambda member: moved(member, device, non_blocking, stated))
     entries: dict[str, Entry] = {}
     for key, value in td._kd_entries.items():
         if isinstance(value, Tensor):
             # Asked first: `to` takes long to find out that there is nothing to do.
-            there = value.device == device
-            entries[key] = value if there else value.to(device, non_blocking=non_blocking)
+            is_there = value.device == device
+            entries[key] = value if is_there else value.to(device, non_blocking=non_blocking)
         elif isinstance(value, AbstractContainer):
-            entries[key] = moved(value, device, non_blocking)
+            entries[key] = moved(value, device, non_blocking, stated)
         elif is_unbatched(value):
             entries[key] = value._kd_map_each(
                 lambda leaf: leaf.to(device, non_blocking=non_blocking)
             )._kd_with_descriptor(desc)
         else:
-            entries[key] = value._kd_with_descriptor(describe(value._kd_desc.batch, device))
+            entries[key] = value._kd_with_descriptor(describe(value._kd_desc.batch, desc.device))
     return td._kd_like(entries, desc)
 
 

@@ -120,10 +120,7 @@ class Storage(AbstractContainer):
             return lock(self)
         if place.device is None or place.device == self._kd_desc.device:
             return lock(made)
-        there = moved(made, place.device, non_blocking)
-        if self._kd_desc.device is None:
-            there = there._kd_with_descriptor(made._kd_desc)
-        return lock(there)
+        return lock(moved(made, place.device, non_blocking, stated=False))
 
     def is_consolidated(self) -> bool:
         """Return whether all leaves are in one storage; a leaf that was replaced is not.
@@ -170,9 +167,9 @@ class Storage(AbstractContainer):
         """
         from kd_core._ops.values.pack_layout import PackLayout  # a dataclass, which few need
 
-        leaves = _leaves(self)
         ndim, batch = self._kd_desc.ndim, without_names(self._kd_desc.batch)
         at = wrap_dim(dim if layout is None else layout.dim, ndim + 1) - ndim - 1
+        leaves = _leaves(self)
         if layout is None:
             shapes = tuple(leaf.shape[ndim:] for leaf in leaves.values())
             layout = PackLayout(tuple(leaves), shapes, at, _row_of(self))
