@@ -265,7 +265,8 @@ def test_other_processes_map_the_same_file(tmp_path: Path) -> None:
 
 def test_leaves_in_an_arena_are_shared_as_they_are(tmp_path: Path) -> None:
     td = sample().select("a", ("n", "b")).memmap(tmp_path / "td")
-    assert td.is_shared()
+    assert td.is_memmap()
+    assert not td.is_shared()
     td.share_memory_()
     td["a"].fill_(4)
     assert TensorDict.load_memmap(tmp_path / "td")["a"].tolist() == [4, 4, 4]

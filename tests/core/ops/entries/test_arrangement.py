@@ -39,8 +39,10 @@ def test_create_nested_makes_the_way() -> None:
 def test_filter_empty_removes_what_becomes_empty() -> None:
     td = make().exclude(("n", "b"), ("n", "c", "d"))
     assert list(td.filter_empty_().keys(True)) == ["a"]
+    full, holds_empty = make().lock_(), TensorDict({"a": 1.0, "n": {}}).lock_()
+    assert full.filter_empty_() is full  # there is nothing to remove
     with pytest.raises(Locked):
-        make().lock_().filter_empty_()
+        holds_empty.filter_empty_()
 
 
 def test_filter_empty_that_is_refused_changes_nothing() -> None:

@@ -158,11 +158,35 @@ def test_select_and_exclude_in_place_change_the_container() -> None:
         td.lock_().exclude("n", inplace=True)
 
 
-def test_a_part_of_a_locked_container_is_not_locked() -> None:
+def test_a_part_of_a_locked_container_is_free_and_what_it_keeps_whole_is_not() -> None:
     td = make().lock_()
     for part in (td.select("n"), td.exclude("a"), td.select(("n", "b"))):
-        inner(part, "n")["new"] = torch.zeros(3)
+        part["new"] = torch.zeros(3)
+    assert inner(td.select("n"), "n") is inner(td, "n")
+    assert inner(td.exclude("a"), "n").is_locked
+    inner(td.select(("n", "b")), "n")["new"] = torch.zeros(3)  # a level of its own
     assert set(td.keys(True, True)) == set(make().keys(True, True))
+
+
+def test_changes_in_place_that_change_nothing_are_allowed_on_a_locked_container() -> None:
+    td = make().lock_()
+    assert td.exclude(inplace=True) is td.exclude("missing", inplace=True) is td
+    assert td.unflatten_keys(inplace=True) is td.contiguous(inplace=True) is td
+    with pytest.raises(Locked):
+        TensorDict({"a.b": 1.0}).lock_().unflatten_keys(inplace=True)
+    with pytest.raises(Locked):
+        TensorDict({"a": torch.zeros(3, 2).t()}).lock_().contiguous(inplace=True)
+    free = td.flatten_keys().unflatten_keys()
+    inner(free, "n")["new"] = torch.zeros(3)
+    inner(td.unflatten_keys(), "n")["new"] = torch.zeros(3)
+
+
+def test_a_locked_container_says_so_before_it_looks_at_the_key() -> None:
+    td = make().lock_()
+    with pytest.raises(Locked):
+        td.set_non_tensor(("a", "below"), "text")
+    with pytest.raises(Locked):
+        td.create_nested(("a", "below"))
 
 
 @pytest.mark.parametrize(

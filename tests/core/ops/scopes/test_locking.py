@@ -137,3 +137,51 @@ def test_scopes_keep_what_locked_a_container(tmp_path: Path) -> None:
         del td["z"]
     with pytest.raises(Locked, match=r"locked by its memory map\."):
         td["z"] = 1.0
+
+
+@pytest.mark.parametrize("way", ["memmap_", "share_memory_"])
+def test_views_of_rows_in_the_memory_of_others_are_locked(way: str) -> None:
+    td = TensorDict({"a": torch.ones(3, 2), "n": {"b": torch.ones(3, 2)}}, [3, 2])
+    inner(td, "n").batch_size = [3, 2]
+    assert not td.lock_()[0].is_locked
+    assert not inner(td, "n")[0].is_locked
+    getattr(td.unlock_(), way)()
+    nested = inner(td, "n")
+    views = [td[0], td[0:2], td[..., 0], td[0:2, 0], td[None], td[0, 0], nested[0], next(iter(td))]
+    views += [*td.unbind(0), *td.unbind(1), td.to_lazystack(1), td.get_at("n", 0)]
+    assert all(view.is_locked for view in views)
+    with pytest.raises(Locked, match="memory"):
+        td[0]["new"] = torch.ones(2)
+    td[0].fill_(7)
+    assert td["a"][0].tolist() == [7, 7]
+    assert not any(copy.is_locked for copy in (td[[0, 1]], td[torch.tensor([0])]))
+    assert not any(row.is_locked for row in td.unlock_())
+
+
+def test_a_stack_of_locked_members_is_locked_until_one_is_free() -> None:
+    members = [make().lock_(), make().lock_()]
+    stack = lazy_stack(members)
+    states = [stack.is_locked]
+    members[0].unlock_()
+    states.append(stack.is_locked)
+    assert states == [True, False]
+    members[0].lock_()
+    stack.unlock_()
+    assert not any(member.is_locked for member in members)
+    stack["new"] = torch.zeros(2)
+    outer = TensorDict({"n": members[0]}).lock_()
+    members[1].lock_()
+    with pytest.raises(Locked):
+        stack.unlock_()
+    assert members[1].is_locked
+    stack.is_locked = True
+    assert outer.is_locked
+
+
+def test_results_of_three_operands_and_norms_are_locked_as_the_container_is() -> None:
+    td = TensorDict({"a": torch.ones(3, 2)}, [3]).lock_()
+    rows = torch.ones(3)
+    results = (td.lerp(td, rows), td.addcmul(td, rows), td.addcdiv(rows, td), td.norm())
+    assert all(result.is_locked for result in results)
+    free = (td.where(rows > 0, td, pad=0), td.expand_as(td), td.norm(0), td.clamp(rows, rows))
+    assert not any(result.is_locked for result in free)

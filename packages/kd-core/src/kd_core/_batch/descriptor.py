@@ -29,6 +29,8 @@ LOCKED_BY_USER: Final = "`lock_()`"
 LOCKED_BY_ARENA: Final = "its memory map"
 LOCKED_BY_SHARING: Final = "`share_memory_()`"
 LOCKED_BY_PARENT: Final = "the lock of an enclosing container"
+LOCKED_WITH_ROWS: Final = (LOCKED_BY_ARENA, LOCKED_BY_SHARING)
+"""What locks rows, too, where they are views: other processes have the same memory."""
 _POOL_LIMIT: Final = 4096
 _Size: Final = torch.Size  # under its own name: see `_combine.stacking`
 

@@ -45,7 +45,7 @@ from kd_core._ops.scopes.undoing import Flattened, Unflattened, record
 from kd_core._ops.shape.dimensions import name_dims
 from kd_core._ops.shape.rebatching import become, named
 from kd_core._protocol.composite import are_alike, reading
-from kd_core._protocol.primitives import AbstractContainer, check_has
+from kd_core._protocol.primitives import AbstractContainer, check_has, check_not_held
 from kd_core._types import NO_DEFAULT
 
 if TYPE_CHECKING:
@@ -224,6 +224,31 @@ class LazyStackedTensorDict(Members):
     def tensordicts(self) -> tuple[TensorDictBase, ...]:
         """The members, in order; `append`, `extend` and `insert` add others."""
         return tuple(self._members)
+
+    @property
+    def is_locked(self) -> bool:
+        """Whether the structure may not change: the stack is locked, or all its members are."""
+        return self._kd_desc.frozen or all(member._kd_desc.frozen for member in self._members)
+
+    @is_locked.setter
+    def is_locked(self, locked: bool) -> None:
+        self._kd_engine.lock_(self) if locked else self._kd_engine.unlock_(self)
+
+    def unlock_(self) -> Self:
+        """Allow changes of structure again, in the members too; return self.
+
+        Raises:
+            Locked: if an enclosing container is locked, or one that encloses a member.
+        """
+        own = self._kd_desc.lock is not None
+        for member in self._members:
+            if member._kd_desc.held > own:
+                check_not_held(member._kd_desc)
+        super().unlock_()
+        for member in self._members:
+            if member._kd_desc.frozen:
+                member._kd_engine.unlock_(member)
+        return self
 
     @overload
     def __getitem__(self, index: NestedKey) -> Tensor: ...

@@ -349,6 +349,8 @@ class Access(AbstractContainer):
             >>> td["sizes"], td[0]["sizes"]
             ([1, 2], [1, 2])
         """
+        if self._kd_desc.frozen:  # before the key is looked at
+            self._kd_check_unlocked(f"set {format_key(key)}")
         if is_data(value):  # a wrapper
             self._kd_store(path_of(key), value)
         else:

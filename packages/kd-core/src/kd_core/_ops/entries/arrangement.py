@@ -74,6 +74,8 @@ class Arrangement(AbstractContainer):
             >>> list(TensorDict().create_nested(("a", "b")).keys(True))
             ['a', ('a', 'b')]
         """
+        if self._kd_desc.frozen:  # before the key is looked at
+            self._kd_check_unlocked(f"set {format_key(key)}")
         self._kd_store(path_of(key), registry.make_dense({}, self._kd_desc.unlocked()))
         return self
 
@@ -85,7 +87,6 @@ class Arrangement(AbstractContainer):
             >>> list(TensorDict({"a": {"b": {}}, "c": 1.0}).filter_empty_().keys(True))
             ['c']
         """
-        self._kd_check_unlocked("remove empty containers")
         with unchanged_on_error(self):
             for level, key in _empty_below(self)[0]:
                 level._kd_check_unlocked("remove empty containers")

@@ -16,7 +16,7 @@ from kd_core._batch.names import names_of, with_names
 from kd_core._batch.shapes import batch_of
 from kd_core._errors import InvalidArgument, InvalidValue, KeyCollision, KeySetMismatch, wrong_type
 from kd_core._keys import format_key, is_prefix, path_of, plain_str
-from kd_core._leaves.loops import find_entry
+from kd_core._leaves.loops import find_entry, has_entry
 from kd_core._leaves.writes import Targets, collect_writes, copy_pairs
 from kd_core._nodes import registry
 from kd_core._nodes.entry import tensor_of
@@ -216,8 +216,15 @@ class Structure(AbstractContainer):
             *keys: what to drop.
             inplace: change this container instead of making a new one.
         """
+        if not keys and not inplace:
+            return self._kd_shallow()
         kept = self._kd_without(keys)
-        return self._kd_replace_entries(kept, "exclude in place") if inplace else kept
+        if not inplace:
+            return kept
+        entries = self._kd_entries
+        if self._kd_desc.frozen and not any(has_entry(entries, path_of(key)) for key in keys):
+            return self
+        return self._kd_replace_entries(kept, "exclude in place")
 
     def rename_key_(self, old_key: NestedKey, new_key: NestedKey, safe: bool = False) -> Self:
         """Rename a key; the entry moves to the end of its level.
@@ -314,7 +321,12 @@ class Structure(AbstractContainer):
         if separator.__class__ is not str:
             separator = _checked_separator(separator)
         desc = self._kd_desc._unlocked
-        result = self._kd_like(_unflattened(self._kd_entries, separator, "", desc), desc)
+        entries = self._kd_entries
+        if self._kd_desc.frozen:  # what it encloses stays locked, and the result is not
+            if inplace and not any(separator in key for key in entries):
+                return self
+            entries = self._kd_shallow()._kd_entries
+        result = self._kd_like(_unflattened(entries, separator, "", desc), desc)
         if inplace:
             return self._kd_replace_entries(result, "unflatten keys in place")
         return record(result, self, Unflattened, separator)
@@ -404,10 +416,7 @@ class Structure(AbstractContainer):
                 del kept[first]
             else:
                 kept[first] = part
-        desc = self._kd_desc
-        if desc.frozen:
-            kept = _released(kept)
-        return self._kd_like(kept, desc._unlocked)
+        return self._kd_like(kept, self._kd_desc._unlocked)
 
     def _kd_without(self, keys: Sequence[NestedKey]) -> Self:
         kept: dict[str, Entry] = {**self._kd_entries}
@@ -425,10 +434,7 @@ class Structure(AbstractContainer):
             value = kept.get(first)
             if is_container(value, self):
                 kept[first] = value._kd_without(rest)
-        desc = self._kd_desc
-        if desc.frozen:
-            kept = _released(kept)
-        return self._kd_like(kept, desc._unlocked)
+        return self._kd_like(kept, self._kd_desc._unlocked)
 
     def _kd_replace_entries(self, other: AbstractContainer, action: str) -> Self:
         self._kd_check_unlocked(action)
@@ -504,14 +510,6 @@ def _flatten_into(
             )
         else:
             flat[name] = value
-
-
-def _released(kept: dict[str, Entry]) -> dict[str, Entry]:
-    """Return the entries for a result: unlike what a locked container encloses, not locked."""
-    return {
-        key: value if isinstance(value, Tensor) else value._kd_shallow()
-        for key, value in kept.items()
-    }
 
 
 def _parted(key: NestedKey) -> tuple[str, NestedKey]:

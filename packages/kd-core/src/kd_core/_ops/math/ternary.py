@@ -55,6 +55,8 @@ def blend(td: W, fn: _LeafOp, first: object, second: object, kernel: Kernel | No
         kernel: the foreach function for two lists and a number.
     """
     result = blended(td, fn, first, second, kernel)
+    if isinstance(first, AbstractContainer) or isinstance(second, AbstractContainer):
+        return locked_as(td, result)
     return result if is_of_rows(first) or is_of_rows(second) else locked_as(td, result)
 
 

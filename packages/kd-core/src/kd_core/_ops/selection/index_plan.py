@@ -23,6 +23,7 @@ from kd_core._batch.shapes import (
 )
 from kd_core._errors import InvalidArgument, OutOfRange, a_type
 from kd_core._nodes.entry import is_node
+from kd_core._ops.shape.rebatching import locked_as_rows
 from kd_core._protocol.composite import takes
 from kd_core._protocol.primitives import AbstractContainer
 
@@ -282,6 +283,14 @@ def _takes_all(index: object) -> bool:
     if index.__class__ is tuple:
         return all(map(_takes_all, cast("tuple[object, ...]", index)))
     return index is ... or (index.__class__ is slice and index == slice(None))
+
+
+def views_at(container: W, index: object) -> W:
+    """Return the rows at an index; see `locked_as_rows` for those of a locked container."""
+    rows = rows_at(container, index)
+    if container._kd_desc.frozen and rows is not container and gives_views(index):
+        return locked_as_rows(container, rows)
+    return rows
 
 
 def rows_at(container: W, index: object) -> W:

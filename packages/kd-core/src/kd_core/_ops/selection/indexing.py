@@ -55,7 +55,9 @@ from kd_core._ops.selection.index_plan import (
     resolve,
     rows_at,
     take_rows,
+    views_at,
 )
+from kd_core._ops.shape.rebatching import locked_as_rows
 from kd_core._protocol.composite import Composite, takes
 from kd_core._protocol.primitives import AbstractContainer, check_has, level_at, writes_at
 from kd_core._protocol.validation import as_entry, with_plain_keys
@@ -149,13 +151,14 @@ class Indexing(AbstractContainer):
         if index.__class__ is int:
             index_int(batch, index)
             row = desc._row or desc.row()
-            return self._kd_map_each(itemgetter(index), _without_first, (desc, row))
+            made = self._kd_map_each(itemgetter(index), _without_first, (desc, row))
+            return locked_as_rows(self, made) if desc.frozen else made
         if index.__class__ is Tensor and batch and _are_rows(index):
             try:
                 return _rows_taken(self, index)
             except (IndexError, RuntimeError):  # one is negative or out of range
                 pass
-        return rows_at(self, index)
+        return views_at(self, index)
 
     def __delitem__(self, key: str | tuple[str, ...]) -> None:
         path = path_of(key)

@@ -34,8 +34,9 @@ from kd_core._ops.selection.index_plan import (
     rows_at,
     rows_where,
     take_rows,
+    views_at,
 )
-from kd_core._ops.shape.rebatching import become
+from kd_core._ops.shape.rebatching import become, locked_as_rows
 from kd_core._protocol.composite import Composite, Reading, read_as, reading, takes
 from kd_core._protocol.primitives import (
     AbstractContainer,
@@ -43,6 +44,7 @@ from kd_core._protocol.primitives import (
     locked_as,
     map_by,
     refuse_unbatched,
+    unlock,
 )
 
 if TYPE_CHECKING:
@@ -280,7 +282,9 @@ class Partition(AbstractContainer):
 
         result = selected(self, condition, other, pad)
         if out is None:
-            return result if isinstance(other, AbstractContainer) else locked_as(self, result)
+            if isinstance(other, AbstractContainer):
+                return unlock(result) if result._kd_desc.frozen else result
+            return locked_as(self, result)
         if out._kd_desc.batch != result._kd_desc.batch:
             if update_batch_size:
                 return become(out, result, "change the batch size")
@@ -356,7 +360,7 @@ class Partition(AbstractContainer):
             if isinstance(entry, Tensor):
                 return resolve(index, tuple(entry.shape))[0](entry)
             if isinstance(entry, AbstractContainer):
-                return cast(Tensor, rows_at(entry, index))
+                return cast(Tensor, views_at(entry, index))
             batch = self._kd_desc.batch
             fn, after = resolve(index, batch)
             return cast(Tensor, entry._kd_map_each(fn, leading(batch, after)))
@@ -365,7 +369,7 @@ class Partition(AbstractContainer):
             if isinstance(entry, Tensor):
                 return resolve(index, tuple(entry.shape))[0](entry)
             if isinstance(entry, AbstractContainer):
-                return cast(Tensor, rows_at(entry, index))
+                return cast(Tensor, views_at(entry, index))
         rows = rows_at(_alone(self, path[0]), index)
         return cast(Tensor, rows._kd_read(path) if how is None else read_as(rows, path, None, how))
 
@@ -403,14 +407,14 @@ def _leading_sizes(new: Batch, ndim: int) -> BatchFn:
 
 
 def _parts(container: W, how: PartsPlan, locks: bool = True) -> tuple[W, ...]:
-    """Return the parts of a container; pieces of a locked one are locked, its rows are not."""
+    """Return the parts of a container; pieces of a locked one are locked; see `locked_as_rows`."""
     leaf, batches, inner = how
     desc = container._kd_desc
     after = [desc.with_batch(batch) for batch in batches]
     parts = tuple(container._kd_map_to_parts(leaf, inner, (desc, after)))
-    if locks and desc.frozen:
+    if desc.frozen:
         for part in parts:
-            lock(part)
+            lock(part) if locks else locked_as_rows(container, part)
     return parts
 
 

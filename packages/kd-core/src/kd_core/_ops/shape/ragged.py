@@ -15,7 +15,7 @@ from kd_core._errors import InvalidValue, KeyCollision
 from kd_core._keys import format_key, path_of
 from kd_core._leaves.loops import has_entry
 from kd_core._nodes import registry
-from kd_core._ops.shape.rebatching import become
+from kd_core._ops.shape.rebatching import become, locked_as_rows
 from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import AbstractContainer, is_container, map_by
 
@@ -171,6 +171,8 @@ def as_stack(container: AbstractContainer, dim: int | str) -> Node:
     if isinstance(container, Composite) and container._dim == at:
         return cast("Node", container)
     rows = [container._kd_map_each(*_row(at, row)) for row in range(container._kd_desc.batch[at])]
+    if container._kd_desc.frozen:
+        rows = [locked_as_rows(container, row) for row in rows]
     stack = registry.lazy_stack(rows, at)
     if container._kd_desc.named:
         desc = stack._kd_desc.with_batch(container._kd_desc.batch)

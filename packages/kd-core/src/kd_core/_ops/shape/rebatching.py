@@ -8,13 +8,19 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from kd_core._batch.descriptor import describe
+from kd_core._batch.descriptor import (
+    LOCKED_BY_ARENA,
+    LOCKED_BY_SHARING,
+    LOCKED_WITH_ROWS,
+    describe,
+)
 from kd_core._batch.names import checked_names, with_names
 from kd_core._errors import InvalidArgument, KeySetMismatch, listed, wrong_type
 from kd_core._keys import format_key
+from kd_core._leaves.nested import stored_in
 from kd_core._nodes.entry import is_data
 from kd_core._protocol.composite import Composite, unchanged_on_error
-from kd_core._protocol.primitives import AbstractContainer, relock
+from kd_core._protocol.primitives import AbstractContainer, leaves_of, lock, relock
 from kd_core._protocol.validation import as_entry
 
 if TYPE_CHECKING:
@@ -166,3 +172,23 @@ def put_on(level: AbstractContainer, device: torch.device | None) -> None:
             put_on(node, device)
     if level._kd_desc.device != device:
         redescribe(level, describe(level._kd_desc.batch, device))
+
+
+def locked_as_rows(container: AbstractContainer, rows: W) -> W:
+    """Lock views of the rows of a locked container, if its memory is that of other processes.
+
+    Views of rows of another container are not locked: they are new containers.
+    """
+    desc = container._kd_desc
+    if desc.lock in LOCKED_WITH_ROWS:
+        return lock(rows, desc.locked_by)
+    if desc.lock is not None:
+        return rows
+    from kd_core._store.places import place_of
+
+    for leaf in leaves_of(container):  # an enclosing container is locked, which it does not know
+        for part in stored_in(leaf):
+            if place_of(part) is not None:
+                return lock(rows, LOCKED_BY_ARENA)
+            return lock(rows, LOCKED_BY_SHARING) if part.is_shared() else rows  # type: ignore[no-untyped-call]  # by torch
+    return rows

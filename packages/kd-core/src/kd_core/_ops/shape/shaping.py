@@ -39,7 +39,7 @@ from kd_core._ops.shape.shape_plans import (
     unflatten_plan,
     unsqueeze_plan,
 )
-from kd_core._protocol.primitives import AbstractContainer, engine, locked_as
+from kd_core._protocol.primitives import AbstractContainer, engine, locked_as, unlock
 from kd_core._torch_private import traced_as
 
 if TYPE_CHECKING:
@@ -295,7 +295,10 @@ class Shape(AbstractContainer):
 
     def expand_as(self, other: AbstractContainer | Tensor) -> Self:
         """Expand to the batch size of another container, or to the shape of a tensor."""
-        return engine(self).expand(self, _shape_like(other))
+        result = engine(self).expand(self, _shape_like(other))
+        if isinstance(other, AbstractContainer) and result._kd_desc.frozen:
+            return unlock(result) if result is not self else self._kd_shallow()
+        return result
 
     def repeat(self, *repeats: int | Sequence[int], inplace: bool = False) -> Self:
         """Copy the batch several times along its dimensions, as `torch.Tensor.repeat` does.

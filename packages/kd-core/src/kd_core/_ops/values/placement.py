@@ -162,7 +162,12 @@ class Placement(AbstractContainer):
             inplace: change this container instead of making a new one.
         """
         result = self._kd_map_each(_canonical if canonical else Tensor.contiguous)
-        return become(self, result, "make contiguous in place") if inplace else result
+        if not inplace:
+            return result
+        pairs = zip(leaves_of(result), leaves_of(self), strict=True)
+        if self._kd_desc.frozen and all(new is old for new, old in pairs):
+            return self
+        return become(self, result, "make contiguous in place")
 
     def is_contiguous(self) -> bool:
         """Return whether all leaves are contiguous; those of a lazy stack are in its members."""
@@ -241,9 +246,9 @@ class Placement(AbstractContainer):
         return lock(self, LOCKED_BY_SHARING)
 
     def is_shared(self) -> bool:
-        """Return whether all leaves are in shared memory, or in an arena."""
+        """Return whether all leaves are in shared memory; see `is_memmap` for those in an arena."""
         parts = (part for leaf in leaves_of(self) for part in stored_in(leaf))
-        return all(_is_in_arena(part) or part.is_shared() for part in parts)  # type: ignore[no-untyped-call]  # by torch
+        return all(part.is_shared() for part in parts)  # type: ignore[no-untyped-call]  # by torch
 
     def clone(self, recurse: bool = True) -> Self:
         """Copy the container; the copy is not locked.
