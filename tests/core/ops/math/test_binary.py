@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kd_core import InvalidArgument, KeySetMismatch, TensorDict, lazy_stack
+from kd_core import InvalidArgument, KeySetMismatch, ShapeMismatch, TensorDict, lazy_stack
 
 FAILING: list[Callable[[TensorDict], object]] = [
     lambda td: -td,
@@ -85,3 +85,21 @@ def test_comparisons_compare_data_and_mappings() -> None:
         plain == {"a": torch.arange(2)}  # noqa: B015  # the error is the promise
     with pytest.raises(InvalidArgument, match="a number, a tensor or a container"):
         plain + {"a": 1}  # type: ignore[operator]  # refused
+
+
+def test_a_tensor_that_torch_broadcasts_enlarges_the_batch() -> None:
+    td = TensorDict({"a": torch.arange(6.0).reshape(3, 2), "n": {"b": torch.ones(3)}}, [3])
+    rows = torch.arange(2.0)[:, None]
+    got = td + rows
+    assert got.batch_size == (2, 3)
+    assert torch.equal(got["a"], td["a"] + rows[..., None])
+    assert got["n", "b"].shape == (2, 3)
+    assert (td == rows).batch_size == (2, 3)
+    assert td.clamp(min=rows).batch_size == (2, 3)
+    assert (TensorDict({"a": torch.ones(2)}) * torch.arange(3)).batch_size == (3,)
+    before = td.clone()
+    with pytest.raises(ShapeMismatch, match="does not line up"):
+        td.add_(rows)
+    assert bool((td == before).all())
+    with pytest.raises(ShapeMismatch, match="does not line up"):
+        td + torch.ones(2)

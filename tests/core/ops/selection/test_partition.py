@@ -231,7 +231,7 @@ def test_masks_and_operands_line_up_with_the_first_dimensions(name: str) -> None
     assert got["b"].sum((1, 2)).tolist() == [12, 0]
 
 
-@pytest.mark.parametrize("shape", [(3,), (1, 2, 1), (2, 3)])
+@pytest.mark.parametrize("shape", [(3,), (1, 3, 1), (2, 3)])
 @pytest.mark.parametrize(
     "call",
     [
@@ -246,7 +246,7 @@ def test_what_does_not_line_up_is_refused_everywhere(
     shape: tuple[int, ...], call: Callable[[TensorDict, Tensor], object]
 ) -> None:
     td = TensorDict({"a": torch.ones(2, 2)}, [2, 2])
-    with pytest.raises(ShapeMismatch, match="does not line up with batch_size"):
+    with pytest.raises(ShapeMismatch, match=r"does not line up|must fit the first"):
         call(td, torch.ones(shape, dtype=torch.bool))
 
 
@@ -451,3 +451,20 @@ def test_scatter_of_a_ragged_stack_in_two_dimensions_is_refused() -> None:
     stack = lazy_stack([TensorDict({"a": torch.zeros(2, n)}, [2]) for n in (1, 2)])
     with pytest.raises(ShapeMismatch, match="ragged"):
         stack.scatter(0, torch.zeros(1, 2, dtype=torch.int64), stack)
+
+
+def test_a_condition_over_features_chooses_values() -> None:
+    td = TensorDict({"a": torch.ones(3, 2), "b": torch.ones(3, 2, 4)}, [3])
+    mask = torch.tensor([[True, False], [False, True], [True, True]])
+    got = td.where(mask, 0.0)
+    assert got["a"].tolist() == [[1, 0], [0, 1], [1, 1]]
+    assert torch.equal(got["b"], mask[..., None].expand(3, 2, 4).float())
+    assert torch.equal(td.where(mask, td * 2)["a"], torch.where(mask, 1.0, 2.0))
+    with pytest.raises(ShapeMismatch, match="must fit the first dimensions of each entry"):
+        td.where(torch.ones(3, 4, dtype=torch.bool), 0.0)
+
+
+def test_one_mask_selects_a_container_without_a_batch() -> None:
+    td = TensorDict({"a": torch.ones(2)})
+    assert td.masked_select(torch.tensor([True])).batch_size == (1,)
+    assert td.masked_select(torch.tensor([False])).batch_size == (0,)

@@ -366,3 +366,12 @@ def test_a_view_as_a_dtype_takes_a_batch_size() -> None:
     td = TensorDict({"a": torch.zeros(3, 2)}, [3, 2])
     assert td.view(torch.int32, batch_size=[3]).batch_size == (3,)
     assert td.view(6, batch_size=[7]).batch_size == (6,)
+
+
+def test_without_a_batch_rows_are_those_of_a_0_dim_tensor() -> None:
+    td = TensorDict({"a": torch.arange(3)})
+    assert td.repeat_interleave(2, dim=0)["a"].tolist() == [[0, 1, 2], [0, 1, 2]]
+    assert td.roll(1)["a"].tolist() == [0, 1, 2]
+    assert td.roll(1)["a"] is not td["a"]
+    with pytest.raises(IndexError):
+        td.repeat_interleave(2, dim=1)

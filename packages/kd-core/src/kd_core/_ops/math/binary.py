@@ -49,6 +49,7 @@ from kd_core._ops.math.operands import (
     of_members,
     of_pairs,
     padded,
+    widened,
 )
 from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import (
@@ -175,7 +176,13 @@ def _with_operand(
         return td._kd_rebuild(iter(_run_number(leaves, operand, fn, kernel, exact)))
     if operand.ndim == 0 and keeps_batch(td):
         return td._kd_rebuild(iter(run_with(leaves, operand, fn, None)))
-    beside = padded(td, operand, leaves)
+    try:
+        beside = padded(td, operand, leaves)
+    except ShapeMismatch:
+        wide = widened(td, operand)
+        if wide is None:
+            raise
+        return _with_operand(wide, operand, fn, kernel, exact)
     return _combine_pairs(td, operand, leaves, beside, fn, kernel)
 
 

@@ -4,7 +4,8 @@ The second operand is
 
 - a number: for every leaf;
 - a tensor: its dimensions are the *first* batch dimensions, or the last ones where it fits these
-  alone; its shape is padded with ones to the rank of each leaf. It must not enlarge the batch;
+  alone; its shape is padded with ones to the rank of each leaf. One that fits neither enlarges the
+  batch, if torch broadcasts both and the operation does not write in place;
 - a container: leaves are matched by key. Both must have the same keys and the same batch size, or
   one of them the batch size ().
 
@@ -32,7 +33,7 @@ from kd_core._leaves.shapeless import is_shapeless, without_shape
 from kd_core._leaves.writes import Write, check_write, collect_writes, write_all
 from kd_core._nodes.entry import is_unbatched
 from kd_core._protocol.composite import Composite
-from kd_core._protocol.primitives import AbstractContainer, name_in, refuse_unbatched
+from kd_core._protocol.primitives import AbstractContainer, engine, name_in, refuse_unbatched
 
 if TYPE_CHECKING:
     from typing import TypeVar
@@ -139,6 +140,20 @@ def over_batch(operand: Tensor, batch: Batch) -> Tensor:
             )
     check_lines_up(shape, batch, "a tensor")
     return operand
+
+
+def widened(td: W, *operands: object) -> W | None:
+    """Return a container expanded to the batch size that it has with tensors, as torch broadcasts.
+
+    `None` if they do not fit, or do not enlarge the batch.
+    """
+    batch = without_names(td._kd_desc.batch)
+    shapes = [operand.shape for operand in operands if isinstance(operand, Tensor)]
+    try:
+        wide = tuple(torch.broadcast_shapes(batch, *shapes))  # type: ignore[no-untyped-call]  # by torch
+    except RuntimeError:
+        return None
+    return None if wide == batch else engine(td).expand(td, wide)  # type: ignore[attr-defined]  # of a concern
 
 
 def check_batches(mine: Batch, theirs: Batch) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 
 from torch import Tensor
 
+from kd_core._errors import ShapeMismatch
 from kd_core._leaves.foreach import (
     Kernel,
     as_it_was,
@@ -31,6 +32,7 @@ from kd_core._ops.math.operands import (
     of_members,
     of_pairs,
     padded,
+    widened,
 )
 from kd_core._protocol.primitives import AbstractContainer, leaves_of, locked_as
 
@@ -64,7 +66,13 @@ def blended(td: W, fn: _LeafOp, first: object, second: object, kernel: Kernel | 
     """Apply a function of three to every leaf and two operands; the result is not locked."""
     if is_plain(first) and is_plain(second):
         return td._kd_map_each(lambda leaf: fn(leaf, first, second))
-    leaves, columns = _columns(td, first, second)
+    try:
+        leaves, columns = _columns(td, first, second)
+    except ShapeMismatch:
+        wide = widened(td, first, second)
+        if wide is None:
+            raise
+        return blended(wide, fn, first, second, kernel)
     if not keeps_batch(td):
         lifted = lift_scalars(td, leaves, [first, second], columns)
         results = lower_scalars(_run_columns(leaves, columns, fn, kernel), lifted)

@@ -6,13 +6,14 @@ member, and rows of nested tensors one by one.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
 
 from kd_core._batch.plans import SAME_SHAPE
-from kd_core._batch.shapes import check_lines_up
+from kd_core._batch.shapes import broadcasts_to, check_lines_up
 from kd_core._errors import InvalidValue, OutOfRange, ShapeMismatch, shape_text
 from kd_core._leaves.foreach import is_ragged
 from kd_core._leaves.loops import Selection
@@ -38,7 +39,7 @@ def selected(
 ) -> W:
     """Return the rows of a container where a condition is true, and those of `other` elsewhere."""
     batch = td._kd_desc.batch
-    chosen = spread(check_mask(condition), batch, "a condition")
+    chosen = spread(check_mask(condition), batch, "a condition", features=True)
     if isinstance(other, AbstractContainer):
         if other._kd_desc.batch != batch:
             raise ShapeMismatch(
@@ -72,7 +73,7 @@ def _selection(
     pad: float | None,
 ) -> Selection:
     """Return the function that chooses among the rows of two containers of a batch size."""
-    chosen = spread(condition, batch, "a condition")
+    chosen = spread(condition, batch, "a condition", features=True)
 
     def pick(leaf: Tensor, new: Tensor) -> Tensor:
         if leaf.__class__ is not Tensor and is_ragged(leaf):
@@ -155,6 +156,17 @@ def scattered_rows(td: W, index: Tensor, src: AbstractContainer | float) -> W:
     return cast("W", rows_at(cast("AbstractContainer", both), rows))
 
 
+def _over_features(tensor: Tensor, what: str, leaf: Tensor) -> Tensor:
+    """Return a tensor that stands for the first dimensions of a leaf, beyond the batch too."""
+    shape = tuple(tensor.shape)
+    if len(shape) > leaf.ndim or not broadcasts_to(shape, leaf.shape[: len(shape)]):
+        raise ShapeMismatch(
+            f"{what} of shape {shape} must fit the first dimensions of each entry, got an entry of "
+            f"shape {shape_text(leaf.shape)}. Pass one over the batch dimensions alone."
+        )
+    return behind(tensor, leaf)
+
+
 def holds_stack(node: object) -> bool:
     """Return whether a container is a lazy stack, or one is below it."""
     if isinstance(node, Composite):
@@ -162,14 +174,22 @@ def holds_stack(node: object) -> bool:
     return isinstance(node, AbstractContainer) and any(map(holds_stack, node._kd_below()))
 
 
-def spread(tensor: Tensor, batch: Batch, what: str) -> LeafFn:
+def spread(tensor: Tensor, batch: Batch, what: str, features: bool = False) -> LeafFn:
     """Return `behind` for many leaves; it is called once for each number of dimensions.
 
+    Args:
+        tensor: the tensor.
+        batch: the batch size.
+        what: what an error calls the tensor.
+        features: it may have more dimensions than the batch, which are those of all leaves.
+
     Raises:
-        ShapeMismatch: if the shape of the tensor does not fit the batch.
+        ShapeMismatch: if the shape of the tensor does not fit the batch, or a leaf.
     """
     if is_shapeless(tensor):
         raise without_shape(what)
+    if features and tensor.ndim > len(batch):
+        return partial(_over_features, tensor, what)
     check_lines_up(tensor.shape, batch, what)
     made: dict[int, Tensor] = {}
     on_cpu = tensor.is_cpu

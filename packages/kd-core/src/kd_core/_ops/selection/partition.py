@@ -243,6 +243,8 @@ class Partition(AbstractContainer):
             inplace: change this container instead of making a new one.
         """
         batch = self._kd_desc.batch
+        if not batch and mask.shape == (1,):
+            mask = mask[0]  # as for a 0-dim tensor
         result = map_by(plan(batch, *rows_where(check_mask(mask), batch)), self)
         return become(self, result, "select rows in place") if inplace else result
 
@@ -259,7 +261,7 @@ class Partition(AbstractContainer):
 
         Args:
             condition: a tensor of booleans whose dimensions are the first batch dimensions, each
-                of the same size or 1.
+                of the same size or 1; further ones are those of the features of all entries.
             other: a container of the same keys, a number, or a tensor whose shape follows the rule
                 of `condition`.
             out: a container that takes the entries of the result; its tensors are not written to.

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from kd_core._batch.shapes import batch_of, fitted, one_per_dim
+from kd_core._batch.shapes import batch_of, fitted, one_per_dim, sizes_of
 from kd_core._errors import InvalidArgument, InvalidValue, wrong_type
 from kd_core._keys import format_key
 from kd_core._leaves.loops import finder
@@ -352,7 +352,8 @@ class Shape(AbstractContainer):
             >>> TensorDict({"a": torch.tensor([1, 2])}, [2]).repeat_interleave(2, 0)["a"]
             tensor([1, 1, 2, 2])
         """
-        flat = engine(self).flatten(self) if dim is None else self
+        flatten = dim is None or (not self._kd_desc.ndim and dim in (0, -1))  # as a 0-dim tensor
+        flat = engine(self).flatten(self) if flatten else self
         at = 0 if dim is None else dim
         how = repeat_interleave_plan(flat._kd_desc.batch, repeats, at, output_size)
         result = moved(how, flat)
@@ -375,6 +376,8 @@ class Shape(AbstractContainer):
         if dims is None and self._kd_desc.ndim > 1:
             of = engine(self)
             result = of.unflatten(of.roll(of.flatten(self), shifts, 0), 0, self._kd_desc.batch)
+        elif dims is None and not self._kd_desc.ndim and len(sizes_of([shifts])) == 1:
+            result = self._kd_map_each(torch.clone)
         else:
             along = 0 if dims is None else dims
             result = moved(roll_plan(self._kd_desc.batch, shifts, along), self)
