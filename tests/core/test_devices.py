@@ -19,7 +19,9 @@ from kd_core import (
     TensorDict,
     TensorDictBase,
     UnbatchedTensor,
+    group_by,
     lazy_stack,
+    pad_sequence,
 )
 
 GPU: Final = torch.device("cuda:0")
@@ -130,3 +132,64 @@ def test_meta_has_shapes_alone(td: TensorDictBase) -> None:
     for key, leaf in td.items(True, True):
         assert nowhere[key].shape == leaf.shape
     assert devices(nowhere + 1) == {torch.device("meta")}
+
+
+INDICES: Final[dict[str, Callable[[torch.device | str], object]]] = {
+    "numbers": lambda where: torch.tensor([2, 0], device=where),
+    "numbers in a tuple": lambda where: (torch.tensor([2, 0], device=where),),
+    "numbers behind": lambda where: (slice(None), torch.tensor([1, 0, 1], device=where)),
+    "pairs": lambda where: (
+        torch.tensor([[0], [1]], device=where),
+        torch.tensor([1, 0, 1], device=where),
+    ),
+    "with a new dimension": lambda where: (None, torch.tensor([1, 0], device=where)),
+}
+
+
+@pytest.mark.parametrize("name", INDICES)
+def test_an_index_may_be_where_the_leaves_are(name: str) -> None:
+    td = TensorDict({"a": torch.zeros(3, 2, 4), "n": {"b": torch.zeros(3, 2)}}, [3, 2])
+    expected = td[INDICES[name]("cpu")]  # type: ignore[index]  # any index
+    found = td.to("meta")[INDICES[name]("meta")]  # type: ignore[index]  # any index
+    assert found.batch_size == expected.batch_size
+    assert found["a"].shape == expected["a"].shape
+    assert found["n", "b"].is_meta
+
+
+def words() -> TensorDict:
+    return TensorDict({"x": torch.arange(3.0), "w": ["a", "b", "a"]}, [3])
+
+
+def _seen(td: TensorDict) -> TensorDict:
+    with td.view(3, 1) as seen:
+        seen["y"] = seen["x"] * 2
+    return td
+
+
+def _padded(td: TensorDict) -> TensorDictBase:
+    return pad_sequence([td[:1], td], return_mask=True)
+
+
+COUNTING: Final[dict[str, Callable[[TensorDict, TensorDictBase], TensorDictBase]]] = {
+    "views of a stack": lambda td, columns: columns.expand(2, 3, 2),
+    "rows of a stack": lambda td, columns: columns[1],
+    "part of a stack": lambda td, columns: columns[:, 1],
+    "permuted stack": lambda td, columns: columns.permute(1, 0),
+    "reshaped stack": lambda td, columns: columns.reshape(-1),
+    "groups by words": lambda td, columns: group_by(td, "w")[1][0],
+    "padding": lambda td, columns: _padded(td),
+    "words": lambda td, columns: td[1:].clone(),
+    "written words": lambda td, columns: td.clone().set_at_("w", "c", 1),
+    "back from a view": lambda td, columns: _seen(td),
+    "addresses": lambda td, columns: td.select("x").data_ptr() != 0,
+}
+
+
+@pytest.mark.parametrize("name", COUNTING)
+def test_rows_are_counted_on_the_cpu_whatever_the_default_is(name: str) -> None:
+    made = [(td, lazy_stack([td, td.clone()], 1)) for td in (words(), words())]
+    expected = COUNTING[name](*made[0])
+    with torch.device("meta"):  # such as the GPU in `torch.set_default_device("cuda")`
+        found = COUNTING[name](*made[1])
+    assert devices(found) == {torch.device("cpu")}
+    assert found.tolist() == expected.tolist()

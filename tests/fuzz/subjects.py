@@ -130,7 +130,8 @@ def values(rng: Random, shape: Batch, dtype: torch.dtype) -> Tensor:
     """Return small numbers, for floats with some that are not finite."""
     generator = torch.Generator().manual_seed(rng.getrandbits(31))
     low = 0 if dtype in UNSIGNED else -3
-    numbers = torch.randint(low, 5, shape, generator=generator)
+    numbers = torch.randint(low, 5, shape, generator=generator, device="cpu")
+    numbers = numbers.to(torch.get_default_device())  # `tests/gpu` sets another
     if dtype is torch.bool:
         return numbers > 0
     made = numbers.to(dtype)

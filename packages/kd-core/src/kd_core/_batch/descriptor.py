@@ -320,6 +320,11 @@ def device_of(device: DeviceLike) -> torch.device:
 _DEVICES: Final = {"cpu": torch.device("cpu")}
 
 
+def device_beside(desc: Descriptor) -> torch.device | str:
+    """Return where an index is that the CPU does not take: with the leaves, or on the GPU."""
+    return desc.device or torch.accelerator.current_accelerator() or "cpu"
+
+
 @restores
 def restore_descriptor(
     batch: Batch, device: torch.device | None, lock: str | None, held: int

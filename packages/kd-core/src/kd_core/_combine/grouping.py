@@ -72,7 +72,7 @@ def _unique(rows: object, key: NestedKey) -> tuple[list[object], Tensor]:
             f"the values of entry {format_key(key)} must be hashable and comparable to group by "
             f"them: {error}. Store a number for each of them, and group by it."
         ) from None
-    return found, torch.tensor([numbers[value] for value in each], dtype=torch.int64)
+    return found, torch.tensor([numbers[value] for value in each], dtype=torch.int64, device="cpu")
 
 
 def _hashable(value: object) -> object:

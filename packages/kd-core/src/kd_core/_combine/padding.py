@@ -242,7 +242,7 @@ def _pad_leaves(
 def _masks(container: TensorDictBase, lengths: list[int], dim: int, left: bool) -> TensorDictBase:
     """Return a container with one mask for each leaf: true for the rows that are not padding."""
     batch = container._kd_desc.batch
-    rows = torch.arange(batch[dim]) < torch.tensor(lengths)[:, None]
+    rows = torch.arange(batch[dim], device="cpu") < torch.tensor(lengths, device="cpu")[:, None]
     rows = rows.flip(1) if left else rows
     shape = [1] * len(batch)
     shape[0], shape[dim] = batch[0], batch[dim]

@@ -425,7 +425,7 @@ def _cast_data(cls: type, key: str, value: Node, hint: object, desc: Descriptor)
     made = [None if each is None else _plain(cls, key, each, kind) for each in given]
     if not by_row:
         return registry.wrap_data(made[0], desc)
-    positions = torch.arange(len(made)).reshape(value._kd_desc.batch)
+    positions = torch.arange(len(made), device="cpu").reshape(value._kd_desc.batch)
     return registry.wrap_rows(made, positions, value._kd_desc)
 
 

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from kd_core._base import TensorDictBase
+from kd_core._batch.descriptor import device_beside
 from kd_core._batch.names import names_of
 from kd_core._batch.plans import Fresh, Reduced, Viewed
 from kd_core._batch.shapes import numel
@@ -129,7 +130,11 @@ def _numbered(stack: Composite, fn: LeafFn) -> tuple[Tensor, Tensor]:
     """Return the numbers of the rows of a stack, and what a function makes of them."""
     old = stack._kd_desc.batch
     rows = torch.arange(numel(old), device="cpu").reshape(old)
-    return rows, fn(rows)
+    try:
+        return rows, fn(rows)
+    except RuntimeError:  # its index is on another device
+        rows = rows.to(device_beside(stack._kd_desc))
+        return rows, fn(rows)
 
 
 def _share(taken: Tensor, rows: Tensor) -> bool:
@@ -183,7 +188,7 @@ def _way_by_member(stack: Composite, fn: LeafFn, rows: Tensor, taken: Tensor) ->
     at = stack._dim
     alone = (*rows.shape[:at], 1, *rows.shape[at + 1 :])
     try:
-        one = fn(torch.arange(numel(alone)).reshape(alone))
+        one = fn(torch.arange(numel(alone), device="cpu").reshape(alone))
     except (RuntimeError, IndexError):  # its sizes are those of the whole stack
         return None
     return _kept_together(rows.movedim(at, 0).reshape(rows.shape[at], -1), taken, one)
@@ -225,7 +230,7 @@ def reduced_members(stack: Composite, fn: LeafFn, batch: Reduced) -> TensorDictB
 
 def _owners(rows: Tensor, at: int) -> Tensor:
     """Return for each number of a row the member that it is in."""
-    members = torch.arange(rows.shape[at]).reshape(-1, *[1] * (rows.ndim - at - 1))
+    members = torch.arange(rows.shape[at], device="cpu").reshape(-1, *[1] * (rows.ndim - at - 1))
     return members.expand(rows.shape).reshape(-1)
 
 
@@ -238,8 +243,9 @@ def _kept_together(rows: Tensor, taken: Tensor, one: Tensor) -> _Together | None
         one: the result for the numbers of one member alone.
     """
     size = rows.shape[1]
-    owners = torch.empty(rows.numel(), dtype=torch.int64)
-    owners[rows.reshape(-1)] = torch.arange(rows.shape[0]).repeat_interleave(size)
+    count = torch.arange(rows.shape[0], device="cpu")
+    owners = torch.empty_like(rows.reshape(-1))
+    owners[rows.reshape(-1)] = count.repeat_interleave(size)
     for dim in range(min(taken.ndim, one.ndim)):
         if one.shape[dim] != 1 or one.ndim != taken.ndim:
             continue
@@ -263,11 +269,12 @@ def _numbers(batch: Batch, at: int, taken: Tensor, owners: Tensor, apart: bool) 
         apart: whether the rows of a member may be taken one by one; `False`: it is `None` then.
     """
     shape = tuple(taken.shape)
-    if shape == batch and torch.equal(taken.reshape(-1), torch.arange(len(owners))):
+    every = torch.arange(len(owners), device="cpu")
+    if shape == batch and torch.equal(taken.reshape(-1), every):
         return _Rows(None, (), shape)
     member = int(owners[taken.reshape(-1)[0]])
     if taken.ndim:
-        whole = torch.arange(len(owners)).reshape(batch).select(at, member).reshape(-1)
+        whole = every.reshape(batch).select(at, member).reshape(-1)
         if taken.numel() == whole.numel() and torch.equal(taken.reshape(-1), whole):
             return _Rows(member, (), shape)
         parts = [_numbers(batch, at, part, owners, apart) for part in taken.unbind(0)]

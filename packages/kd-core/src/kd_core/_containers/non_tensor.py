@@ -817,7 +817,9 @@ class NonTensorData(NonTensorDataBase, Encodes):
         """Return the value once for each row of a batch."""
         if isinstance(self._boxed, Cell):
             return self._boxed.spread(desc)
-        return registry.wrap_rows([self.data], torch.zeros((), dtype=torch.int64), desc)
+        return registry.wrap_rows(
+            [self.data], torch.zeros((), dtype=torch.int64, device="cpu"), desc
+        )
 
     def _encode(
         self, value: object, path: tuple[str, ...], shape: tuple[int, ...] | None = None
@@ -1031,7 +1033,7 @@ class RowValue(Encodes):
 
 def stand_in_for(node: NonTensorData, value: object) -> tuple[Tensor, Tensor]:
     """Return a tensor that stands for the value of an entry, and one to copy into it."""
-    source = torch.zeros((), dtype=torch.int64)
+    source = torch.zeros((), dtype=torch.int64, device="cpu")
     new = value._kd_item() if isinstance(value, NonTensorDataBase) else value
     if is_compiling():  # it makes no writes if one of them is refused
         node.data = new

@@ -342,7 +342,9 @@ class NonTensorStack(NonTensorDataBase, RowData):
         """Return the values of new rows: none."""
         if not desc.ndim:
             return cast("Self", wrap_data(None, desc))
-        return cast("Self", wrap_rows([None], torch.zeros((), dtype=torch.int64), desc))
+        return cast(
+            "Self", wrap_rows([None], torch.zeros((), dtype=torch.int64, device="cpu"), desc)
+        )
 
     def _copy(self, desc: Descriptor) -> Self:
         positions = self._positions

@@ -32,6 +32,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling, is_dynamo_compiling
 
+from kd_core._batch.descriptor import device_beside
 from kd_core._containers.non_tensor import NonTensorData, NonTensorDataBase
 from kd_core._errors import InvalidValue
 from kd_core._leaves.foreach import StandIn
@@ -183,7 +184,9 @@ def _settle(node: Rows, loose: Loose) -> None:
 def _renumbered(positions: Tensor, values: list[object]) -> list[object]:
     """Number all elements of a storage in order; return the value that each had."""
     storage = positions.untyped_storage()
-    everywhere = torch.empty(0, dtype=torch.int64).set_(storage, 0, (storage.nbytes() // 8,), (1,))
+    everywhere = torch.empty(0, dtype=torch.int64, device="cpu").set_(
+        storage, 0, (storage.nbytes() // 8,), (1,)
+    )
     found = [
         values[number] if 0 <= number < len(values) else None  # no row has an unused element
         for number in everywhere.tolist()
@@ -299,8 +302,7 @@ def move_positions(node: Rows, fn: LeafFn) -> Tensor:
     try:
         return fn(node._positions)
     except RuntimeError:  # its index is on another device, or it needs a contiguous leaf
-        device = node._kd_desc.device or torch.accelerator.current_accelerator() or "cpu"
-        return fn(node._positions.contiguous().to(device)).cpu()
+        return fn(node._positions.contiguous().to(device_beside(node._kd_desc))).cpu()
 
 
 def pool_rows(nodes: Sequence[NonTensorDataBase]) -> tuple[list[object], list[Tensor]]:

@@ -204,7 +204,7 @@ def gather_texts(team: Team, text: bytes, longest: int | None = None) -> list[by
         size = torch.tensor([len(text)], device=team.device)
         dist.all_reduce(size, dist.ReduceOp.MAX, group=team.group)
         longest = int(size)
-    own = torch.zeros(8 + longest, dtype=torch.uint8)
+    own = torch.zeros(8 + longest, dtype=torch.uint8, device="cpu")
     own[:8].view(torch.int64).fill_(len(text))
     own[8 : 8 + len(text)] = torch.frombuffer(bytearray(text or b"\0"), dtype=torch.uint8)[
         : len(text)

@@ -66,7 +66,7 @@ def _posted(team: Team, peer: int, form: Form, tag: int) -> list[Work]:
     """Send all messages of a container, without waiting."""
     digest = digest_of(form.header.decode("ascii"))[:_DIGEST]
     known = team.sent.get((peer, tag)) == digest
-    start = torch.empty(4, dtype=torch.int64)
+    start = torch.empty(4, dtype=torch.int64, device="cpu")
     start[:2] = torch.tensor([_MAGIC, 0 if known else len(form.header)])
     start[2:] = torch.frombuffer(bytearray(digest), dtype=torch.int64)
     messages = [start.to(team.device)]

@@ -167,7 +167,9 @@ def _are_common_operands(
     for leaf, operand in zip(leaves, operands):  # noqa: B905  # asking for `strict` costs
         if operand.dtype is not dtype or (recording and operand.requires_grad):
             return False
-        if not (operand.is_same_size(leaf) and operand.is_cpu and leaf.is_cpu):
+        if not operand.is_same_size(leaf):
+            return False
+        if not (operand.is_cpu and leaf.is_cpu) and operand.device != leaf.device:
             return False
     return True
 

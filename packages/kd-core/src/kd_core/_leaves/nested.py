@@ -243,7 +243,7 @@ def strided_parts(leaf: Tensor) -> tuple[Tensor, Tensor]:
     The sizes are those of each row, one row each.
     """
     rows = [row.reshape(-1) for row in leaf.unbind()]
-    values = torch.cat(rows) if rows else torch.empty(0, dtype=leaf.dtype)
+    values = torch.cat(rows) if rows else torch.empty(0, dtype=leaf.dtype, device=leaf.device)
     sizes: Tensor = leaf._nested_tensor_size()
     return values.detach(), sizes.clone()
 

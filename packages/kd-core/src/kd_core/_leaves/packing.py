@@ -139,7 +139,7 @@ def _has_buffer(leaf: Tensor) -> bool:
 def _has_numpy() -> bool:
     """Return whether torch can hand the numbers of a tensor to Python."""
     try:
-        torch.empty(0).numpy()
+        torch.empty(0, device="cpu").numpy()
     except RuntimeError:  # numpy is not installed
         return False
     return True
@@ -175,7 +175,7 @@ def numbers_of(buffer: object, dtype: torch.dtype) -> Tensor:
     """Return the numbers in a buffer as a flat tensor, in the way of `octets_of`."""
     view = memoryview(buffer)  # type: ignore[arg-type]  # anything may be asked
     if not view.nbytes:
-        return torch.empty(0, dtype=dtype)
+        return torch.empty(0, dtype=dtype, device="cpu")
     if view.readonly or not view.c_contiguous:
         view = memoryview(bytearray(view.tobytes()))
     return torch.frombuffer(view.cast("B"), dtype=dtype)

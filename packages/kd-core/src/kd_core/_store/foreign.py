@@ -111,7 +111,7 @@ def _leaf(folder: int, key: str, meta: Meta, where: str) -> Tensor:
     shape = _sizes(meta.get("shape"), where)
     size = math.prod(shape) * WIRE[dtype].itemsize
     if not size:
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device="cpu")
     with files.opened(f"{key}.memmap", folder) as file:
         if file.size != size:
             raise FormatError(f"`{where}/{key}.memmap` must have {size} bytes, got {file.size}.")

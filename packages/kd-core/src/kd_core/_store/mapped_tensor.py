@@ -233,7 +233,7 @@ class MemoryMappedTensor(Tensor, metaclass=_InMap):
         if memory.readonly or memory.nbytes < size:
             what = "that can be written to" if memory.readonly else f"of at least {size} bytes"
             raise InvalidValue(f"expected memory {what}, got {memory.nbytes} bytes.")
-        flat = torch.empty(0, dtype=dtype)
+        flat = torch.empty(0, dtype=dtype, device="cpu")
         if count:  # `frombuffer` takes no empty memory
             flat = torch.frombuffer(memory, dtype=dtype, count=count)
         whole = cls._of(flat.view(sizes), None)
@@ -408,7 +408,9 @@ class MemoryMappedTensor(Tensor, metaclass=_InMap):
         fill: Callable[[Tensor], object] | None = None,
     ) -> Self:
         if filename is None:
-            octets = torch.zeros(torch.Size(shape).numel() * dtype.itemsize, dtype=torch.uint8)
+            octets = torch.zeros(
+                torch.Size(shape).numel() * dtype.itemsize, dtype=torch.uint8, device="cpu"
+            )
             octets.share_memory_()  # type: ignore[no-untyped-call]  # as torch declares it
             made = tensor_of(octets.untyped_storage(), shape, dtype)
             if fill is not None:
@@ -638,7 +640,7 @@ def _mapped(
     """Return the tensor at the start of an open file that has room for it."""
     count = torch.Size(shape).numel()
     if count == 0:
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device="cpu")
     access = mmap.ACCESS_COPY if private else mmap.ACCESS_WRITE
     memory = mmap.mmap(descriptor, count * dtype.itemsize, access=access)
     return torch.frombuffer(memory, dtype=dtype).view(shape)

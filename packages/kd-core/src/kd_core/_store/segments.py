@@ -243,7 +243,7 @@ class MappedFile(NamedTuple):
                 count, itemsize, dims = math.prod(shape), dtype.itemsize, len(shape)
             start = starts[name]
             if not count:
-                made[name] = torch.empty(shape, dtype=dtype)
+                made[name] = torch.empty(shape, dtype=dtype, device="cpu")
             elif start % itemsize:  # in a file of another origin
                 octets = bytearray(memory[start : start + spec.nbytes])
                 made[name] = torch.frombuffer(octets, dtype=dtype).view(shape)

@@ -139,7 +139,7 @@ class Moved:
 
     def _back(self) -> Callable[[Tensor], Tensor]:
         old, new = self.batch, self.how[1]
-        rows = torch.arange(numel(old))
+        rows = torch.arange(numel(old), device="cpu")
         order = self.how[0](rows.reshape(old)).reshape(-1)
         keeps_order = torch.equal(order, rows)
         places = order.argsort()

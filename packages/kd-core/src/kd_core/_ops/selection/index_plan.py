@@ -89,10 +89,30 @@ def _resolve_items(index: tuple[object, ...], batch: Batch) -> Resolved:
         return _reading(where), shape
     items = plain_index(index, batch)
     try:
-        shape = tuple(torch.empty(()).expand(batch)[items].shape)
+        shape = shape_at(items, batch)
     except IndexError as error:
         raise beyond(batch, error) from None
     return lambda leaf: leaf[items], _with_names_of(batch, items, shape)
+
+
+def shape_at(items: tuple[IndexItem, ...], batch: Batch) -> Batch:
+    """Return the shape of the rows at an index.
+
+    Raises:
+        IndexError: as torch raises it. Numbers on a GPU are not read: it would have to be waited
+            for.
+    """
+    shaped = tuple(_without_numbers(item) if isinstance(item, Tensor) else item for item in items)
+    return tuple(torch.empty((), device="cpu").expand(batch)[shaped].shape)
+
+
+def _without_numbers(rows: Tensor) -> Tensor:
+    """Return what takes as many rows on the CPU; the elements of a mask must be read for it."""
+    if rows.is_cpu:
+        return rows
+    if rows.dtype in (torch.bool, torch.uint8):
+        return rows.cpu()
+    return torch.zeros((), dtype=rows.dtype, device="cpu").expand(rows.shape)
 
 
 def _with_names_of(batch: Batch, items: tuple[IndexItem, ...], shape: Batch) -> Batch:

@@ -46,6 +46,7 @@ from kd_core._nodes import registry
 from kd_core._nodes.entry import is_data, is_node, is_row_data, is_unbatched
 from kd_core._ops.entries.updating import narrowed_items, paths_to_update, source_items
 from kd_core._ops.selection.index_plan import (
+    beside,
     beyond,
     for_nested,
     gives_views,
@@ -54,6 +55,7 @@ from kd_core._ops.selection.index_plan import (
     plain_index,
     resolve,
     rows_at,
+    shape_at,
     take_rows,
     views_at,
 )
@@ -524,7 +526,8 @@ class _Rows:
         else:
             try:
                 if not is_compiling() and not any(target.numel() for target, *_ in writes):
-                    torch.empty(()).expand(self.batch)[self.where]  # writes would not look at it
+                    where = self.where if isinstance(self.where, tuple) else (self.where,)
+                    shape_at(where, self.batch)  # writes would not look at it
                 values = [] if is_compiling() else self._values(writes)
                 commit([each for each in writes if not is_stand_in(each[0])], self._put_rows)
                 for target, source in values:
@@ -540,13 +543,22 @@ class _Rows:
         found: list[tuple[Tensor, Tensor]] = []
         for target, source, _ in writes:
             if is_stand_in(target):
-                rows = target.of(target.plain[self.where])
+                rows = target.of(target.plain[_on_cpu(self.where)])
                 rows.prepare(source)
                 found.append((rows, source))
         return found
 
     def _put_rows(self, target: Tensor, source: Tensor) -> None:
+        if not (source.is_cpu and target.is_cpu) and source.ndim:  # torch takes numbers alone
+            source = beside(source, target)
         target[self.where] = source
+
+
+def _on_cpu(where: tuple[IndexItem, ...] | bool | None) -> tuple[IndexItem, ...] | bool | None:
+    """Return an index for the numbers of values that are not tensors, which are on the CPU."""
+    if not isinstance(where, tuple):
+        return where
+    return tuple(item.cpu() if isinstance(item, Tensor) else item for item in where)
 
 
 def _check_range(rows: Tensor, batch: Batch) -> None:

@@ -128,7 +128,7 @@ class Inventory(AbstractContainer):
 
         def address(leaf: Tensor) -> Tensor:
             data = leaf.untyped_storage() if storage else leaf
-            return torch.tensor(data.data_ptr(), dtype=torch.int64)
+            return torch.tensor(data.data_ptr(), dtype=torch.int64, device="cpu")
 
         return self._kd_map_each(address, EVERYTHING)
 

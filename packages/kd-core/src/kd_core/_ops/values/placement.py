@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 
 from kd_core._batch.descriptor import LOCKED_BY_SHARING, device_of
 from kd_core._batch.shapes import batch_of
@@ -29,6 +30,7 @@ from kd_core._protocol.primitives import (
     name_in,
     unlock,
 )
+from kd_core._torch_private import dispatch_modes
 
 if TYPE_CHECKING:
     from typing import Self, TypeVar, Unpack
@@ -320,9 +322,20 @@ def _move(td: W, device: DeviceLike, non_blocking: bool, pin: bool = False) -> W
     desc = td._kd_desc
     if desc.device == target:
         return td
-    if pin and target.type == "cuda":
-        td, non_blocking = td._kd_map_each(Tensor.pin_memory), True
-    return locked_as(td, moved(td, target, non_blocking))
+    if target.type != "cuda" or is_compiling() or dispatch_modes():
+        return locked_as(td, moved(td, target, non_blocking))
+    if pin:
+        made = moved(td._kd_map_each(_pinned), target, True)
+    else:  # all copies are on their way before the first is waited for
+        waits = not non_blocking and any(leaf.is_cpu for leaf in leaves_of(td))
+        made = moved(td, target, True)
+        if waits:
+            torch.cuda.current_stream(target).synchronize()
+    return locked_as(td, made)
+
+
+def _pinned(leaf: Tensor) -> Tensor:
+    return leaf.pin_memory() if leaf.is_cpu else leaf
 
 
 def dense_copy(td: AbstractContainer, retain_none: bool) -> Node:

@@ -267,10 +267,16 @@ class _Place:
         self.pin = pin
 
     def put(self, flat: Tensor) -> Tensor:
-        """Return a tensor whose storage is there."""
+        """Return a tensor whose storage is there.
+
+        What is pinned or shared afterwards is read: the copy that comes before it is waited for.
+        """
+        if self.pin and flat.is_cpu:
+            flat = flat.pin_memory()
         if self.device is not None:
-            flat = flat.to(self.device, non_blocking=self.non_blocking)
-        if self.pin:
+            is_read = self.device.type == "cpu" and (self.pin or self.share)
+            flat = flat.to(self.device, non_blocking=self.non_blocking and not is_read)
+        if self.pin and flat.is_cpu and not flat.is_pinned():
             flat = flat.pin_memory()
         return flat.share_memory_() if self.share else flat  # type: ignore[no-untyped-call]  # by torch
 
