@@ -243,6 +243,13 @@ def bench(session: nox.Session) -> None:
 
 
 @nox.session
+def gpu(session: nox.Session) -> None:
+    """Test and time kd on a GPU, in 8 minutes: `nox -s gpu -- RESULTS`; see `tools/gpu_lane.sh`."""
+    install(session, "suite", "peer")
+    session.run("tools/gpu_lane.sh", *session.posargs, external=True)
+
+
+@nox.session
 def generate(session: nox.Session) -> None:
     """Write the generated methods and pages from their tables (`-- --check`: only compare)."""
     session.install("--group", "lint")

@@ -41,8 +41,8 @@ class Run(NamedTuple):
     parameters: list[torch.Tensor]
 
 
-def with_peer(name: str) -> Train:
-    """Return `train` of an example whose imports name the peer, which has no `nested`."""
+def peer_source(name: str) -> str:
+    """Return the text of an example whose imports name the peer, which has no `nested`."""
     path = Path(importlib.import_module(f"examples.learning.{name}").__file__ or "")
     source = re.sub(
         r"^from (kd_\w+) import",
@@ -50,9 +50,13 @@ def with_peer(name: str) -> Train:
         path.read_text(encoding="utf-8"),
         flags=re.MULTILINE,
     )
-    source = re.sub(r"\.nested\((\"\w+\"), TensorDict\)", r"[\1]", source)
+    return re.sub(r"\.nested\((\"\w+\"), TensorDict\)", r"[\1]", source)
+
+
+def with_peer(name: str) -> Train:
+    """Return `train` of an example on the peer."""
     module = ModuleType(f"peer_{name}")
-    exec(compile(source, str(path), "exec"), vars(module))
+    exec(compile(peer_source(name), f"peer_{name}.py", "exec"), vars(module))
     train: Train = module.train
     return train
 

@@ -1,0 +1,16 @@
+"""What every test of a device runs under; see `device.py`."""
+
+from importlib import import_module
+
+import pytest
+import torch
+from tests.gpu.device import DEVICE
+
+if DEVICE.type == "cuda" and not torch.cuda.is_available():
+    raise pytest.UsageError(f"KD_DEVICE={DEVICE}, but torch finds no GPU: {torch.__version__}")
+
+# What only a GPU can show; it is not skipped elsewhere, it is not there.
+collect_ignore = [] if DEVICE.type == "cuda" else ["metal"]
+
+with DEVICE:  # the contract has tensors in its modules
+    import_module("tests.core.test_contract")

@@ -1,0 +1,31 @@
+"""Every operation of the harness on random containers of the device, beside torch on each leaf."""
+
+import warnings
+from random import Random
+
+import pytest
+import torch
+from tests.fuzz.checking import check
+from tests.fuzz.subjects import subject
+from tests.fuzz.test_operations import OPERATIONS, described
+from tests.gpu.device import DEVICE
+
+PROGRAMS = 2 if DEVICE.type == "cpu" else 40
+"""How many calls of each operation: the suite makes many more of them on the CPU elsewhere."""
+
+
+@pytest.mark.parametrize("name", sorted(OPERATIONS))
+def test_an_operation_does_what_torch_does_to_each_leaf(name: str) -> None:
+    found = []
+    with DEVICE, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for seed in range(PROGRAMS):
+            rng = Random(f"{name} {seed}")
+            one = subject(rng)
+            call = OPERATIONS[name](rng, one, name)
+            wrong = check(one, call)
+            if wrong:
+                found.append(f"{call.text}\n{wrong}\non {one.kind}:\n{described(one.node)}")
+        if DEVICE.type == "cuda":
+            torch.cuda.synchronize()  # an error of a kernel belongs to this test
+    assert not found, f"{len(found)} of {PROGRAMS} calls: {found[0]}"
