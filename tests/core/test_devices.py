@@ -149,8 +149,8 @@ INDICES: Final[dict[str, Callable[[torch.device | str], object]]] = {
 @pytest.mark.parametrize("name", INDICES)
 def test_an_index_may_be_where_the_leaves_are(name: str) -> None:
     td = TensorDict({"a": torch.zeros(3, 2, 4), "n": {"b": torch.zeros(3, 2)}}, [3, 2])
-    expected = td[INDICES[name]("cpu")]  # type: ignore[index]  # any index
-    found = td.to("meta")[INDICES[name]("meta")]  # type: ignore[index]  # any index
+    expected = td[INDICES[name]("cpu")]  # type: ignore[call-overload]  # any index
+    found = td.to("meta")[INDICES[name]("meta")]  # type: ignore[call-overload]  # any index
     assert found.batch_size == expected.batch_size
     assert found["a"].shape == expected["a"].shape
     assert found["n", "b"].is_meta

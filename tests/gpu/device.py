@@ -5,7 +5,7 @@
 
 import os
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -14,11 +14,14 @@ from kd_core import NonTensorDataBase, TensorDictBase, UnbatchedTensor
 
 DEVICE: Final = torch.device(os.environ.get("KD_DEVICE", "cpu"))
 CPU: Final = torch.device("cpu")
+TORCH: Any = torch
+"""Its functions as containers meet them: its types name tensors alone."""
 
 
 def devices(td: TensorDictBase) -> set[torch.device]:
     """Return where the leaves of a container are."""
-    return {leaf.device for leaf in td.values(True, True) if isinstance(leaf, Tensor)}
+    leaves: list[object] = list(td.values(True, True))
+    return {leaf.device for leaf in leaves if isinstance(leaf, Tensor)}
 
 
 def on_cpu(value: object) -> object:

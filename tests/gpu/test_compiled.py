@@ -8,7 +8,7 @@ from tests.gpu.device import DEVICE, assert_alike
 from torch import nn
 from torch._dynamo.testing import CompileCounter
 
-from kd_core import TensorDict, TensorDictBase
+from kd_core import TensorDict, TensorDictBase, stack
 from kd_nn import NormalParamExtractor, TensorDictModule, TensorDictSequential
 
 
@@ -27,7 +27,7 @@ def arithmetic(td: TensorDictBase) -> TensorDictBase:
 
 
 def moves(td: TensorDictBase) -> TensorDictBase:
-    return torch.stack([td, td.clone()]).to(DEVICE) + 1
+    return stack([td, td.clone()]).to(DEVICE) + 1
 
 
 PROGRAMS: dict[str, Callable[[TensorDictBase], TensorDictBase]] = {

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.core.kinds import FACTORIES
-from tests.gpu.device import CPU, DEVICE, assert_alike, devices
+from tests.gpu.device import CPU, DEVICE, TORCH, assert_alike, devices
 from torch import Tensor
 
 from kd_core import (
@@ -57,22 +57,22 @@ CALLS: dict[str, Callable[[TensorDictBase, torch.device], object]] = {
         MASK.to(d)[:, None].expand(3, 4), td.select("a") * 0
     ),
     "gather": lambda td, d: td.select("a").gather(0, torch.zeros(2, 4, dtype=torch.int64).to(d)),
-    "stack": lambda td, d: torch.stack([td, td]),
+    "stack": lambda td, d: TORCH.stack([td, td]),
     "stack lazily": lambda td, d: lazy_stack([td, td])[0],
-    "cat": lambda td, d: torch.cat([td, td], 1),
+    "cat": lambda td, d: TORCH.cat([td, td], 1),
     "unbind": lambda td, d: list(td.unbind(0)),
     "split": lambda td, d: list(td.split([1, 2], 0)),
     "reshape": lambda td, d: td.reshape(-1),
     "permute": lambda td, d: td.permute(1, 0),
-    "flip": lambda td, d: torch.flip(td, [0]),
-    "roll": lambda td, d: torch.roll(td, 1, 0),
+    "flip": lambda td, d: TORCH.flip(td, [0]),
+    "roll": lambda td, d: TORCH.roll(td, 1, 0),
     "repeat": lambda td, d: td.repeat(2, 1),
     "clone": lambda td, d: td.clone(),
     "apply": lambda td, d: td.select("a").apply(torch.exp),
     "to float64": lambda td, d: td.select("a").to(torch.float64),
     "nested dicts": lambda td, d: td.select("a").to_dict(),
     "pack": lambda td, d: td.select("a").pack()[0],
-    "zeros like": lambda td, d: torch.zeros_like(td),
+    "zeros like": lambda td, d: TORCH.zeros_like(td),
     "new zeros": lambda td, d: td.new_zeros(2, 2),
     "consolidate": lambda td, d: td.consolidate(),
     "write a row": lambda td, d: _written(td, 1),
@@ -87,7 +87,7 @@ CALLS: dict[str, Callable[[TensorDictBase, torch.device], object]] = {
 
 def _written(td: TensorDictBase, index: object) -> TensorDictBase:
     made = td.clone()
-    made[index] = td[0:1].clone().zero_() if not isinstance(index, int) else td[0].clone().zero_()  # type: ignore[index]  # any index
+    made[index] = td[0:1].clone().zero_() if not isinstance(index, int) else td[0].clone().zero_()
     return made
 
 
@@ -146,8 +146,8 @@ def test_dtypes_and_layouts_survive_a_move() -> None:
     leaves["empty"] = torch.zeros(3, 0)
     leaves["conjugated"] = torch.arange(6).to(torch.complex64).reshape(3, 2).conj()
     td = TensorDict(leaves, [3])
-    for options in ({}, {"non_blocking": True}):
-        there = td.to(DEVICE, **options)
+    for later in (False, True):
+        there = td.to(DEVICE, non_blocking=later)
         assert_alike(there.cpu(), td)
         for key, leaf in leaves.items():
             assert there[key].stride() == leaf.to(DEVICE).stride()
@@ -209,7 +209,7 @@ def test_what_is_no_tensor_comes_along() -> None:
         )
     there[1] = there[0].clone()
     assert list(there["rows"]) == ["a", "a", "c"]
-    assert_alike(torch.stack([there, there]).cpu(), torch.stack([there.cpu(), there.cpu()]))
+    assert_alike(TORCH.stack([there, there]).cpu(), TORCH.stack([there.cpu(), there.cpu()]))
 
 
 def test_stores_and_files_take_and_give_the_device(tmp_path: Path, td: TensorDictBase) -> None:
@@ -262,8 +262,8 @@ MIXES: dict[str, Callable[[TensorDictBase, TensorDictBase], object]] = {
     "operands": lambda here, there: there + here,
     "operands in place": lambda here, there: there.add_(here),
     "lerp in place": lambda here, there: there.lerp_(here, 0.5),
-    "stack": lambda here, there: torch.stack([there, here]),
-    "cat": lambda here, there: torch.cat([there, here]),
+    "stack": lambda here, there: TORCH.stack([there, here]),
+    "cat": lambda here, there: TORCH.cat([there, here]),
     "where": lambda here, there: there.where(torch.ones(3, dtype=torch.bool, device=DEVICE), here),
 }
 
@@ -299,7 +299,7 @@ def test_written_values_come_from_any_device() -> None:
 def test_random_numbers_are_drawn_there() -> None:
     td = TensorDict({"x": torch.zeros(3, device=DEVICE)}, [3], device=DEVICE)
     torch.manual_seed(0)
-    first = torch.randn_like(td)
+    first = TORCH.randn_like(td)
     torch.manual_seed(0)
     assert first["x"].device == DEVICE
-    assert torch.equal(first["x"], torch.randn_like(td)["x"])
+    assert torch.equal(first["x"], TORCH.randn_like(td)["x"])

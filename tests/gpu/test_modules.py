@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import fields
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from tests.nn.plan.test_every_model import CALLS, FORMS, Way, check, close
 from tests.nn.plans import module_calls
 from torch import Tensor, nn
 
-from kd_core import TensorDict, TensorDictBase
+from kd_core import TensorDict, TensorDictBase, stack
 from kd_nn import EnsembleModule, TensorDictModule, TensorDictParams, TensorDictSequential
 
 pytestmark = pytest.mark.filterwarnings("ignore::kd_nn.KeyGraphWarning")
@@ -138,7 +139,7 @@ def test_an_ensemble_runs_on_the_device() -> None:
     assert found.shape == (3, 5, 4)
     assert found.device == DEVICE
     assert_alike(found, expected)
-    found.sum().backward()
+    found.sum().backward()  # type: ignore[no-untyped-call]  # by torch
     assert all(each.grad is not None for each in ensemble.parameters())
 
 
@@ -175,10 +176,10 @@ def test_inputs_elsewhere_raise_and_leave_the_container_as_it_was() -> None:
 def test_functional_calls_under_vmap() -> None:
     model = sequence().to(DEVICE)
     params: TensorDictBase = TensorDict.from_module(model).data
-    stacked = torch.stack([params, params * 2])
+    stacked = stack([params, params * 2])
     x = torch.rand(5, 3, device=DEVICE)
 
-    def run(one: TensorDict) -> Tensor:
+    def run(one: Any) -> Tensor:
         with one.to_module(model):
             result: Tensor = model(x=x)[-1]
             return result

@@ -6,8 +6,9 @@ from random import Random
 import pytest
 import torch
 from tests.fuzz.checking import check
+from tests.fuzz.registry import OPERATIONS
 from tests.fuzz.subjects import subject
-from tests.fuzz.test_operations import OPERATIONS, described
+from tests.fuzz.test_operations import described
 from tests.gpu.device import DEVICE
 
 PROGRAMS = 2 if DEVICE.type == "cpu" else 40

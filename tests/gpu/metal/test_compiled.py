@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from tests.gpu.device import DEVICE, assert_alike
+from tests.gpu.device import DEVICE, TORCH, assert_alike
 from tests.gpu.test_compiled import PROGRAMS, given, policy
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
@@ -30,7 +30,7 @@ def test_compiled_programs(name: str, mode: str | None) -> None:
     compiled = torch.compile(program, mode=mode, fullgraph=True)
     with torch.no_grad():
         for scale in range(6):
-            torch.compiler.cudagraph_mark_step_begin()
+            TORCH.compiler.cudagraph_mark_step_begin()
             td = given() * scale
             found = compiled(td.clone())
             loose(found.clone(), program(td.clone()))
@@ -70,10 +70,10 @@ def test_a_compiled_training_step(mode: str | None) -> None:
     mine = torch.optim.SGD(model.parameters(), lr=0.1)
     theirs = torch.optim.SGD(reference.parameters(), lr=0.1)
     for _ in range(5):
-        torch.compiler.cudagraph_mark_step_begin()
+        TORCH.compiler.cudagraph_mark_step_begin()
         for loss, optimizer in ((compiled(given()), mine), (loss_of(reference, given()), theirs)):
             optimizer.zero_grad()
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]  # by torch
             optimizer.step()
     for one, other in zip(model.parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)

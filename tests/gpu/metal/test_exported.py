@@ -55,7 +55,7 @@ def test_a_file_of_a_module_of_the_gpu_runs_on_the_cpu(tmp_path: Path, suffix: s
     path = tmp_path / f"model{suffix}"
     kd_export.export(inner, given()).save(path)
     assert {each.device for each in inner.parameters()} == {DEVICE}
-    found = kd_export.open(path, trusted=True)(given().cpu())
+    found = kd_export.open(path, trusted=True).run(given().cpu())
     torch.testing.assert_close(
         torch.as_tensor(found["out", "y"]), inner(given())["out", "y"].cpu(), rtol=1e-4, atol=1e-4
     )

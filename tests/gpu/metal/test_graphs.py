@@ -13,6 +13,8 @@ from kd_core import InvalidArgument, TensorDict
 from kd_nn import CudaGraphModule, NormalParamExtractor, TensorDictModule, TensorDictSequential
 from kd_probabilistic import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential
 
+pytestmark = pytest.mark.filterwarnings("ignore")  # of torch, which the metal decides
+
 
 def model() -> TensorDictSequential:
     torch.manual_seed(0)

@@ -2,14 +2,17 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from tests.core.kinds import FACTORIES
-from tests.gpu.device import DEVICE, assert_alike, devices
+from tests.gpu.device import DEVICE, TORCH, assert_alike, devices
 from torch import Tensor
 
 from kd_core import InvalidValue, TensorDict, TensorDictBase, lazy_stack
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of torch, which the metal decides
 
 SIZE = 1 << 18
 LEAVES = 24
@@ -17,11 +20,13 @@ LEAVES = 24
 
 def busy() -> None:
     """Give the GPU some milliseconds of work, behind which copies wait."""
-    torch.cuda._sleep(20_000_000)
+    TORCH.cuda._sleep(20_000_000)
 
 
 def numbers(value: float) -> TensorDict:
-    return TensorDict({str(n): torch.full((SIZE,), value + n) for n in range(LEAVES)}, [SIZE])
+    return TensorDict(
+        {str(n): torch.full((SIZE,), float(value + n)) for n in range(LEAVES)}, [SIZE]
+    )
 
 
 def holds(td: TensorDictBase, value: float) -> bool:
@@ -40,7 +45,7 @@ def test_pinning() -> None:
     assert td.pin_memory_() is td
     assert td.is_pinned()
     assert td.consolidate(pin_memory=True).is_pinned()
-    assert torch.zeros_like(td, pin_memory=True).is_pinned()
+    assert TORCH.zeros_like(td, pin_memory=True).is_pinned()
 
 
 WAYS: dict[str, Callable[[TensorDictBase], TensorDictBase]] = {
@@ -115,13 +120,14 @@ def test_writes_that_do_not_wait(write: str) -> None:
     assert devices(td) == {DEVICE}
 
 
-@pytest.mark.parametrize("options", [{"pin_memory": True}, {"share_memory": True}, {}])
-def test_one_storage_on_the_cpu_is_complete(options: dict[str, bool]) -> None:
+@pytest.mark.parametrize("option", ["pin_memory", "share_memory", None])
+def test_one_storage_on_the_cpu_is_complete(option: str | None) -> None:
     for value in range(5):
         there = numbers(value).to(DEVICE)
         busy()
+        options: dict[str, Any] = {} if option is None else {option: True}
         moved = (there + 0).consolidate(device="cpu", non_blocking=True, **options)
-        if not options:
+        if option is None:
             torch.cuda.synchronize()
         assert holds(moved, value)
 
