@@ -18,7 +18,9 @@ from torch.utils._pytree import tree_map
 from kd_core import (
     InvalidArgument,
     InvalidValue,
+    KeySetMismatch,
     LinkedList,
+    Locked,
     NonTensorData,
     NonTensorStack,
     ShapeMismatch,
@@ -641,3 +643,46 @@ def test_an_entry_has_no_keys_that_a_lazy_stack_would_have() -> None:
     assert rows.get_nestedtensor("key", None) is None
     with pytest.raises(KeyError, match="has no keys"):
         rows.get_nestedtensor("key")
+
+
+def test_rows_are_added_to_words() -> None:
+    words = NonTensorStack("a", "b")
+    row = words[0]
+    words.append(NonTensorData("c"))
+    words.insert(0, NonTensorData("z"))
+    words.extend([NonTensorData("d"), NonTensorData("e")])
+    assert words.tolist() == ["z", "a", "b", "c", "d", "e"]
+    words[1] = "new"
+    assert row.tolist() == "new"
+    assert words.clone().tolist() == ["z", "new", "b", "c", "d", "e"]
+    assert words[torch.tensor([5, 0])].tolist() == ["e", "z"]
+    assert cast(Any, torch.stack)([words, words], 1)[3].tolist() == ["c", "c"]
+    with pytest.raises(ShapeMismatch, match=r"a row must have batch_size \(\), got \(2,\)"):
+        words.append(NonTensorStack("x", "y"))
+    with pytest.raises(InvalidArgument, match="must be a non-tensor entry"):
+        words.append("x")  # type: ignore[arg-type]  # the error is the promise
+    with pytest.raises(Locked, match="cannot add a row"):
+        words.lock_().append(NonTensorData("f"))
+    assert words.batch_size == (6,)
+
+
+def test_words_answer_what_containers_are_asked() -> None:
+    words = NonTensorStack(NonTensorStack("a", "b"), NonTensorStack("c", "d"))
+    assert words.contiguous() is words
+    assert words.to_tensordict() is words
+    assert words.to_lazystack() is words
+    assert words.flatten(1) is words
+    assert words.permute(0, 1) is not words
+    assert not words.is_empty()
+    assert words.numpy() == [["a", "b"], ["c", "d"]]
+    assert words.load_state_dict({}) is words
+    with pytest.raises(KeySetMismatch, match="got a state dict with `a`"):
+        words.load_state_dict({"a": 1})
+    assert words.load_state_dict({"a": 1}, strict=False) is words
+    assert words.update_at_(NonTensorStack("x", "y"), 1).tolist() == [["a", "b"], ["x", "y"]]
+    with pytest.raises(IndexError):
+        words.update_at_(NonTensorStack("x", "y"), 9)
+    with pytest.raises(KeyError):
+        words.setdefault(("n", "c"), 1)
+    out = words.clone()
+    assert words.apply(lambda x: x, out=out) is out

@@ -38,6 +38,7 @@ OF_ROWS: Final[dict[str, list[str]]] = {
         "row_values expand_as result: * != None",
         "worded flatten_keys result: length 3 != 1",
         *each("one_value", "__and__ __mod__", "result: * != None"),
+        *each("row_values", "*apply(*batch_size=wrong)", "raises here"),
         *each("*", "__or__ __xor__", "result: class 'NonTensor*' != '*TensorDict'"),
         *each("worded", "__eq__ __ne__", "result: class 'NonTensorData' != *"),
         *each("*_value*", "__eq__ __ne__", "result: 'object NotImplementedType' != *"),
@@ -45,7 +46,7 @@ OF_ROWS: Final[dict[str, list[str]]] = {
         "worded __setitem__ after: class 'NonTensorData' != 'NonTensorStack'",
         "one_value __setitem__ raises here",
         "worded copy_at_ after: 'x0' != 'x2'",
-        *each("row_values", "set __setitem__", "raises here"),
+        "row_values __setitem__(first, new key) raises here",
     ],
     "Reductions, `new_zeros` and `pad` leave an": [
         "unbatched new_* result: * != 0.125",
@@ -85,6 +86,9 @@ OF_ROWS: Final[dict[str, list[str]]] = {
         # Comparisons, `amax`, `tile`, `expand_as` and others drop the names of dimensions.
         "named * result: names (*) != None",
         "named to_lazystack result: names '?' != None",
+        # `lazy_stack` drops the device.
+        *each("*", "lazy_stack(*device='cpu')", "result: device 'cpu' != 'None'"),
+        *each("*", "lazy_stack(*device=device(type='meta'))", "result: device 'meta' != 'None'"),
         "unsized rename*('x') raises here",
         "unsized rename*('x', 'y') raises here",
         "named masked_select after: names *",
@@ -92,6 +96,25 @@ OF_ROWS: Final[dict[str, list[str]]] = {
     "An index by numbers, and `cat`, of a lazy stack share": [
         *each("*", "__getitem__ __getitems__ cat", "result: 'new' != '.0.*'"),
         "ragged repeat_interleave result: 'new' != '.0.*'",
+    ],
+    "`NonTensorData.extend` is there and fails": [
+        *each("one_value", "non_tensor_items fields", "result: length 1 != 3"),
+        "one_value from_tensordict(same, safe=False) raises here",
+        "one_value clear_refs_for_compile_ result: 'self' != *",
+        *each("row_values", "set setdefault __setitem__((?n?,?*", "raises here"),
+    ],
+    "Where there are no tensors": [
+        *each("empty", "bitwise_and logical_and __and__ mod __mod__", "result: * != None"),
+        "empty quantile([[]0.25, 0.75]* result: batch *",
+        *each("[lr]a[zg][yg]*", "split([[]9])", "raises here"),
+        *each("row_values", "split(* *_(missing*", "raises here"),
+        *each(
+            "row_values", "*stack(*out=like) clamp(out=none) update_at_(whole?*dots)", "raises here"
+        ),
+        *each("row_values", "masked_select(wrong* repeat_interleave(*dim=5)", "raises here"),
+        *each("*_value*", "clamp() expand(7,?7)", "raises here"),
+        *each("row_values", "__[gl][et]__(column)", "result: batch length 2 != 3"),
+        "row_values tile(* result: length 3 != 0",
     ],
     "`set_` of a nested key that is not there adds it": ["* set_ kind of error"],
     "`separates(key, strict=False)` adds a key": ["* split_keys kind of error"],

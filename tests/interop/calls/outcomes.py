@@ -223,7 +223,7 @@ ACCIDENTS = (
     "positional argument", "invalid combination of arguments", "unsupported operand type",
     "object cannot be interpreted", "Is a directory", "of a 0-d tensor",
     "got multiple values for argument", "cannot convert dictionary update sequence",
-    "KeyError: '0'",
+    "KeyError: '0'", "pop from empty list",
 )  # fmt: skip
 
 

@@ -75,7 +75,7 @@ def test_a_ragged_stack_is_not_stacked_to_say_the_kind_of_an_entry() -> None:
 def test_floating_point_and_addresses() -> None:
     assert TensorDict({"a": 1.0}).is_floating_point()
     assert not TensorDict({"a": 1.0, "b": 1}).is_floating_point()
-    assert not TensorDict().is_floating_point()
+    assert TensorDict().is_floating_point()
     td = TensorDict({"a": torch.ones(2, 3)}, [2])
     assert td[1:].data_ptr()["a"].item() == td["a"].data_ptr() + 12
     assert td[1:].data_ptr(storage=True)["a"].item() == td["a"].data_ptr()

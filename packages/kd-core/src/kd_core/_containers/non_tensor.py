@@ -23,9 +23,9 @@ from kd_core._batch.shapes import batch_of
 from kd_core._errors import (
     InvalidArgument,
     InvalidKey,
-    KeyNotFound,
     KeySetMismatch,
     UnknownField,
+    listed,
     one_value_for_all,
     restores,
     shape_text,
@@ -39,6 +39,7 @@ from kd_core._naming import explain_attribute, leaves_out
 from kd_core._nodes import registry
 from kd_core._nodes.entry import Encodes, Values, is_data, is_node
 from kd_core._ops.entries.listing import LinkedList
+from kd_core._ops.selection.index_plan import resolve
 from kd_core._protocol.primitives import check_not_held
 from kd_core._torch_private import traced_as
 
@@ -108,11 +109,9 @@ _ASKS_FOR_KEYS: Final = frozenset(
         "get_at",
         "get_item_shape",
         "get_non_tensor",
-        "is_empty",
         "is_non_tensor",
         "items",
         "keys",
-        "load_state_dict",
         "non_tensor_items",
         "non_tensor_values",
         "numpy",
@@ -136,7 +135,6 @@ _ASKS_FOR_KEYS: Final = frozenset(
         "to_namedtuple",
         "to_struct_array",
         "unflatten_keys",
-        "update_at_",
         "valid_keys",
         "values",
         "zero_grad",
@@ -164,12 +162,24 @@ def _borrowed(node: NonTensorDataBase, name: str) -> object:
         if not asks_for_keys:
             return node._called(name, *args, **options)
         made = borrowed(*args, **options)
-        if made is holder:
-            return node
-        is_like = isinstance(made, type(holder)) and not made._kd_entries
-        return node._under(made._kd_desc) if is_like else made
+        if name in _MADE_APART:
+            return made
+        if name == "split_keys":
+            return tuple(_itself(each, node) for each in cast("tuple[object, ...]", made))
+        return node if made is holder else _itself(made, node)
 
     return call
+
+
+_MADE_APART: Final = frozenset({"to_module"})
+"""Methods that return a container that is none of the entry."""
+
+
+def _itself(made: object, node: NonTensorDataBase) -> object:
+    """Return the entry in place of a container without entries that stands for it."""
+    desc: Descriptor | None = getattr(made, "_kd_desc", None)
+    is_like = desc is not None and getattr(made, "_kd_entries", None) == {}
+    return node._under(desc) if desc is not None and is_like and not is_data(made) else made
 
 
 def _refuse_keys(index: object) -> None:
@@ -466,6 +476,47 @@ class NonTensorDataBase(Values):
         """Return the entries of a number of parts."""
         return self._parts("chunk", chunks, dim)
 
+    def to_tensordict(self, *, retain_none: bool | None = None) -> Self:
+        """Return the entry: its values are not copied with a container."""
+        return self
+
+    def is_empty(self) -> bool:
+        """Return whether there is no value: there is one."""
+        return False
+
+    def is_floating_point(self) -> bool:
+        """Return whether all tensors are of floats: there is none."""
+        return True
+
+    def is_shared(self) -> bool:
+        """Return whether the values are in shared memory."""
+        return False
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, object], strict: bool = True, **options: object
+    ) -> Self:
+        """Load a state dict, which has nothing for values that are not tensors; return self.
+
+        Raises:
+            KeySetMismatch: if it has keys, unless `strict=False`.
+        """
+        if strict and state_dict:
+            raise KeySetMismatch(
+                f"a non-tensor entry has no keys, got a state dict with {listed(state_dict)}. Pass "
+                "`strict=False` to ignore them."
+            )
+        return self
+
+    def update_at_(self, input_dict_or_td: object, idx: object, **options: object) -> Self:
+        """Write the values of another entry to rows; return self."""
+        resolve(idx, self._kd_desc.batch)
+        if isinstance(input_dict_or_td, Mapping):
+            raise _no_keys(next(iter(input_dict_or_td), _HELD))
+        if not isinstance(input_dict_or_td, NonTensorDataBase):
+            raise wrong_type("the source", "a non-tensor entry", input_dict_or_td)
+        self._write_at(idx, input_dict_or_td)
+        return self
+
     def _parts(self, method: str, *args: object) -> tuple[NonTensorDataBase, ...]:
         made = getattr(_holding(self), method)(*args)
         return cast("tuple[NonTensorDataBase, ...]", _all_taken(made))
@@ -744,13 +795,16 @@ class NonTensorData(NonTensorDataBase, Encodes):
             safe: nothing: the key is asked for.
 
         Raises:
-            KeyNotFound: if neither holds it.
+            InvalidKey: if neither holds it.
         """
         if is_data(tensordict) or not is_node(tensordict):
             raise wrong_type("`tensordict`", "a container", tensordict)
         held = tensordict._kd_entries.get(_HELD)
         if held is None and _HELD not in (non_tensordict or {}):
-            raise KeyNotFound(f"key `{_HELD}` not found in the container or beside it.")
+            raise InvalidKey(
+                f"key `{_HELD}` not found in the container or beside it; available keys: "
+                f"{listed(tensordict._kd_entries)}."
+            )
         value = (non_tensordict or {})[_HELD] if held is None else unwrapped(held)
         return cls(value, tensordict._kd_desc.batch, tensordict._kd_desc.device)
 
@@ -759,6 +813,35 @@ class NonTensorData(NonTensorDataBase, Encodes):
         desc = self._kd_desc
         held = {"data": self.data, "batch_size": desc.batch, "device": desc.device}
         return type(self)(**{**held, **changes})  # type: ignore[arg-type]  # the constructor checks them
+
+    def rename_keys(self, mapping: Mapping[str, str], **options: object) -> Self:
+        """Return the entry: it has no key that could be renamed.
+
+        Raises:
+            UnknownField: if a name is given.
+        """
+        if mapping:
+            raise UnknownField(
+                f"a non-tensor entry holds `data` alone and cannot have {listed(mapping.values())}."
+            )
+        return self
+
+    def select(self, *keys: object, as_tensordict: bool = False, **options: object) -> object:
+        """Return the entry, or a container without entries."""
+        made = _borrowed(self, "select")(*keys, **options)  # type: ignore[operator]  # a method
+        return _empty(self) if as_tensordict else made
+
+    def to_lazystack(self, dim: int = 0) -> Self:
+        """Return a copy: it is one value for all rows, along any dimension."""
+        return self._under(self._kd_desc)
+
+    def to_namedtuple(self, **options: object) -> tuple[()]:
+        """Return the entries as a tuple: there are none."""
+        return ()
+
+    def non_tensor_items(self, include_nested: bool = False) -> tuple[tuple[str, object], ...]:
+        """Return the value, under the key `"data"`."""
+        return ((_HELD, self.data),)
 
     @property
     def data(self) -> object:

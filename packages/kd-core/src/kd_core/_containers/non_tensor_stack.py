@@ -17,12 +17,13 @@ from torch.compiler import is_compiling
 from kd_core._batch.descriptor import describe_on, restored
 from kd_core._batch.names import checked_names, with_names, without_names
 from kd_core._batch.plans import Fresh, Padded, Reduced
-from kd_core._batch.shapes import batch_of, broadcasts_to, wrap_dim
+from kd_core._batch.shapes import as_int, batch_of, broadcasts_to, wrap_dim
 from kd_core._containers.non_tensor import (
     Cell,
     MetaData,
     NonTensorData,
     NonTensorDataBase,
+    _no_keys,
     linked,
     plain_value,
     refuse_tensors,
@@ -53,9 +54,11 @@ from kd_core._errors import (
     ShapeMismatch,
     batch_does_not_fit,
     cannot_broadcast,
+    locked,
     not_valid,
     restores,
     shape_text,
+    wrong_type,
 )
 from kd_core._keys import format_key
 from kd_core._leaves.loops import Selection, same_data
@@ -239,6 +242,105 @@ class NonTensorStack(NonTensorDataBase, RowData):
         """Return an iterator over the keys of the entries that can be stacked: there are none."""
         return iter(())
 
+    def append(self, tensordict: NonTensorDataBase) -> None:
+        """Add a row at the end; see `insert`."""
+        self.insert(self._kd_desc.batch[0], tensordict)
+
+    def extend(self, tensordict: Sequence[NonTensorDataBase]) -> None:
+        """Add rows at the end; see `insert`."""
+        for each in tuple(tensordict):
+            self.append(each)
+
+    def insert(self, index: int, tensordict: NonTensorDataBase) -> None:
+        """Add a row along the first dimension; views of the other rows stay views.
+
+        Args:
+            index: where, as in `list.insert`.
+            tensordict: the row, which has the batch size of one.
+
+        Raises:
+            ShapeMismatch: if it has another batch size.
+
+        Example:
+            >>> from kd_core import NonTensorData, NonTensorStack
+            >>> words = NonTensorStack("to", "be")
+            >>> words.insert(1, NonTensorData("not"))
+            >>> words.tolist()
+            ['to', 'not', 'be']
+        """
+        if not isinstance(tensordict, NonTensorDataBase):
+            raise wrong_type("the row", "a non-tensor entry", tensordict)
+        if self._kd_desc.frozen:
+            raise locked("add a row", "`lock_()`")
+        at, batch = as_int(index), self._kd_desc.batch
+        row = tensordict
+        if row._kd_desc.batch != batch[1:] and row._kd_desc.batch:
+            raise ShapeMismatch(
+                f"a row must have batch_size {shape_text(batch[1:])}, got "
+                f"{shape_text(row._kd_desc.batch)}."
+            )
+        pool, (numbers,) = pool_rows([row])
+        cells = cells_of(self)
+        added = numbers.expand(batch[1:])[None] + len(cells.values)
+        cells.values = [*cells.values, *pool]
+        head, tail = self._positions[:at], self._positions[at:]
+        self._positions = torch.cat([head, added, tail])
+        self._kd_desc = self._kd_desc.with_batch((batch[0] + 1, *batch[1:]))
+
+    def setdefault(self, key: NestedKey, default: object, **options: object) -> object:
+        """Refuse a key: there are none.
+
+        Raises:
+            InvalidKey: always.
+        """
+        raise _no_keys(key)
+
+    def contiguous(self, **options: object) -> NonTensorDataBase:
+        """Return the entry itself: the order of its rows in memory is of no effect."""
+        return self
+
+    def is_contiguous(self) -> bool:
+        """Return whether the rows are in order in memory: each value is where it is."""
+        return False
+
+    def numpy(self) -> object:
+        """Return the values as nested lists."""
+        return self.tolist()
+
+    @property
+    def grad(self) -> Self:
+        """The entry: of values there are no gradients."""
+        return self._kd_shallow()
+
+    def auto_batch_size_(self, batch_dims: int | None = None, **options: object) -> Self:
+        """Return self: the batch size is that of the values."""
+        return self
+
+    def flatten(
+        self, start_dim: int = 0, end_dim: int = -1, **options: object
+    ) -> NonTensorDataBase:
+        """Return the entry with several dimensions in one; itself, if it is one already."""
+        ndim = self._kd_desc.ndim
+        alone = ndim > 0 and wrap_dim(start_dim, ndim) == wrap_dim(end_dim, ndim)
+        return self if alone else super().flatten(start_dim, end_dim, **options)
+
+    def permute(self, *dims: object, **options: object) -> NonTensorDataBase:
+        """Return a view with its dimensions reordered."""
+        made = super().permute(*dims, **options)
+        return self._kd_shallow() if made is self else made
+
+    def apply(self, fn: object, *others: object, **options: object) -> NonTensorDataBase:
+        """Return a copy: functions are called with tensors alone."""
+        return self._applied("apply", fn, *others, **options)
+
+    def named_apply(self, fn: object, *others: object, **options: object) -> NonTensorDataBase:
+        """Return a copy: functions are called with tensors alone."""
+        return self._applied("named_apply", fn, *others, **options)
+
+    def _applied(self, method: str, *args: object, **options: object) -> NonTensorDataBase:
+        options.pop("call_on_nested", None)
+        return self._called(method, *args, **options)
+
     def _write_at(self, index: object, value: object) -> None:
         rows = self._positions[index]  # type: ignore[index]  # torch checks it
         target, source = self._encode(value, ("data",), tuple(rows.shape))
@@ -274,8 +376,12 @@ class NonTensorStack(NonTensorDataBase, RowData):
         return self.tolist(as_linked_list=True)
 
     def maybe_to_stack(self) -> NonTensorStack:
-        """Return the entry itself."""
-        return self
+        """Return a view of all rows."""
+        return self._kd_shallow()
+
+    def to_lazystack(self, dim: int = 0) -> NonTensorDataBase:
+        """Return the entry itself, or a copy whose first dimension is another one."""
+        return self._called("to_lazystack", dim) if dim else self
 
     def _spread(self, desc: Descriptor) -> NonTensorStack:
         return self

@@ -493,8 +493,8 @@ def _finish(
 
 def _write_into(out: AbstractContainer, result: AbstractContainer) -> None:
     """Write results into a container: what it lacks is added, and what has no result stays."""
-    wanted = list(engine(result).keys(result, True, True))  # type: ignore[attr-defined]  # of a concern
-    there = set(engine(out).keys(out, True, True))  # type: ignore[attr-defined]  # as above
+    wanted = list(engine(result).keys(result, True, True, _is_entry))  # type: ignore[attr-defined]  # of a concern
+    there = set(engine(out).keys(out, True, True, _is_entry))  # type: ignore[attr-defined]  # as above
     lacking = [key for key in wanted if key not in there]
     if lacking:
         out._kd_check_unlocked("add results that `out` lacks")
@@ -503,6 +503,10 @@ def _write_into(out: AbstractContainer, result: AbstractContainer) -> None:
     written_to(part, engine(result).select(result, *shared) if lacking else result)  # type: ignore[attr-defined]  # as above
     if lacking:
         engine(out).update(out, engine(result).select(result, *lacking))  # type: ignore[attr-defined]  # as above
+
+
+def _is_entry(kind: type) -> bool:
+    return not issubclass(kind, AbstractContainer)
 
 
 def _stage_results(

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from kd_core._batch.plans import SAME_SHAPE
-from kd_core._errors import InvalidArgument, wrong_type
+from kd_core._errors import InvalidArgument, InvalidValue, wrong_type
 from kd_core._ops.math.reducing import along_batch, batch_dims_of, reduced, without
 from kd_core._protocol.primitives import AbstractContainer
 
@@ -122,4 +122,8 @@ def _joined(td: AbstractContainer, axis: int) -> Tensor:
         return leaf
 
     td._kd_map_each(noted, SAME_SHAPE)
+    if not leaves:
+        raise InvalidValue(
+            "`reduce=True` requires at least one tensor, got a container without tensors."
+        )
     return torch.cat(leaves, axis)

@@ -118,7 +118,8 @@ class Description(AbstractContainer):
         """Set the batch size to the leading dimensions that all entries share; return self.
 
         Nested containers come first, each by its own entries. One without entries keeps its batch
-        size. Values of rows that are not tensors share the dimensions of their rows.
+        size, or so many dimensions of it. Values of rows that are not tensors share the dimensions
+        of their rows.
 
         Args:
             batch_dims: how many dimensions at most; `None`: all that they share.
@@ -159,6 +160,8 @@ def _share_batch(level: AbstractContainer, batch_dims: int | None) -> None:
             shapes.append(() if is_shapeless(value) else value.shape)
         elif is_row_data(value):
             shapes.append(value._kd_desc.batch)
+    if not shapes and batch_dims:
+        shapes.append(level._kd_desc.batch)
     if shapes:
         batch = _with_same_names(common_batch(shapes, batch_dims), level._kd_desc.batch)
         desc = level._kd_desc.with_batch(batch)

@@ -133,9 +133,8 @@ class Inventory(AbstractContainer):
         return self._kd_map_each(address, EVERYTHING)
 
     def is_floating_point(self) -> bool:
-        """Return whether all leaves, at least one, have a floating point dtype."""
-        leaves = leaves_of(self)
-        return bool(leaves) and all(map(torch.is_floating_point, leaves))
+        """Return whether all leaves have a floating point dtype."""
+        return all(map(torch.is_floating_point, leaves_of(self)))
 
     def non_tensor_items(
         self, include_nested: bool = False

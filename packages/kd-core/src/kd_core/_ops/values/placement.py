@@ -248,9 +248,12 @@ class Placement(AbstractContainer):
         return lock(self, LOCKED_BY_SHARING)
 
     def is_shared(self) -> bool:
-        """Return whether all leaves are in shared memory; see `is_memmap` for those in an arena."""
-        parts = (part for leaf in leaves_of(self) for part in stored_in(leaf))
-        return all(part.is_shared() for part in parts)  # type: ignore[no-untyped-call]  # by torch
+        """Return whether all leaves, at least one, are in shared memory.
+
+        See `is_memmap` for those in an arena.
+        """
+        parts = [part for leaf in leaves_of(self) for part in stored_in(leaf)]
+        return bool(parts) and all(part.is_shared() for part in parts)  # type: ignore[no-untyped-call]  # by torch
 
     def clone(self, recurse: bool = True) -> Self:
         """Copy the container; the copy is not locked.
