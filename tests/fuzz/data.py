@@ -106,7 +106,9 @@ class Data:
         want = self.wrapper(shape)
         if type(found) is type(want) and bool((found == want).all()):
             return True
-        if not self.mixed or self.rows is None or not isinstance(found, NonTensorData):
+        if self.rows is None or not isinstance(found, NonTensorData):
+            return False
+        if not self.mixed and self.rows.numel() != 1:  # the one value of a batch of one row
             return False
         return all(_words(row) == found.data for row in self.rows.flatten().tolist())
 

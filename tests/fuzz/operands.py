@@ -44,12 +44,15 @@ def number(rng: Random) -> object:
     return rng.choice([2, 0, -1, 3, True, 1.5, 0.5, -2.0, 1e300, 2**40, 1 + 2j, float("inf"), 2.0])
 
 
-def lined_up(shape: Batch, batch: Batch) -> Batch:
-    """Return the shape of a tensor from the first batch dimension on; refuse what does not fit."""
+def lined_up(shape: Batch, batch: Batch, mask: bool = False) -> Batch:
+    """Return the shape of a tensor from the first batch dimension on; refuse what does not fit.
+
+    One that fits in two ways is refused too, unless it is a mask, which means the first dimensions.
+    """
     missing = len(batch) - len(shape)
     first = missing >= 0 and _fits(shape, batch[: len(shape)])
     last = missing >= 0 and _fits(shape, batch[missing:])
-    if first and last and missing and any(size != 1 for size in shape):
+    if not mask and first and last and missing and any(size != 1 for size in shape):
         raise Refusal(f"shape {shape} fits {batch} in two ways")
     if not (first or last):
         raise Refusal(f"shape {shape} does not broadcast over {batch}")
@@ -83,7 +86,7 @@ def some_operand(rng: Random, s: Subject, boolean: bool = False) -> Operand:
         tensor = values(rng, shape, dtype)
 
         def beside(plain: Plain, path: tuple[str, ...], leaf: Tensor) -> Tensor:
-            first = lined_up(shape, plain.batch)
+            first = lined_up(shape, plain.batch, boolean)
             return tensor.reshape((*first, *(1,) * (leaf.ndim - len(first)))) if shape else tensor
 
         return Operand(tensor, beside, f"tensor{tuple(shape)} of {dtype}")
@@ -170,7 +173,7 @@ def check_keys(plain: Plain, operands: list[Operand]) -> None:
         if isinstance(operand.ours, TensorDictBase):
             same_keys(plain, operand.ours)
         elif isinstance(operand.ours, Tensor) and operand.ours.ndim:
-            lined_up(tuple(operand.ours.shape), plain.batch)
+            operand.beside(plain, (), torch.empty(plain.batch))  # refuses what does not fit
         else:
             refuse_object(operand.ours)
 

@@ -326,6 +326,8 @@ SCOPES: dict[str, Args] = {
 def scope(rng: Random, s: Subject, name: str) -> Call:
     """Change entries of a result in a `with` statement, which changes the container."""
     method = rng.choice(list(SCOPES))
+    if s.node.declared and getattr(s.td, method)(*SCOPES[method]) is s.td:
+        method = "unsqueeze"  # in the container itself each step counts, also before a refused one
     gone, new = rng.choice([("a", "new"), ("a", "b"), ("none", "new"), ("b", "new")])
 
     def theirs(plain: Plain) -> object:

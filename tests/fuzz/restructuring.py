@@ -239,7 +239,8 @@ def narrow(rng: Random, s: Subject, name: str) -> Call:
 
     text = f"td.{name}({keys}, {strict}, {inplace}, {recurse})"
     if name == "empty":
-        return makes(name, text, lambda td: td.empty(recurse), lambda t: emptied(t, recurse), s)
+        hollow = lambda tree: emptied(tree, True) if recurse else Plain(tree.batch)  # noqa: E731
+        return makes(name, text, lambda td: td.empty(recurse), hollow, s)
     if name == "split_keys":
         return split_off(rng, s, keys, paths, strict)
     change = without if name == "exclude" else lambda tree: selected(tree, paths, strict)
@@ -255,7 +256,7 @@ def split_off(rng: Random, s: Subject, keys: list[object], paths: list[Path], st
     inplace = rng.random() < 0.3
 
     def take(tree: Plain) -> object:
-        part = emptied(tree, True) if reproduce else None
+        part = emptied(tree, False) if reproduce else None
         return split(tree, paths, strict, default, not reproduce, part)
 
     text = f"td.split_keys({keys}, inplace={inplace}, {options})"

@@ -99,13 +99,13 @@ def renamed(tree: Plain, path: Path, target: Path, safe: bool) -> object:
     return ITSELF
 
 
-def emptied(tree: Plain, recurse: bool) -> Plain:
-    """Keep nothing, or the levels and what is no tensor."""
+def emptied(tree: Plain, data: bool) -> Plain:
+    """Keep the levels, and what is no tensor if asked to."""
     kept: dict[str, Entry] = {}
-    for key, value in tree.entries.items() if recurse else ():
+    for key, value in tree.entries.items():
         if isinstance(value, Plain):
-            kept[key] = emptied(value, True)
-        elif isinstance(value, Data):
+            kept[key] = emptied(value, data)
+        elif data and isinstance(value, Data):
             kept[key] = value
     return Plain(tree.batch, kept)
 

@@ -189,6 +189,8 @@ def look(rng: Random, s: Subject, name: str) -> Call:
             levels = [find(tree, path[:depth]) for depth in range(1, len(path))]
             if any(isinstance(level, Tensor) for level in levels):
                 raise Refusal("the key goes on below a tensor")
+        if name == "get" and s.kind == "declared" and isinstance(found, Data) and len(path) == 1:
+            return found.read()  # a field is its value
         if name == "get":
             return None if found is None else wrapped(tree, path, found)
         if found is None:
@@ -254,10 +256,7 @@ def fill_entry(rng: Random, s: Subject, name: str) -> Call:
             return ITSELF  # it stays
         if found is None:
             raise Refusal("no such leaf")
-        leaves = found.tensors() if isinstance(found, Plain) else [found]
-        if not leaves:
-            raise Refusal("no leaf")
-        for leaf in leaves:
+        for leaf in found.tensors() if isinstance(found, Plain) else [found]:
             leaf.fill_(value)
         return ITSELF
 

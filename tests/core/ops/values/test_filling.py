@@ -12,6 +12,7 @@ from kd_core import (
     KeyNotFound,
     ShapeMismatch,
     TensorDict,
+    TensorDictBase,
     lazy_stack,
 )
 
@@ -236,3 +237,15 @@ def test_an_explicit_device_of_none_is_no_device_of_the_container() -> None:
     assert td.new_zeros(2).device == torch.device("cpu")
     assert td.new_zeros(2, device=None).device is None
     assert td.new_tensor([1.0], device=None).device is None
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_a_mask_that_fits_first_and_last_dimensions_means_the_first(lazy: bool) -> None:
+    td: TensorDictBase = TensorDict({"a": torch.zeros(2, 3, 2, 4)}, [2, 3, 2])
+    td = lazy_stack(list(td.unbind(1)), 1) if lazy else td
+    mask, rest = torch.tensor([True, False]), torch.tensor([5.0, 7.0])
+    assert td.masked_fill(mask, 1.0)["a"].sum((1, 2, 3)).tolist() == [24, 0]
+    assert td.clone().masked_fill_(mask, 1.0)["a"].sum((1, 2, 3)).tolist() == [24, 0]
+    assert td.where(~mask, 1.0)["a"].sum((1, 2, 3)).tolist() == [24, 0]
+    nowhere = torch.zeros(2, 3, 2, dtype=torch.bool)
+    assert td.where(nowhere, rest)["a"][:, 0, 0, 0].tolist() == [5, 7]

@@ -197,10 +197,23 @@ class _Join:
             # Beside the stacked leaf it would not widen its dtype, so neither beside a row of it.
             default = default.to(torch.result_type(leaf.reshape(1), default))
         if not isinstance(default, Tensor):
-            default = number_beside(leaf, cast("complex", default))
+            number = cast("complex", default)
+            default = number_beside(leaf, number)
+            if isinstance(self.fn, Selection) and _holds(leaf.dtype, number):
+                default = default.to(leaf.dtype)
         elif default.device != leaf.device:
             default = default.to(leaf.device)
         return self.fn(default, leaf) if on_the_right else self.fn(leaf, default)
+
+
+def _holds(dtype: torch.dtype, number: complex) -> bool:
+    """Return whether a dtype holds what stands at some rows for a leaf that is missing.
+
+    torch would make floats of integers, and integers of flags.
+    """
+    if dtype is torch.bool:
+        return number in (0, 1)
+    return isinstance(number, (int, float)) and number == number // 1
 
 
 def _are_unlike(mine: Entry, theirs: Entry) -> bool:

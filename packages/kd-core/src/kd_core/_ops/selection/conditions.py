@@ -46,7 +46,7 @@ def selected(
                 f"batch sizes must be equal, got {batch} and {other._kd_desc.batch} in `other` of "
                 "`where`."
             )
-        selection = _selection(td, other, condition, batch, pad)
+        selection = _selection(td, other, condition, batch)
         if pad is not None:
             from kd_core._ops.math.defaults import binary_with_default
 
@@ -55,6 +55,9 @@ def selected(
     new = spread(other, batch, "a tensor") if isinstance(other, Tensor) and other.ndim else None
     refuse_unbatched(td, "written at some rows")
     if not keeps_batch(td):
+        condition = from_the_first(condition, batch)
+        if new is not None:
+            other = from_the_first(cast("Tensor", other), batch)
         return blended(td, _chosen, condition, other)
 
     def pick(leaf: Tensor) -> Tensor:
@@ -70,7 +73,6 @@ def _selection(
     other: AbstractContainer,
     condition: Tensor,
     batch: Batch,
-    pad: float | None,
 ) -> Selection:
     """Return the function that chooses among the rows of two containers of a batch size."""
     chosen = spread(condition, batch, "a condition", features=True)
@@ -80,31 +82,15 @@ def _selection(
             return _ragged_rows(td, leaf, condition, new)
         if new.__class__ is not Tensor and is_ragged(new):
             return _ragged_rows(other, new, ~condition, leaf)
-        if pad is not None and leaf.dtype is not new.dtype:
-            leaf, new = _held(leaf, new, pad), _held(new, leaf, pad)
         return torch.where(chosen(new if leaf.ndim < new.ndim else leaf), leaf, new)
 
     def of_member(dim: int, row: int) -> Selection:
         part = condition
         if dim < condition.ndim:
             part = condition.select(dim, row if condition.shape[dim] != 1 else 0)
-        return _selection(td, other, part, batch[:dim] + batch[dim + 1 :], pad)
+        return _selection(td, other, part, batch[:dim] + batch[dim + 1 :])
 
     return Selection(pick, of_member)
-
-
-def _held(value: Tensor, leaf: Tensor, pad: object) -> Tensor:
-    """Return what stands for a missing leaf in the dtype of the other leaf, if that holds it.
-
-    torch would make floats of integers, and integers of flags.
-    """
-    dtype = leaf.dtype
-    if value.ndim or not leaf.ndim or dtype.is_floating_point or dtype.is_complex:
-        return value
-    if not isinstance(pad, (int, float)):
-        return value
-    held = pad in (0, 1) if dtype is torch.bool else pad == pad // 1
-    return value.to(dtype) if held else value
 
 
 def _chosen(leaf: Tensor, condition: Tensor, other: Tensor | float) -> Tensor:
@@ -172,6 +158,19 @@ def holds_stack(node: object) -> bool:
     if isinstance(node, Composite):
         return True
     return isinstance(node, AbstractContainer) and any(map(holds_stack, node._kd_below()))
+
+
+def from_the_first(tensor: Tensor, batch: Batch) -> Tensor:
+    """Return a tensor that fits the first batch dimensions with a dimension for each of them.
+
+    Unlike an operand, a mask that fits the last dimensions too means the first, as an index does.
+    """
+    if is_shapeless(tensor):
+        return tensor
+    shape, missing = tuple(tensor.shape), len(batch) - tensor.ndim
+    if shape and missing > 0 and broadcasts_to(shape, batch[: len(shape)]):
+        return tensor.reshape(shape + (1,) * missing)
+    return tensor
 
 
 def spread(tensor: Tensor, batch: Batch, what: str, features: bool = False) -> LeafFn:

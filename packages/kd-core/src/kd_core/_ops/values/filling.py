@@ -28,6 +28,7 @@ from kd_core._nodes import registry
 from kd_core._ops.entries.updating import Staged, Update, commit_all, sources_of, stage_writes
 from kd_core._ops.math.binary import binary_, unary_
 from kd_core._ops.math.ternary import blended
+from kd_core._ops.selection.conditions import from_the_first
 from kd_core._ops.selection.index_plan import check_mask
 from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import AbstractContainer, check_has, level_at
@@ -129,18 +130,26 @@ class Filling(AbstractContainer):
         return self
 
     def masked_fill(self, mask: Tensor, value: float) -> Self:
-        """Return the container with a value where a mask over the batch dimensions is true."""
-        check_mask(mask)
+        """Return the container with a value where a mask is true.
+
+        Args:
+            mask: booleans over the first batch dimensions; where these do not fit, over the last.
+            value: what is written.
+
+        Raises:
+            ShapeMismatch: if the mask fits neither.
+        """
+        mask = from_the_first(check_mask(mask), self._kd_desc.batch)
         return blended(self, torch.masked_fill, mask, value)
 
     def masked_fill_(self, mask: Tensor, value: float) -> Self:
-        """Write a value where a mask over the batch dimensions is true; return self.
+        """Write a value where a mask is true, which fits as for `masked_fill`; return self.
 
         Raises:
             InvalidValue: if a leaf cannot hold the value, or cannot be written to; then
                 nothing is written.
         """
-        check_mask(mask)
+        mask = from_the_first(check_mask(mask), self._kd_desc.batch)
         return binary_(self, mask, lambda leaf, chosen: leaf.masked_fill_(chosen, value))
 
     def new_zeros(
