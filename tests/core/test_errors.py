@@ -19,7 +19,6 @@ BUILTINS: dict[str, tuple[type[Exception], ...]] = {
     "InvalidValue": (ValueError, RuntimeError),
     "InvalidArgument": (TypeError, ValueError, RuntimeError),
     "UnsupportedFunction": (TypeError,),
-    "UnknownField": (AttributeError, TypeError, ValueError),
     "OutOfRange": (IndexError, ValueError, RuntimeError),
     "Locked": (RuntimeError, ValueError),
     "MissingDependency": (ImportError,),
@@ -31,6 +30,11 @@ def test_an_error_is_of_kd_and_of_its_builtins(name: str) -> None:
     error = getattr(kd_core, name)
     assert error.__mro__[1] is KdError
     assert error.__bases__[1:] == BUILTINS[name]
+
+
+def test_what_is_not_a_field_is_caught_as_a_key_and_as_an_attribute() -> None:
+    builtins = (AttributeError, TypeError, ValueError, RuntimeError)
+    assert kd_core.UnknownField.__bases__ == (KeyNotFound, *builtins)
 
 
 @pytest.mark.parametrize("name", BUILTINS)

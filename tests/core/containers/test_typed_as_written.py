@@ -268,3 +268,74 @@ def test_compiled_code_reads_and_sets_fields() -> None:
         return stack([made, made])[0].x
 
     assert torch.compile(program, fullgraph=True, backend="eager")(X).tolist() == [1, 2, 3]
+
+
+class Word(TensorClass):
+    a: Tensor
+    b: Tensor
+    s: object = "word"
+
+
+def word() -> Word:
+    return Word(torch.ones(3, 2), torch.zeros(3, 2), batch_size=[3, 2])
+
+
+def test_a_key_that_is_not_a_field_is_caught_as_a_key_and_as_a_field() -> None:
+    kinds: tuple[type[Exception], ...] = (KeyError, ValueError, AttributeError)
+    for kind in kinds:
+        with pytest.raises(kind):
+            word()["zz"]
+        with pytest.raises(kind):
+            word()["n", "c"]
+        with pytest.raises(kind):
+            word().update_({"zz": torch.ones(3, 2)})
+        with pytest.raises(kind):
+            word().rename_keys({"zz": "new"})
+    with pytest.raises(RuntimeError):
+        word().replace({"new": 1})
+
+
+def test_a_dict_or_tuple_that_is_set_is_kept_as_it_is() -> None:
+    data = word().set("s", {"z": 1}).set("a", (1, 2))
+    assert [data.s, str(data.get("a"))] == [{"z": 1}, "(1, 2)"]
+    assert isinstance(word().update({"a": {"z": torch.ones(3, 2)}}).get("a"), TensorDict)
+
+
+def test_update_in_place_takes_the_parameter_of_update() -> None:
+    data, before = word(), word()
+    assert data.update_({"a": before.a * 5}, inplace=True).a[2].tolist() == [5, 5]
+
+
+def test_gradients_keep_what_is_not_a_tensor() -> None:
+    data = word()
+    assert data.grad is not None
+    assert [data.grad.s, data.grad.get("a")] == ["word", None]
+    data.a.requires_grad_()
+    torch.autograd.backward(data.a.sum())
+    assert data.grad.a.tolist() == torch.ones(3, 2).tolist()
+
+
+def test_stacks_of_instances_read_what_is_not_a_tensor_as_values() -> None:
+    stack = word().to_lazystack()
+    assert stack.get("s") == [["word"] * 2] * 3
+    assert stack["a"].shape == (3, 2)
+
+
+def test_text_is_a_column_of_text_in_a_structured_array() -> None:
+    td = TensorDict({"a": torch.ones(2)}, [2])
+    kinds = []
+    for value in ("word", "long " * 3, 3):
+        td.set_non_tensor("s", value)
+        kinds.append(str(td.to_struct_array().dtype["s"]))
+    assert kinds == ["<U10", "<U15", "object"]
+
+
+def test_padding_in_place_changes_a_typed_container_itself() -> None:
+    class Pair(TypedTensorDict):
+        a: Tensor
+
+    data = Pair(a=torch.ones(3), batch_size=[3])
+    assert data.pad([0, 1], inplace=True) is data
+    assert data.a.tolist() == [1, 1, 1, 0]
+    assert isinstance(data.select("a", as_tensordict=True), Pair)
+    assert not isinstance(data.pad([0, 1], 0.0), Pair)

@@ -15,7 +15,8 @@
     |   `-- FrozenField       (AttributeError)                  a field of a frozen tensor class
     +-- InvalidArgument     (TypeError, ValueError, RuntimeError) an argument of the wrong type
     +-- UnsupportedFunction (TypeError)                        a torch function without a meaning
-    +-- UnknownField        (AttributeError, TypeError, ValueError) a name that is not a field
+    +-- UnknownField        (KeyNotFound, AttributeError, TypeError, ValueError, RuntimeError)
+    |                                                          a name that is not a field
     +-- OutOfRange          (IndexError, ValueError, RuntimeError) an index that is out of range
     +-- NotOffered          (AttributeError)                   a name that is left out on purpose
     +-- NotOfferedImport    (ImportError)                      the same, where it is imported
@@ -92,7 +93,7 @@ class UnsupportedFunction(KdError, TypeError):
     """A torch function that has no meaning for containers."""
 
 
-class UnknownField(KdError, AttributeError, TypeError, ValueError):
+class UnknownField(KeyNotFound, AttributeError, TypeError, ValueError, RuntimeError):
     """A name that is not a field of a tensor class."""
 
 

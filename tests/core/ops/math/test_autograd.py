@@ -17,15 +17,17 @@ def test_gradients_come_as_a_container(td: TensorDict) -> None:
     assert td.grad is not None
     assert td.grad["w"].tolist() == [[3, 3, 3]] * 2
     assert td.grad.batch_size == (2,)
-    assert list(td.grad.keys()) == ["w"]
+    assert list(td.grad.keys()) == ["w", "s"]
+    assert TensorDict({"w": torch.ones(2)}).grad is None
 
 
 @pytest.mark.parametrize("set_to_none", [True, False])
 def test_gradients_are_dropped_or_zeroed(set_to_none: bool, td: TensorDict) -> None:
     torch.autograd.backward(td.requires_grad_().sum(reduce=True))
     assert td.zero_grad(set_to_none) is td
-    assert (td.grad is None) is set_to_none
-    if td.grad is not None:
+    assert td.grad is not None
+    assert ("w" not in td.grad) is set_to_none
+    if not set_to_none:
         assert td.grad["n", "b"].tolist() == [0, 0]
 
 

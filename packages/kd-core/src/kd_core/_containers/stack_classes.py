@@ -10,9 +10,11 @@ Knows what the body of a class holds; must not know how fields are read or stack
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import wraps
 from types import CellType, FunctionType, GetSetDescriptorType, MemberDescriptorType
 from typing import TYPE_CHECKING, Final, TypeVar, cast
 
+from kd_core._nodes.entry import is_data
 from kd_core._torch_private import assume_constant_result
 
 if TYPE_CHECKING:
@@ -113,7 +115,21 @@ def _body(cls: type, plain: type, cell: CellType) -> dict[str, object]:
     body["__qualname__"] = f"LazyStacked{cls.__name__}"
     body["__replace__"] = getattr(plain, "_replaced")  # noqa: B009  # of stacks alone
     body["_plain_class"] = plain
+    declaration = cls._kd_declared  # type: ignore[attr-defined]  # of a tensor class
+    if not declaration.more_keys and "get" not in body:
+        body["get"] = _unwrapping(plain.get)  # type: ignore[attr-defined]  # of containers
     return body
+
+
+def _unwrapping(get: Callable[..., object]) -> Callable[..., object]:
+    """Return `get` as instances have it: data that is not a tensor is read as its values."""
+
+    @wraps(get)
+    def unwrapped(self: object, *args: object, **named: object) -> object:
+        found = get(self, *args, **named)
+        return found._kd_item() if is_data(found) else found
+
+    return unwrapped
 
 
 def is_taken(name: str, value: object, plain: type) -> bool:

@@ -60,6 +60,8 @@ from kd_core._errors import (
     FROZEN,
     FrozenField,
     InvalidArgument,
+    KeyNotFound,
+    KeyThroughLeaf,
     UnknownField,
     listed,
     wrong_type,
@@ -532,16 +534,40 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
                 return found
             return found._kd_item()
 
+        def update_(self, *source, **entries):
+            """Write values in place; `inplace`, as `update` has it, does nothing."""
+            if "inplace" in entries and not self._kd_declared.takes("inplace"):
+                del entries["inplace"]
+            return super().update_(*source, **entries)
+
+        def select(self, *keys, as_tensordict=False, **how):
+            """Keep only some keys; one that takes further keys is a `TensorDict` already."""
+            plain = as_tensordict and not self._kd_declared.more_keys
+            return super().select(*keys, as_tensordict=plain, **how)
+
+    def _kd_read(self, path: tuple[str, ...]) -> Entry:
+        try:
+            return super()._kd_read(path)
+        except KeyNotFound as error:
+            if type(self)._kd_declared.more_keys or isinstance(error, KeyThroughLeaf):
+                raise
+            raise UnknownField(*error.args) from None
+
     def __replace__(self, **changes: object) -> Self:
         """Return a new instance with some fields changed; called by `copy.replace` too."""
         desc = self._kd_desc
         return _built(type(self), {**self._kd_entries, **changes}, desc.batch, desc.device)
 
     def _kd_put(self, key: str, value: object) -> None:
-        if value is None and not type(self)._kd_declared.more_keys:
-            self._kd_check_key(key)
-            _clear_field(self, key)
-            return
+        kind = value.__class__
+        if value is None or kind is dict or kind is tuple:
+            declaration = type(self)._kd_declared
+            if value is None and not declaration.more_keys:
+                self._kd_check_key(key)
+                _clear_field(self, key)
+                return
+            if not declaration.more_keys and not declaration.converts:
+                value = _whole(value, self._kd_desc)
         if self._kd_desc.frozen:  # as in the base, without a call of it: a field is set so
             self._kd_check_unlocked(f"set {format_key(key)}")
         self._kd_set_entry(key, self._kd_as_entry(key, value))
@@ -677,6 +703,8 @@ def _from_container(
 ) -> D:
     if not isinstance(tensordict, AbstractContainer):
         raise wrong_type("`tensordict`", "a container", tensordict)
+    if non_tensordict is not None and not isinstance(non_tensordict, Mapping):
+        raise wrong_type("`non_tensordict`", "a mapping", non_tensordict)
     desc = tensordict._kd_desc
     given: dict[str, object] = {**tensordict._kd_entries, **(non_tensordict or {})}
     if not check:
@@ -799,13 +827,21 @@ def _unknown(cls: type[TensorClass], name: str) -> UnknownField:
     return UnknownField(text if near is None else f"{text} Did you mean {format_key(near)}?")
 
 
-def _plainly(name: str) -> Callable[..., object]:
-    """Return a method of containers that computes with the entries alone, whatever the class."""
+def _plainly(name: str, unless: str = "") -> Callable[..., object]:
+    """Return a method of containers that computes with the entries alone, whatever the class.
 
-    @wraps(getattr(TensorClass, name))
+    Args:
+        name: the method.
+        unless: the parameter by which the container itself is changed.
+    """
+    method = getattr(TensorClass, name)
+    names = list(signature(method).parameters)
+
+    @wraps(method)
     def computed(self: TensorClass, *args: object, **named: object) -> object:
         entries: object = self
-        if self._kd_engine is TensorClass:  # a lazy stack is one of containers
+        changes = unless and {**dict(zip(names[1:], args, strict=False)), **named}.get(unless)
+        if self._kd_engine is TensorClass and not changes:  # a lazy stack is one of containers
             entries = registry.make_dense(dict(self._kd_entries), self._kd_desc.unlocked())
         return getattr(self._kd_engine, name)(entries, *args, **named)
 
@@ -844,7 +880,7 @@ class TypedTensorDict(TensorClass):
         std = _plainly("std")
         var = _plainly("var")
         quantile = _plainly("quantile")
-        pad = _plainly("pad")
+        pad = _plainly("pad", unless="inplace")
         max = _plainly("max")
         min = _plainly("min")
         amax = _plainly("amax")

@@ -202,8 +202,16 @@ def _record_dtype(td: AbstractContainer, path: tuple[str, ...]) -> list[tuple[ob
             array = _array_of(value, where)
             spec.append((key, array.dtype, tuple(value.shape[ndim:])))  # type: ignore[attr-defined]  # numpy
         else:
-            spec.append((key, object, ()))
+            spec.append((key, _text_dtype(rows_of_data(value, td._kd_desc.batch)), ()))
     return spec
+
+
+def _text_dtype(values: list[object]) -> object:
+    """Return the dtype of a column of values: text of ten letters and more, or objects."""
+    texts = [value for value in values if type(value) is str]
+    if not texts or len(texts) < len(values):
+        return object
+    return f"<U{max(10, *map(len, texts))}"
 
 
 def _fill_records(array: object, td: AbstractContainer) -> None:

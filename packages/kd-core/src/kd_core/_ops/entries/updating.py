@@ -261,6 +261,7 @@ def stage_writes(
         if not taken:
             continue
         if key not in kinds:
+            level._kd_check_key(key)
             entries = level._kd_entries
             raise missing_key((*path, key), len(path), entries, entries, path)
         current = kinds[key]

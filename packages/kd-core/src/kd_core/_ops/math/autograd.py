@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Self
 
-    from kd_core._nodes.entry import Entry
+    from kd_core._nodes.entry import Entry, Node
 
 
 class Autograd(AbstractContainer):
@@ -149,10 +149,11 @@ class Autograd(AbstractContainer):
     def grad(self) -> Self | None:
         """The container of the gradients; `None` if no leaf has one, as for a tensor.
 
-        A leaf without a gradient is left out.
+        A leaf without a gradient is left out; data that is not a tensor is kept, and is reason
+        enough for a container.
         """
         gradients = _gradients(self)
-        return cast("Self", gradients) if leaves_of(gradients) else None
+        return cast("Self", gradients) if gradients._kd_entries else None
 
     def zero_grad(self, set_to_none: bool = True) -> Self:
         """Set the gradients of all leaves to `None` or zero; return self.
@@ -172,6 +173,10 @@ class Autograd(AbstractContainer):
         return self
 
 
+def _same(leaf: Tensor) -> Tensor:
+    return leaf
+
+
 def _gradients(td: AbstractContainer) -> AbstractContainer:
     if isinstance(td, Composite):
         return td._by_member(_gradients)
@@ -183,7 +188,10 @@ def _gradients(td: AbstractContainer) -> AbstractContainer:
                 entries[key] = cast("Entry", inner)
             continue
         leaf = tensor_of(value)
-        grad = None if leaf is None else leaf.grad
+        if leaf is None:
+            entries[key] = cast("Node", value)._kd_map_each(_same)
+            continue
+        grad = leaf.grad
         if grad is not None:
             entries[key] = grad if leaf is value else registry.wrap_tensor(grad, td._kd_desc)
     return td._kd_like(entries, td._kd_desc.unlocked())

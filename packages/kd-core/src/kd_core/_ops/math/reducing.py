@@ -25,6 +25,7 @@ from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import (
     AbstractContainer,
     leaves_of,
+    locked_as,
     name_in,
     refuse_unbatched,
     unbatched_in,
@@ -86,7 +87,10 @@ def _each(td: W, fn: _Reduce, dim: Dim, keepdim: bool) -> W:
         if keepdim:
             whole = over_everything(td, fn)
             return td._kd_map_each(lambda leaf: whole(leaf).view((1,) * leaf.ndim), EVERYTHING_KEPT)
-        return td._kd_map_each(over_everything(td, fn), EVERYTHING)
+        made = td._kd_map_each(over_everything(td, fn), EVERYTHING)
+        if td._kd_desc.frozen and getattr(fn, "func", fn) is norm:  # alone of all
+            return locked_as(td, made)
+        return made
     if isinstance(dim, str) and not _is_named(td, dim):
         ndim = feature_start(td, dim)
         over = Reduced(first=ndim)

@@ -10,14 +10,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal, overload
 
 import torch
-from torch import Tensor
 
 from kd_core._ops.math.operands import reduced_to
 from kd_core._ops.math.reducing import logsumexp, norm, prod, reduced
-from kd_core._protocol.primitives import AbstractContainer, locked_as
+from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
     from typing import Self
+
+    from torch import Tensor
 
     from kd_core._ops.entries.updating import KeyFn
     from kd_core._ops.math.reducing import Dim
@@ -434,11 +435,10 @@ class Reductions(AbstractContainer):
     ) -> Self | Tensor:
         """Return the vector norm: `torch.norm`."""
         if type(ord) is not int or ord != 2 or dtype is not None:
-            result = reduced(
-                self, partial(norm, ord=ord, dtype=dtype), dim, keepdim, reduce, key_transform
+            return reduced_to(
+                out,
+                reduced(
+                    self, partial(norm, ord=ord, dtype=dtype), dim, keepdim, reduce, key_transform
+                ),
             )
-        else:
-            result = reduced(self, norm, dim, keepdim, reduce, key_transform)
-        if dim is None and not isinstance(result, Tensor):
-            result = locked_as(self, result)
-        return reduced_to(out, result)
+        return reduced_to(out, reduced(self, norm, dim, keepdim, reduce, key_transform))

@@ -13,7 +13,14 @@ from torch import Tensor
 from kd_core._batch.descriptor import device_of
 from kd_core._batch.names import without_names
 from kd_core._batch.shapes import wrap_dim
-from kd_core._errors import InvalidArgument, InvalidValue, ShapeMismatch, different_keys, shape_text
+from kd_core._errors import (
+    InvalidArgument,
+    InvalidValue,
+    ShapeMismatch,
+    different_keys,
+    shape_text,
+    wrong_type,
+)
 from kd_core._keys import format_key
 from kd_core._leaves.nested import restored_from, stored_in
 from kd_core._leaves.views import walk_items
@@ -167,6 +174,8 @@ class Storage(AbstractContainer):
         """
         from kd_core._ops.values.pack_layout import PackLayout  # a dataclass, which few need
 
+        if layout is not None and not isinstance(layout, PackLayout):
+            raise wrong_type("`layout`", "a `PackLayout`", layout)
         ndim, batch = self._kd_desc.ndim, without_names(self._kd_desc.batch)
         at = wrap_dim(dim if layout is None else layout.dim, ndim + 1) - ndim - 1
         leaves = _leaves(self)
