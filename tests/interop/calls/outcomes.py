@@ -260,12 +260,11 @@ def is_view_of_list(ours: dict[str, Any], theirs: dict[str, Any]) -> bool:
     A named tuple is a tuple, with the same items by position.
     """
     kinds = ("iterable", "list", "tuple")
-    if ours["result"] == ("namedtuple", *theirs["result"][1:]) and theirs["result"][0] == "tuple":
-        return True
-    return all(
-        isinstance(result, tuple) and len(result) == 2 and result[0] in kinds
-        for result in (ours["result"], theirs["result"])
-    ) and bool(ours["result"][1] == theirs["result"][1])
+    mine, other = ours["result"], theirs["result"]
+    if not all(isinstance(result, tuple) and len(result) == 2 for result in (mine, other)):
+        return False
+    alike = (mine[0], other[0]) == ("namedtuple", "tuple") or {mine[0], other[0]} <= set(kinds)
+    return alike and bool(mine[1] == other[1])
 
 
 def where(ours: Any, theirs: Any) -> str:
