@@ -263,7 +263,8 @@ def is_view_of_list(ours: dict[str, Any], theirs: dict[str, Any]) -> bool:
     mine, other = ours["result"], theirs["result"]
     if not all(isinstance(result, tuple) and len(result) == 2 for result in (mine, other)):
         return False
-    alike = (mine[0], other[0]) == ("namedtuple", "tuple") or {mine[0], other[0]} <= set(kinds)
+    named = (mine[0], other[0]) == ("namedtuple", "tuple")
+    alike = named or all(kind in kinds for kind in (mine[0], other[0]))
     return alike and bool(mine[1] == other[1])
 
 
