@@ -25,3 +25,10 @@ def test_a_stack_of_ragged_stacks_is_used_as_one() -> None:
     added = stack.clone().update(stack) + 1
     assert [row.tolist() for row in added.get("r", as_list=True)[1]] == [[1.0], [1.0, 1.0]]
     assert stack.auto_batch_size_().batch_size == (2, 2)
+
+
+def test_a_ragged_entry_that_one_member_alone_has_is_shown() -> None:
+    rows = lazy_stack([TensorDict({"r": torch.zeros(n)}) for n in (1, 2, 3)])
+    stack = lazy_stack([rows, TensorDict({"q": torch.zeros(3)}, [3])])
+    for td in (stack, TensorDict({"n": stack}, [2, 3])):
+        assert "r: Tensor in 1 of 2 members, of shape that differs" in repr(td)

@@ -80,12 +80,11 @@ class StackedEntries(Mapping[str, "Entry"]):
         levels = [member._kd_entries for member in self._stack._members]
         found: dict[str, str] = {}
         for key in {key: None for level in levels for key in level if key not in self}:
-            entries = [level[key] for level in levels if key in level]
-            shapes = {shape_text(_shape_of(entry)): None for entry in entries}
-            kinds = {type(entry).__name__: None for entry in entries}
+            having = [level for level in levels if key in level]
+            kinds, shapes = zip(*(_kind_and_shape(level, key) for level in having), strict=True)
             found[key] = (
-                f"{' or '.join(kinds)} in {len(entries)} of {len(levels)} members, "
-                f"of shape {' or '.join(shapes)}"
+                f"{' or '.join(dict.fromkeys(kinds))} in {len(having)} of {len(levels)} members, "
+                f"of shape {' or '.join(dict.fromkeys(shapes))}"
             )
         return found
 
@@ -125,6 +124,15 @@ def _is_tensor_or_container(entry: Entry) -> bool:
 def _shape_of(entry: Entry) -> tuple[int, ...]:
     leaf = tensor_of(entry)
     return cast("Node", entry)._kd_desc.batch if leaf is None else tuple(leaf.shape)
+
+
+def _kind_and_shape(level: Mapping[str, Entry], key: str) -> tuple[str, str]:
+    """Describe an entry, which need not be one that can be stacked."""
+    try:
+        entry = level[key]
+    except ShapeMismatch:
+        return "Tensor", "that differs"
+    return type(entry).__name__, shape_text(_shape_of(entry))
 
 
 def _stacked(stack: Composite, key: str, found: list[Entry]) -> Entry:

@@ -30,8 +30,8 @@ from kd_core._naming import public_in
 from kd_core._nodes import registry
 from kd_core._nodes.entry import is_row_data, is_unbatched
 from kd_core._protocol.primitives import AbstractContainer, lock
-from kd_core._store.mapped_tensor import is_writing
-from kd_core._torch_private import is_view, without_torch_function
+from kd_core._store.mapped_tensor import address_of, is_writing
+from kd_core._torch_private import without_torch_function
 
 if TYPE_CHECKING:
     from typing import Self
@@ -108,7 +108,7 @@ class StoredTensor(Tensor):
             for tensor in _stored_in((given.get("out"), *(first if is_writing(func) else ()))):
                 tensor._written()
             sources = _stored_in(args)
-            return _views(result, sources[0]._send) if sources else result
+            return _views(result, sources) if sources else result
 
     def _written(self) -> None:
         if self._send is None or not self.numel():
@@ -139,13 +139,18 @@ def _stored_in(value: object) -> list[StoredTensor]:
     return [value] if isinstance(value, StoredTensor) else []
 
 
-def _views(result: object, send: Send | None) -> object:
+def _views(result: object, sources: list[StoredTensor]) -> object:
+    """Return a result of which what shares the memory of a source is sent when it is written."""
     if type(result) in (list, tuple):
-        views = [_views(each, send) for each in cast("Sequence[object]", result)]
+        views = [_views(each, sources) for each in cast("Sequence[object]", result)]
         return views if type(result) is list else tuple(views)
-    if type(result) is Tensor and is_view(result):
-        result = result.as_subclass(StoredTensor)
-        result._send = send
+    if type(result) is not Tensor or not (address := address_of(result)):
+        return result
+    for source in sources:
+        if address_of(source) == address:
+            result = result.as_subclass(StoredTensor)
+            result._send = source._send
+            break
     return result
 
 

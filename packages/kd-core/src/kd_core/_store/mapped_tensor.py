@@ -20,10 +20,10 @@ from kd_core._errors import InvalidArgument, InvalidValue, shape_text, wrong_typ
 from kd_core._naming import public_in
 from kd_core._protocol.primitives import AbstractContainer, leaves_of
 from kd_core._store.places import place_of, roots_at
-from kd_core._torch_private import is_view, no_torch_function, without_torch_function
+from kd_core._torch_private import no_torch_function, without_torch_function
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from kd_core._types import DeviceLike, Index
 
@@ -497,7 +497,7 @@ class SealedTensor(Tensor):
                 "writing, set the entry, or `clone()` the tensor."
             )
         with without_torch_function():
-            return _sealed_views(func(*args, **given))
+            return _sealed_views(func(*args, **given), _memory_of([*args, *given.values()]))
 
     def __deepcopy__(self, memo: object) -> Tensor:
         """Return a copy of the content."""
@@ -530,12 +530,31 @@ def _plain(tensor: Tensor) -> Tensor:
         return tensor.as_subclass(Tensor)
 
 
-def _sealed_views(result: object) -> object:
-    """Return a result whose views, which are of sealed tensors, are sealed, too."""
+def _memory_of(values: Iterable[object]) -> set[int]:
+    """Return the addresses of the memory of sealed tensors."""
+    found: set[int] = set()
+    for value in values:
+        if isinstance(value, SealedTensor):
+            found.add(address_of(value))
+        elif isinstance(value, list | tuple):
+            found |= _memory_of(value)
+    return found - {0}
+
+
+def address_of(tensor: Tensor) -> int:
+    """Return where the memory of a tensor is, 0 for what has none of its own."""
+    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0
+
+
+def _sealed_views(result: object, memory: set[int]) -> object:
+    """Return a result of which all that shares the memory of sealed tensors is sealed, too.
+
+    What `detach` returns is no view to autograd.
+    """
     if type(result) in (list, tuple):
-        views = map(_sealed_views, cast("Sequence[object]", result))
-        return list(views) if type(result) is list else tuple(views)
-    if type(result) is Tensor and is_view(result):
+        views = [_sealed_views(each, memory) for each in cast("Sequence[object]", result)]
+        return views if type(result) is list else tuple(views)
+    if type(result) is Tensor and address_of(result) in memory:
         return result.as_subclass(SealedTensor)
     return result
 
