@@ -169,7 +169,7 @@ def main() -> None:
     torch.set_num_threads(1)
     out, *packages = sys.argv[1:]
     pattern = re.compile(os.environ.get("KD_CLIENT_EXAMPLES", ""))
-    for name in WARM:
+    for name in (*WARM, *packages):
         importlib.import_module(name)
     with tempfile.TemporaryDirectory() as folder, Path(out).open("w", encoding="utf-8") as file:
         for package in packages or PACKAGES:

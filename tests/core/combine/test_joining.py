@@ -229,7 +229,6 @@ def test_cat_writes_to_out() -> None:
     ("out", "error", "message"),
     [
         (TensorDict({"a": torch.zeros(3, 2)}, [3]), ShapeMismatch, r"got \(3,\)"),
-        (TensorDict({"a": torch.zeros(2, 2)}, [2]), ShapeMismatch, "got .* and `a`"),
         (
             TensorDict({"a": torch.zeros(2, 2), "b": torch.zeros(2, 1)}, [2]),
             ShapeMismatch,
@@ -329,3 +328,25 @@ def test_entries_of_out_that_the_containers_lack_stay() -> None:
     rows = [TensorDict(x=torch.ones(3), batch_size=[3])] * 2
     assert torch.stack(rows, 0, out=out) is out  # type: ignore[arg-type, comparison-overlap]  # wrong for the type checker alone
     assert (out["x"].sum(), out["y"].sum()) == (6, 0)  # type: ignore[unreachable]  # types say less than the run
+
+
+@BOTH
+def test_out_decides_which_entries_are_wanted(join: Any) -> None:
+    parts = [
+        TensorDict({"a": torch.ones(2), "n": {"b": torch.ones(2), "c": torch.ones(2)}}, [2]),
+        TensorDict({"n": {"b": torch.ones(2)}, "d": torch.ones(2)}, [2]),
+    ]
+    out = join(parts[1:] * 2) * 0
+    del out["d"]
+    leaf = out["n", "b"]
+    assert join(parts, out=out.lock_()) is out
+    assert list(out.keys(True, True)) == [("n", "b")]
+    assert leaf.all()
+
+
+def test_an_out_without_an_entry_for_words_is_left_alone() -> None:
+    rows = [TensorDict(a=torch.ones(()), w="word")] * 2
+    out = TensorDict(a=torch.zeros(2), batch_size=[2])
+    with pytest.raises(KeySetMismatch, match="`out` must have an entry `w`"):
+        stack(rows, out=out)
+    assert not out["a"].any()

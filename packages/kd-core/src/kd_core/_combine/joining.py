@@ -376,18 +376,23 @@ def _stage_out(
         return
     containers = cast("Sequence[TensorDictBase]", nodes)
     desc = how.descriptor(nodes, path, None)
+    if out._kd_desc.batch != desc.batch:
+        where = f"{format_key(path)} of `out`" if path else "`out`"
+        raise ShapeMismatch(f"{where} must have batch_size {desc.batch}, got {out._kd_desc.batch}.")
     levels = [node._kd_entries for node in containers]
-    if any(level.keys() != levels[0].keys() for level in levels):
-        raise _keys_differ(how, levels, path)
-    if not levels[0].keys() <= out._kd_entries.keys() or out._kd_desc.batch != desc.batch:
-        where = f" at {format_key(path)}" if path else ""
-        raise ShapeMismatch(
-            f"`out` must have batch_size {desc.batch} and the keys {listed(levels[0])}{where}, got "
-            f"{out._kd_desc.batch} and {listed(out._kd_entries)}."
-        )
+    entries = out._kd_entries
+    for level in levels:
+        if level.keys() != levels[0].keys():
+            levels = _known_to(entries, levels)
+            if any(each.keys() != levels[0].keys() for each in levels):
+                raise _keys_differ(how, levels, path)
+            break
     for key in levels[0]:
         column = [level[key] for level in levels]
-        target = out._kd_entries[key]
+        target = entries.get(key)
+        if target is None:  # `out` decides which tensors are wanted
+            _check_left_out(column[0], out, (*path, key))
+            continue
         if _kind(column[0]) != _kind(target):
             raise KeySetMismatch(
                 f"entry {format_key((*path, key))} of `out` must be {_kind(column[0])}, got "
@@ -405,6 +410,20 @@ def _stage_out(
             staged.copies.extend(out._kd_writes(key, data, (*path, key)))
         else:
             _stage_out(how, column, target, (*path, key), staged)
+
+
+def _known_to(entries: Entries, levels: Sequence[Entries]) -> list[Entries]:
+    """Return the entries of each level that are in `entries`, too."""
+    return [{key: level[key] for key in level if key in entries} for level in levels]
+
+
+def _check_left_out(entry: Entry, out: TensorDictBase, path: Path) -> None:
+    """Raise an error for data that `out` has no entry for: there is nothing to write it into."""
+    if not isinstance(entry, Tensor | TensorDictBase):
+        raise KeySetMismatch(
+            f"`out` must have an entry {format_key(path)}, which is not a tensor, got the keys "
+            f"{listed(out._kd_entries)}. Set it there before."
+        )
 
 
 def _stage_data_out(data: Data, out: Data, path: Path, staged: _Staged) -> None:

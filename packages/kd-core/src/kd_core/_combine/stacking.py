@@ -33,7 +33,8 @@ def stack(input: Sequence[C], dim: int | str = 0, *, out: C | None = None) -> C:
             dimension are stacked member by member: the result is a lazy stack.
         dim: the position of the new dimension; a negative one counts from the end of the result,
             and the name of a dimension is its position.
-        out: a container into whose leaves the result is written.
+        out: a container into whose leaves the result is written; entries that it does not have
+            are left out.
 
     Raises:
         KeySetMismatch: if a container has other keys than the first.
@@ -105,7 +106,8 @@ def cat(input: Sequence[C], dim: int | str = 0, *, out: C | None = None) -> C:
         input: containers of the same keys, whose batch sizes may differ only in `dim`. Lazy
             stacks of the same stacked dimension are joined member by member.
         dim: the batch dimension along which they are concatenated, or its name.
-        out: a container into whose leaves the result is written.
+        out: a container into whose leaves the result is written; entries that it does not have
+            are left out.
 
     Raises:
         KeySetMismatch: if a container has other keys than the first.

@@ -7,7 +7,6 @@ import atexit
 import os
 import runpy
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -48,15 +47,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def report_at_exit() -> None:
     """Print the report of this process and its children when this one ends."""
-    descriptor, path = tempfile.mkstemp(prefix="kd-drop-in-", text=True)
-    os.close(descriptor)
-    os.environ[_report.VARIABLE] = path
+    path = _report.ask()
     owner = os.getpid()
 
     def report() -> None:
         if os.getpid() == owner:
             print(_report.render(_report.collected()), file=sys.stderr)
-            Path(path).unlink()
+            path.unlink()
 
     atexit.register(report)
 

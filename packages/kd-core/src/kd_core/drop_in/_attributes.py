@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 
@@ -17,6 +17,7 @@ from kd_core import (
     NO_DEFAULT,
     LazyStackedTensorDict,
     NestedKey,
+    NonTensorDataBase,
     TensorClass,
     TensorDict,
     TensorDictBase,
@@ -25,10 +26,7 @@ from kd_core import (
     unravel_key,
     unravel_key_to_tuple,
 )
-from kd_core.drop_in import _functions
-
-if TYPE_CHECKING:
-    pass
+from kd_core.drop_in import _functions, _report
 
 # What only tunes speed in tensordict.
 _IGNORED = ("num_threads", "checked", "call_on_unbatched", "is_shared", "is_memmap", "nested")
@@ -166,6 +164,40 @@ def serve_containers() -> None:
         (LazyStackedTensorDict, "_has_exclusive_keys", property(_has_exclusive_keys)),
     ):
         setattr(cls, name, value)
+    if _report.wanted():
+        for base in (TensorDictBase, NonTensorDataBase):
+            _watch(base)
+
+
+def _watch(base: type) -> None:
+    """Record which attributes are asked of instances of kd's classes below `base` in vain."""
+    defining: list[type] = [base]
+    for cls in defining:
+        children: list[type] = type.__subclasses__(cls)
+        for child in children:
+            if child.__module__.startswith("kd_") and child not in defining:
+                defining.append(child)
+    for cls in defining:
+        if cls is base or "__getattr__" in vars(cls):
+            setattr(cls, "__getattr__", _recording(getattr(cls, "__getattr__", None)))  # noqa: B010  # type checkers know no such method
+
+
+def _recording(getter: Callable[[Any, str], object] | None) -> Callable[[Any, str], object]:
+    """Return a `__getattr__` that records what `getter` does not find."""
+
+    def find(self: Any, name: str) -> object:
+        try:
+            return object.__getattribute__(self, name) if getter is None else getter(self, name)
+        except AttributeError:
+            cls = type(self)
+            outermost = cls.__getattr__ is find
+            # not what a property of the class raised
+            if outermost and not name.startswith(("__", "_kd")) and not hasattr(cls, name):
+                ours = (each for each in cls.__mro__ if each.__module__.startswith("kd_"))
+                _report.record(f"{next(ours).__name__}.{name}")
+            raise
+
+    return find
 
 
 def _compute_in_and_out_keys(
@@ -249,8 +281,13 @@ def serve_modules() -> None:
     package.TensorDictModuleBase._out_keys = _OutKeys()
     package.TensorDictModuleBase._write_to_tensordict = _write_to_tensordict
     package.TensorDictSequential._compute_in_and_out_keys = _compute_in_and_out_keys
-    if find_spec("kd_probabilistic") is None:
-        return
+    if find_spec("kd_probabilistic") is not None:
+        _serve_probabilistic()
+    if _report.wanted():
+        _watch(package.TensorDictModuleBase)
+
+
+def _serve_probabilistic() -> None:
     package = import_module("kd_probabilistic")
     for name in ("ProbabilisticTensorDictModule", "ProbabilisticTensorDictSequential"):
         getattr(package, name)._dist_sample = _dist_sample

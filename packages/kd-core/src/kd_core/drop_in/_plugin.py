@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+from argparse import Namespace
 from typing import Protocol
 
 from kd_core.drop_in import _finder, _report
@@ -13,6 +15,10 @@ class _Group(Protocol):
 
 class _Parser(Protocol):
     def getgroup(self, name: str) -> _Group: ...
+
+
+class _Early(Protocol):
+    known_args_namespace: Namespace
 
 
 class _Config(Protocol):
@@ -32,8 +38,10 @@ def pytest_addoption(parser: _Parser) -> None:
     )
 
 
-def pytest_load_initial_conftests() -> None:
+def pytest_load_initial_conftests(early_config: _Early) -> None:
     """Install the drop-in before the first `conftest.py` is imported."""
+    if early_config.known_args_namespace.kd_report:
+        atexit.register(_report.ask().unlink)
     _finder.install()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections import Counter
 from pathlib import Path
 from typing import Final
@@ -11,6 +12,19 @@ from typing import Final
 VARIABLE: Final = "KD_DROP_IN_REPORT"
 
 _missing: Counter[str] = Counter()
+
+
+def ask() -> Path:
+    """Ask for a report of this process and its children; return the file that collects it."""
+    descriptor, path = tempfile.mkstemp(prefix="kd-drop-in-", text=True)
+    os.close(descriptor)
+    os.environ[VARIABLE] = path
+    return Path(path)
+
+
+def wanted() -> bool:
+    """Return whether a report was asked for: attributes are recorded only then."""
+    return VARIABLE in os.environ
 
 
 def record(name: str) -> None:
