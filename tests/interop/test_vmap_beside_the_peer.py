@@ -31,6 +31,10 @@ for dims in ({{"in_dims": 2}}, {{"out_dims": 2}}):
 whole = torch.vmap(lambda x: x + 1)(TensorDict({{"w": torch.zeros(8, 3)}}))
 assert whole.batch_size == (8,)
 assert torch.equal(whole["w"], torch.ones(8, 3))
+for source in (td, lazy_stack(list(td.unbind(0)), 0)):
+    alike = torch.vmap(lambda x: x + 1, (0,), (0,))(source)
+    assert alike.batch_size == (2, 3)
+    assert (alike == td + 1).all()
 """
 
 

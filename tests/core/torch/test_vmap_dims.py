@@ -202,3 +202,18 @@ def test_leaves_are_written_inside_of_vmap(count: int, dim: int) -> None:
         result = torch.vmap(write, in_dims=dim, out_dims=dim)(td)
         assert (result == expected).all()
         assert (td == expected).all()  # the leaves that were given
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_out_dims_in_a_tuple_are_those_of_a_container(stacked: bool) -> None:
+    td = TensorDict({"a": torch.ones(2, 3, 4), "n": {"b": torch.zeros(2, 3)}}, [2, 3])
+    given = lazy_stack(list(td.unbind(0))) if stacked else td
+    found = torch.vmap(lambda x: x + 1, (0,), (0,))(given)
+    assert found.batch_size == (2, 3)
+    assert bool((found == td + 1).all())
+    pair = torch.vmap(lambda x: (x + 1, x["a"]), (0,), (0, 1))(given)
+    assert bool((pair[0] == td + 1).all())
+    assert pair[1].shape == (3, 2, 4)
+    assert torch.vmap(lambda x: {"n": x + 1}, out_dims={"n": 0})(given)["n"].batch_size == (2, 3)  # type: ignore[arg-type]  # any tree
+    with pytest.raises(ValueError, match="out_dims is not compatible"):
+        torch.vmap(lambda x: x + 1, (0,), (0, 0))(given)

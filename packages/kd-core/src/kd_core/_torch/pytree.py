@@ -51,6 +51,7 @@ from kd_core._torch.vmap_dims import (
     moved_by_vmap,
     refuse_mapped,
     refuse_rows,
+    stand_for_dims,
 )
 from kd_core._torch_private import (
     maybe_current_level,
@@ -273,6 +274,8 @@ def _unflatten(
     cls: type[AbstractContainer], values: Iterable[object], structure: AnyStructure
 ) -> Node:
     children = list(values)
+    if stand_for_dims(children):
+        return (children,)  # type: ignore[return-value]  # which nobody but torch sees
     if not isinstance(structure, Structure):
         from kd_core._torch.member_trees import stack_of
 

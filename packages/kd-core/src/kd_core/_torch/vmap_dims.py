@@ -120,6 +120,17 @@ def moved_by_vmap(children: list[object], before: Level | None, ndim: int) -> Mo
     return moved
 
 
+def stand_for_dims(children: list[object]) -> bool:
+    """Return whether `vmap` fills a structure with zeros to compare it with `out_dims`.
+
+    A container counts as one output there, as a tensor does: `out_dims=(0,)` is for all of it.
+    So zeros are rebuilt to a tuple of one.
+    """
+    if not children or children[0].__class__ is not int or maybe_current_level() is None:
+        return False
+    return not is_compiling() and all(each.__class__ is int and each == 0 for each in children)
+
+
 def is_mapped(tensor: Tensor, level: int) -> bool:
     """Return whether `vmap` hides a dimension of a tensor at a level."""
     return is_batchedtensor(tensor) and maybe_get_level(tensor) == level
