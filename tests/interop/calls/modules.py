@@ -93,11 +93,7 @@ def given(lib: Library) -> Any:
 
 
 DELIBERATE = {
-    ("lacking", "tensor"),  # what is missing is named before the call: `DispatchError`
-    ("named", "tensor"),
-    ("optional", "tensor"),
-    ("strict", "tensor"),
-    *((made, "position") for made in ("function", "lacking", "named", "optional", "strict")),
+    ("function", "position"),  # it reads no keys, so a tensor has no name: `DispatchError`
     ("sequence, selected", "subsequence"),  # a part keeps what was selected
 }
-"""Calls with tensors alone name every input that is missing, also where `None` would do."""
+"""Calls that differ on purpose."""

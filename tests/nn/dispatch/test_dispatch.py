@@ -4,7 +4,7 @@ import pydoc
 import sys
 import weakref
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import pytest
 import torch
@@ -329,3 +329,23 @@ def test_annotations_may_name_what_only_type_checkers_import() -> None:
             return td.set("y", td["x"] * 2)
 
     assert same(Twice()(x=X), 2.0)
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_what_a_call_with_tensors_lacks_is_none_as_in_a_container(wrapped: bool) -> None:
+    def plus(x: Tensor, h: Tensor | None) -> Tensor:
+        return x if h is None else x + h
+
+    module: TensorDictModuleBase = TensorDictModule(plus, ["x", "h"], ["y"])
+    lacking: TensorDictModuleBase = TensorDictModule(torch.add, ["x", "h"], ["y"])
+    if wrapped:
+        more = TensorDictModule(torch.neg, ["y"], ["z"])
+        module, lacking = TensorDictSequential(module, more), TensorDictSequential(lacking, more)
+        module.select_out_keys("y")
+    one = torch.ones(2)
+    for _ in range(3):
+        assert torch.equal(cast(Tensor, module(x=one)), one)
+        assert torch.equal(cast(Tensor, module(one)), one)
+        with pytest.raises(DispatchError, match=r"is missing `h`. Accepted: `x`, `h`") as caught:
+            lacking(x=one)
+        assert isinstance(caught.value, KeyError)

@@ -6,6 +6,7 @@
     +-- DispatchError       (TypeError, RuntimeError)   a call with tensors does not fit the keys
     +-- OutputMismatch      (ValueError, RuntimeError)  a module returned a wrong number of outputs
     +-- InputMissing        (KeyNotFound)      an entry that a module reads was not found
+        +-- ArgumentMissing (DispatchError)    so was an argument of a call with tensors
     +-- OutKeyUnknown       (KeyNotFound, ValueError)   a selected key is not written by any step
     +-- EmptySubsequence    (ValueError)       no step is left after a selection
 
@@ -38,6 +39,10 @@ class OutputMismatch(KdError, ValueError, RuntimeError):
 
 class InputMissing(KeyNotFound):
     """An entry that a module reads was not found in the container."""
+
+
+class ArgumentMissing(DispatchError, InputMissing):
+    """A call with tensors lacks one that the module cannot do without."""
 
 
 class OutKeyUnknown(KeyNotFound, ValueError):

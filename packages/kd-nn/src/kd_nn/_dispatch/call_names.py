@@ -27,7 +27,7 @@ from kd_core import (
 )
 from kd_core.extending import is_prefix
 from kd_nn._dispatch.entries import entry, has_entry
-from kd_nn._errors import DispatchError
+from kd_nn._errors import ArgumentMissing, DispatchError
 from kd_nn._keys.specs import Keys, argument_name
 
 
@@ -135,23 +135,20 @@ class CallNames:
                 bound[key] = _as_entry(value)
         return bound
 
-    def require(
+    def missing_from(
         self,
         bound: Mapping[NestedKey, object],
         optional: Sequence[NestedKey],
         who: Callable[[], str],
-    ) -> None:
-        """Raise unless every key that is not optional has a value.
-
-        Raises:
-            DispatchError: Naming the missing arguments and the accepted ones.
-        """
+    ) -> ArgumentMissing | None:
+        """Return the error that some keys have no value; None if all have that must have one."""
         missing = [key for key in self.keys if key not in bound and key not in optional]
-        if missing:
-            raise DispatchError(
-                f"{who()} is missing {self._listed(missing)}. Accepted: {self.accepted()}, by name "
-                "or in this order; or one container that holds them."
-            )
+        if not missing:
+            return None
+        return ArgumentMissing(
+            f"{who()} is missing {self._listed(missing)}. Accepted: {self.accepted()}, by name "
+            "or in this order; or one container that holds them."
+        )
 
     def accepted(self) -> str:
         """Return the accepted names, for messages; keys where a name stands for more than one."""

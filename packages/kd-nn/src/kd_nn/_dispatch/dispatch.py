@@ -21,7 +21,7 @@ from kd_core import InvalidArgument, NestedKey, TensorDict, TensorDictBase
 from kd_core.extending import signature_of
 from kd_nn._dispatch.call_names import CallNames, is_plain_mapping
 from kd_nn._dispatch.entries import container_of, entry, read_optional
-from kd_nn._errors import DispatchError, KeysNotDeclared, not_a_container
+from kd_nn._errors import DispatchError, InputMissing, KeysNotDeclared, not_a_container
 from kd_nn._keys.specs import DISCARD, Keys, parse_keys
 
 KEPT = 256
@@ -206,15 +206,18 @@ class Dispatched(Generic[M]):
             return describe(module)
 
         bound = names.bind(args, kwargs, who)
-        own = self.written is None  # what an author wrote may do without some of its keys
-        if own and not _has_defaults(module, [key for key in names.keys if key not in bound]):
-            names.require(bound, optional_keys(module), who)
-        if not extras:
-            run = getattr(type(module), "_kd_run_on_values", None)
-            if run is not None and type(module).forward is self:
-                return _bare(run(module, bound))
-        batch_size = common_batch_size(bound.values()) if self.auto_batch_size else ()
-        result = self.function(module, container_of(bound, batch_size), **extras)
+        try:
+            if not extras:
+                run = getattr(type(module), "_kd_run_on_values", None)
+                if run is not None and type(module).forward is self:
+                    return _bare(run(module, bound))
+            batch_size = common_batch_size(bound.values()) if self.auto_batch_size else ()
+            result = self.function(module, container_of(bound, batch_size), **extras)
+        except InputMissing as error:  # what a step made of this call's arguments is there
+            missing = names.missing_from(bound, optional_keys(module), who)
+            if missing is None or self.written is not None:
+                raise
+            raise missing from error
         return self._pick(module, result)
 
     def _pick(self, module: nn.Module, result: object) -> object:
@@ -361,13 +364,6 @@ def _parameters_of_method(function: object) -> Sequence[inspect.Parameter]:
             f"`TensorDictModule({name}, in_keys=[...], out_keys=[...])`."
         )
     return parameters
-
-
-def _has_defaults(module: nn.Module, missing: list[NestedKey]) -> bool:
-    """Return whether a module can leave out some inputs, since what it wraps has defaults."""
-    if not missing or not hasattr(type(module), "_kd_has_defaults"):
-        return not missing
-    return bool(cast("Callable[[list[NestedKey]], bool]", module._kd_has_defaults)(missing))
 
 
 def keys_of(module: nn.Module, source: str | Keys) -> Keys:
