@@ -26,7 +26,6 @@ from tests.fuzz.plain_models import (
     flat,
     has,
     look_up,
-    needed_calls,
     put,
 )
 from torch import Tensor
@@ -184,8 +183,9 @@ class Chain(Graph):
         """Return whether `get_dist` is about all values."""
         if self.composite is not None:
             return self.composite
-        keys = [key for draw in self.draws() for key in draw.laws]
-        return len(self.draws()) > 1 and DISCARD not in keys and len(set(keys)) == len(keys)
+        draws = [step for step in self.steps if isinstance(step, Draw)]
+        keys = [key for draw in draws for key in draw.laws]
+        return len(draws) > 1 and DISCARD not in keys and len(set(keys)) == len(keys)
 
     def last(self) -> int:
         """Return the place of the last probabilistic step."""
@@ -236,10 +236,22 @@ class ChainRunner(Runner):
         draws = isinstance(step, Draw) and (self.asked or step.kind) == "random"
         return draws or not isinstance(step, Draw) or key != step.source or step.scores
 
-    def run(self, graph: Graph, state: State, head: tuple[int, ...] = ()) -> None:
+    def run(self, graph: Graph, state: State) -> None:
         """Run the steps, unless all is there."""
         if not self.is_done(graph, state):
-            super().run(graph, state, head)
+            super().run(graph, state)
+
+    @contextmanager
+    def scope(self, graph: Graph, idx: int) -> Iterator[None]:
+        """Take values as the last step of a chain does, before that step."""
+        before = self.asked
+        chain = graph if isinstance(graph, Chain) and graph.probabilistic else None
+        if chain is not None and not chain.is_composite() and idx < chain.last():
+            self.asked = before or chain.draws()[-1].kind
+        try:
+            yield
+        finally:
+            self.asked = before
 
     def carried(self, graph: Graph) -> list[Key]:
         """Return the seeds that draws replace, unless a choice of keys hides what else changes."""
@@ -300,28 +312,56 @@ class Walked:
     found: list[tuple[Draw, Laws]] = field(default_factory=list)
     written: list[Key] = field(default_factory=list)
 
-    def visit(self, chain: Chain, whole: bool, scores: bool) -> None:
-        """Run the steps before the last distribution."""
+    def visit(self, chain: Chain, scores: bool) -> None:
+        """Run what the distribution needs, and take it."""
+        if chain.is_composite():
+            self.all = True
+            self.every(chain, True, scores)
+            return
+        self.before(chain, chain.last())
+        last = chain.steps[chain.last()]
+        if isinstance(last, Chain):
+            self.visit(last, scores)
+        else:
+            self.take(cast(Draw, last), False, scores)
+
+    def parameters(self, chain: Chain) -> None:
+        """Run what stands before the last step, as the last distribution takes values."""
+        asked = self.runner.asked
+        self.runner.asked = asked or chain.draws()[-1].kind
+        end = len(chain.steps) - 1 if chain.is_composite() else chain.last()
+        self.before(chain, end)
+        last = chain.steps[end]
+        if isinstance(last, Chain) and last.probabilistic:
+            self.parameters(last)
+        self.runner.asked = asked
+
+    def before(self, chain: Chain, end: int) -> None:
+        """Run the first steps."""
+        for idx, step in enumerate(chain.steps[:end]):
+            with self.runner.scope(chain, idx):
+                if chain.tolerant and self.runner.lacks(step, self.state):
+                    continue
+                there = isinstance(step, Draw) and all(has(self.state, key) for key in step.laws)
+                if not self.keeps or not there:
+                    self.step(step)
+
+    def every(self, chain: Chain, ends: bool, scores: bool) -> None:
+        """Run all steps, and take all distributions."""
         for idx, step in enumerate(chain.steps):
-            if idx > chain.last() and not whole:
-                return
-            draws = whole or idx < chain.last()
-            random = isinstance(step, Draw) or (isinstance(step, Chain) and step.probabilistic)
-            asked = random and (self.all or not draws)
-            if chain.tolerant and not asked and self.runner.lacks(step, self.state):
-                continue
+            last = ends and idx == len(chain.steps) - 1
             if isinstance(step, Chain) and step.probabilistic:
-                self.visit(step, draws, scores)
+                self.every(step, last, scores)
             elif isinstance(step, Draw):
-                self.take(step, draws, scores)
-            else:
+                self.take(step, not last, scores)
+            elif not (chain.tolerant and self.runner.lacks(step, self.state)):
                 self.step(step)
 
     def take(self, draw: Draw, draws: bool, scores: bool) -> None:
         """Build a distribution, and draw its values if later steps need them."""
         self.found.append((draw, draw.dists(self.state)))
         lacks = [key for key in draw.laws if not has(self.state, key)]
-        if lacks and scores and draws:
+        if lacks and scores and draws and self.all:
             raise Missing(lacks[0])
         if draws and (lacks or not self.keeps):
             self.step(draw)
@@ -329,7 +369,6 @@ class Walked:
     def step(self, step: Leaf | Graph) -> None:
         """Run a step."""
         if isinstance(step, Graph):
-            self.runner.needed = needed_calls(step)
             self.runner.run(step, self.state)
         else:
             self.runner.call(step, self.state)

@@ -1,10 +1,10 @@
 """Models of named steps as plain data, run on nested dicts: what the plans are compared with.
 
 Nothing here knows kd: a step calls a module on values that it looks up, and stores what comes back.
-Which steps must run is found from where each value comes from.
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TypeAlias, cast
 
@@ -13,8 +13,6 @@ from torch import Tensor, nn
 
 Key: TypeAlias = tuple[str, ...]
 State: TypeAlias = dict[str, object]
-Place: TypeAlias = tuple[int, ...]
-Scope: TypeAlias = dict[Key, frozenset[Place]]
 DISCARD: Key = ("_",)
 
 
@@ -149,122 +147,38 @@ def flat(value: object, head: Key = ()) -> dict[Key, object]:
 
 
 @dataclass
-class Needs:
-    """Where values come from: each call, and the calls that it needs.
-
-    Attributes:
-        parts: Whether a reader of a container needs also the parts that were replaced since.
-        skips: Whether a step is skipped where all that it writes is there.
-    """
-
-    parts: bool = False
-    skips: bool = False
-    needs: dict[Place, frozenset[Place]] = field(default_factory=dict)
-    effects: set[Place] = field(default_factory=set)
-
-    def walk(self, graph: Graph, scope: Scope, head: Place, base: frozenset[Place]) -> None:
-        """Note what each step of a graph needs."""
-        for idx, step in enumerate(graph.steps):
-            place = (*head, idx)
-            always = base
-            if graph.tolerant:  # whether it runs depends on all that it reads
-                always = base.union(*(sources(scope, key) for key in step.in_keys()))
-            if self.skips:
-                always = always.union(*(sources(scope, key) for key in step.visible()))
-            if isinstance(step, Graph):
-                inner = dict(scope)
-                self.walk(step, inner, place, always)
-                made = {key: part(inner, key) for key in step.visible()}
-            else:
-                self.needs[place] = always.union(*(sources(scope, key) for key in step.reads))
-                if not step.visible():
-                    self.effects.add(place)
-                made = {key: {key: frozenset([place])} for key in step.visible()}
-            for key, entries in made.items():
-                if graph.tolerant or self.skips:  # the old value stays if the step does not run
-                    inside = [old for old in scope if holds(key, old)]
-                    both = {k: own(scope, k) | own(entries, k) for k in (key, *inside, *entries)}
-                    scope.update(both)
-                    continue
-                replaced = (*key[:-1], f"{key[-1]} before")
-                before = sources(scope, key) | scope.get(replaced, frozenset())
-                for old in [old for old in scope if holds(key, old)]:
-                    del scope[old]
-                scope.update(entries)
-                if self.parts and len(key) > 1:
-                    scope[replaced] = before
-
-    def closure(self, wanted: frozenset[Place]) -> set[Place]:
-        """Return the calls that must be made."""
-        todo, found = [*wanted, *self.effects], set[Place]()
-        while todo:
-            place = todo.pop()
-            if place not in found:
-                found.add(place)
-                todo += self.needs[place]
-        return found
-
-
-def part(scope: Scope, key: Key) -> Scope:
-    """Return where the parts of a value come from."""
-    found = {k: v for k, v in scope.items() if holds(key, k)}
-    above = [k for k in scope if holds(k, key) and k != key]
-    if key not in found and above:
-        found[key] = scope[max(above, key=len)]
-    return found
-
-
-def own(scope: Scope, key: Key) -> frozenset[Place]:
-    """Return the calls that a value comes from, without those of parts that were replaced."""
-    return part(scope, key).get(key, frozenset())
-
-
-def sources(scope: Scope, key: Key) -> frozenset[Place]:
-    """Return the calls whose values a reader of a key gets."""
-    return frozenset[Place]().union(*part(scope, key).values())
-
-
-def needed_calls(graph: Graph, parts: bool = False, skips: bool = False) -> set[Place]:
-    """Return the places of the steps that must run; see `Needs`."""
-    found, scope = Needs(parts, skips), Scope()
-    found.walk(graph, scope, (), frozenset())
-    return found.closure(
-        frozenset[Place]().union(*(sources(scope, key) for key in graph.visible()))
-    )
-
-
-@dataclass
 class Runner:
     """Runs a graph on a nested dict.
 
     Attributes:
         nets: The modules.
         batch: What the shape of each value must start with.
-        needed: The steps to run.
         seen: How many calls the counting hooks saw.
     """
 
     nets: list[Callable[..., object]]
     batch: tuple[int, ...]
-    needed: set[Place]
     seen: int = 0
 
-    def run(self, graph: Graph, state: State, head: Place = ()) -> None:
+    def run(self, graph: Graph, state: State) -> None:
         """Run the steps, and store what is visible."""
         work = copy_of(state)
         for idx, step in enumerate(graph.steps):
-            place = (*head, idx)
-            runs = any(call[: len(place)] == place for call in self.needed)
-            if not runs or (graph.tolerant and self.lacks(step, work)):
-                continue
-            if isinstance(step, Graph):
-                self.seen += step.counters
-                self.run(step, work, place)
-            else:
-                self.call(step, work)
+            with self.scope(graph, idx):
+                if graph.tolerant and self.lacks(step, work):
+                    continue
+                if isinstance(step, Graph):
+                    self.seen += step.counters
+                    self.run(step, work)
+                else:
+                    self.call(step, work)
         for key in [*graph.visible(), *self.carried(graph)]:
             if has(work, key):
                 put(state, key, look_up(work, key))
+
+    def scope(self, graph: Graph, idx: int) -> AbstractContextManager[None]:
+        """Return what holds while a step runs."""
+        return nullcontext()
 
     def carried(self, graph: Graph) -> list[Key]:
         """Return the keys that steps change beside those that they declare."""

@@ -137,9 +137,9 @@ def drawn(case: Case, draw: Draw, batch: tuple[int, ...]) -> tuple[State, bool]:
     runner = case.runner(batch)
     work = copy_of(state)
     before = Chain(chain.steps[:-1], chain.tolerant, probabilistic=False)
-    runner.run(before, work)
-    last = len(chain.steps) - 1
-    if (last,) not in runner.needed or (chain.tolerant and runner.lacks(draw, work)):
+    with runner.scope(chain, 0):
+        runner.run(before, work)
+    if chain.tolerant and runner.lacks(draw, work):
         return work, False
     runner.batch = (*draw.samples, *batch)
     values: Values = runner.written(draw, work)

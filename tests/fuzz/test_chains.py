@@ -22,7 +22,6 @@ from tests.fuzz.plain_models import (
     flat,
     has,
     look_up,
-    needed_calls,
     put,
 )
 from tests.fuzz.plan_events import INTERNAL, key
@@ -70,7 +69,6 @@ class Case:
         return ChainRunner(
             nets,
             self.batch if batch is None else batch,
-            needed_calls(world.chain, skips=self.skips),
             asked=self.asked,
             skips=self.skips,
         )
@@ -278,14 +276,15 @@ def check_dist(case: Case) -> bool:
     out = case.target()
 
     def plain() -> tuple[Walked, Laws]:
-        walk = Walked(case.runner(), copy_of(nested(case.given)), all=chain.is_composite())
-        walk.visit(chain, False, False)
-        if what == "get_dist" and chain.is_composite():
-            return walk, walk.all_laws()
-        return walk, walk.found[-1][1]
+        walk = Walked(case.runner(), copy_of(nested(case.given)))
+        if what == "get_dist_params":
+            walk.parameters(chain)
+            return walk, {}
+        walk.visit(chain, False)
+        return walk, walk.all_laws() if walk.all else walk.found[-1][1]
 
     result = both(case, plain, lambda: getattr(case.world.model, what)(td, out))
-    writes = what == "get_dist_params" or not chain.is_composite()
+    writes = what == "get_dist_params" or result is None or not result[1][0].all
     check_written(case, td, out, None if result is None else result[1][0], writes)
     if result is None:
         return False
@@ -349,15 +348,15 @@ def check_log_prob(case: Case) -> bool:
     td, out = case.container(), case.target()
 
     def plain() -> tuple[Walked, State | Tensor]:
-        walk = Walked(case.runner(), copy_of(nested(case.given)), True, chain.is_composite())
-        walk.visit(chain, False, chain.is_composite())
+        walk = Walked(case.runner(), copy_of(nested(case.given)), keeps=True)
+        walk.visit(chain, True)
         return walk, scored(case, walk, aggregate)
 
     def keyed() -> object:
         return case.world.model.log_prob(td, out, aggregate=aggregate)
 
     result = both(case, plain, keyed)
-    writes = not chain.is_composite()
+    writes = result is None or not result[1][0].all
     check_written(case, td, out, None if result is None else result[1][0], writes)
     if result is None:
         return False
@@ -371,16 +370,16 @@ def check_log_prob(case: Case) -> bool:
 
 def scored(case: Case, walk: Walked, aggregate: bool | None) -> State | Tensor:
     """Return what `log_prob` gives."""
-    chain, batch = case.world.chain, len(case.batch)
+    batch = len(case.batch)
 
     def values(draw: Draw) -> dict[Key, Tensor]:
         return {at: cast(Tensor, look_up(walk.state, at)) for at in draw.laws}
 
-    if not chain.is_composite() or len(chain.draws()) == 1:
+    if not walk.all or len(walk.found) == 1:
         draw, laws = walk.found[-1]
-        if chain.is_composite():
+        if walk.all:
             walk.all_laws()
-        if chain.is_composite() and not draw.several:
+        if walk.all and not draw.several:
             ((at, law),) = laws.items()
             part = log_prob(law, values(draw)[at])
             if aggregate:

@@ -19,7 +19,6 @@ from tests.fuzz.plain_models import (
     flat,
     has,
     look_up,
-    needed_calls,
     put,
 )
 from tests.fuzz.plan_events import (
@@ -70,10 +69,10 @@ class Call:
         """Run the plain model on `state`."""
         return self.run(self.state)
 
-    def run(self, state: State, parts: bool = False) -> Runner:
-        """Run the plain model; `parts`: the calls whose part of a container is replaced, too."""
+    def run(self, state: State) -> Runner:
+        """Run the plain model."""
         world = self.world
-        runner = Runner(world.twins, self.batch, needed_calls(world.graph, parts))
+        runner = Runner(world.twins, self.batch)
         runner.seen = world.graph.counters
         runner.run(world.graph, state)
         return runner
@@ -104,7 +103,7 @@ class Call:
     def refused_for_parts(self) -> None:
         """Check that a part of a container that is replaced later could not be computed."""
         with pytest.raises(Exception) as caught:
-            self.run(copy_of(self.given), parts=True)
+            self.run(copy_of(self.given))
         assert not isinstance(caught.value, AssertionError)
         if self.form == "container":
             self.unchanged()

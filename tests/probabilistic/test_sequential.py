@@ -22,6 +22,7 @@ from kd_probabilistic import (
     ProbabilisticTensorDictModule,
     ProbabilisticTensorDictSequential,
     ScoringModule,
+    interaction_type,
     set_interaction_type,
 )
 
@@ -242,6 +243,119 @@ def test_fx_traces_an_actor_with_its_distribution_as_one_call(mode: str) -> None
     assert torch.equal(found["action_log_prob"], expected["action_log_prob"])
 
 
+def recorded(seen: list[str], name: str) -> TensorDictModule:
+    def step(x: Tensor) -> Tensor:
+        kind = interaction_type()
+        seen.append(f"{name} {'-' if kind is None else kind.value}")
+        return x
+
+    return TensorDictModule(step, ["x"], [name])
+
+
+def valued(name: str, kind: str) -> ProbabilisticTensorDictModule:
+    return ProbabilisticTensorDictModule(
+        {"loc": "x", "scale": "s"}, [name], distribution_class=Normal, default_interaction_type=kind
+    )
+
+
+@pytest.mark.parametrize("call", ["plan", "tensors", "get_dist", "params"])
+@pytest.mark.parametrize("inner", [False, True])
+def test_steps_before_the_last_one_see_its_interaction_type(call: str, inner: bool) -> None:
+    seen: list[str] = []
+    last: nn.Module = valued("a", "mean")
+    if inner:
+        last = ProbabilisticTensorDictSequential(recorded(seen, "q"), last)
+    made = ProbabilisticTensorDictSequential(recorded(seen, "p"), last)
+    td = TensorDict({"x": torch.zeros(3), "s": ONE}, [3])
+    names = ["p mean", "q mean"][: 1 + inner]
+
+    def run(model: ProbabilisticTensorDictSequential) -> None:
+        if call == "tensors":
+            model(x=td["x"], s=td["s"])
+        elif call == "get_dist":
+            model.get_dist(td)
+        elif call == "params":
+            model.get_dist_params(td)
+        else:
+            model(td)
+
+    for _ in range(3 if call in ("plan", "tensors") else 1):
+        seen.clear()
+        run(made)
+        assert seen == names
+        assert interaction_type() is None
+    with set_interaction_type("random"):
+        seen.clear()
+        run(made)
+        assert seen == [name.replace("mean", "random") for name in names]
+    assert interaction_type() is None
+
+
+def test_compiled_steps_before_the_last_one_see_its_interaction_type() -> None:
+    def step(x: Tensor) -> Tensor:
+        return x + 1 if interaction_type() is InteractionType.MEAN else x
+
+    made = ProbabilisticTensorDictSequential(
+        TensorDictModule(step, ["x"], ["p"]),
+        valued("a", "mean"),
+        TensorDictModule(step, ["x"], ["q"]),
+    )
+    made.compile(backend="eager", fullgraph=True)
+    td = TensorDict({"x": torch.zeros(3), "s": ONE}, [3])
+    for _ in range(2):
+        found = made(td.copy())
+        assert [found["p"][0].item(), found["q"][0].item()] == [1, 0]
+    with set_interaction_type("median"):
+        assert made(td.copy())["p"][0] == 0
+
+
+def test_steps_of_a_composite_see_no_interaction_type() -> None:
+    seen: list[str] = []
+    made = ProbabilisticTensorDictSequential(
+        recorded(seen, "p"), valued("a", "mean"), recorded(seen, "q"), valued("b", "random")
+    )
+    td = TensorDict({"x": torch.zeros(3), "s": ONE}, [3])
+    made(td), made(td), made.get_dist(td)
+    assert seen == ["p -", "q -"] * 3
+    made.get_dist_params(td)
+    assert seen[-2:] == ["p random", "q random"]
+
+
+def test_an_earlier_value_is_taken_as_the_last_one_says() -> None:
+    made = ProbabilisticTensorDictSequential(
+        valued("a", "mean"), valued("b", "random"), return_composite=False
+    )
+    for _ in range(3):
+        assert made(TensorDict({"x": torch.zeros(3), "s": ONE}, [3]))["a"].any()
+
+
+@pytest.mark.parametrize("replaces", [False, True])
+def test_a_step_that_fails_or_changes_steps_leaves_the_scope(replaces: bool) -> None:
+    seen: list[str] = []
+    made = ProbabilisticTensorDictSequential(
+        recorded(seen, "p"), recorded(seen, "q"), valued("a", "mean")
+    )
+    td = TensorDict({"x": torch.zeros(3), "s": ONE}, [3])
+    made(td), made(td)
+
+    def odd(x: Tensor) -> Tensor:
+        if not replaces:
+            raise RuntimeError("no")
+        cast(nn.ModuleList, made.module)[1] = recorded(seen, "q")
+        return x
+
+    made[0] = TensorDictModule(odd, ["x"], ["p"])
+    for _ in range(3):
+        seen.clear()
+        if replaces:
+            made(td)
+            assert seen == ["q mean"]
+        else:
+            with pytest.raises(RuntimeError, match="no"):
+                made(td)
+        assert interaction_type() is None
+
+
 def test_sequence_without_a_distribution_is_refused() -> None:
     with pytest.raises(TypeError, match="must have a `ProbabilisticTensorDictModule` among its 2"):
         ProbabilisticTensorDictSequential(*steps()[:2])
@@ -395,9 +509,9 @@ def test_the_distribution_of_all_values_is_composite(nested: bool) -> None:
     dist = made.get_dist(latents())
     assert isinstance(dist, CompositeDistribution)
     assert list(dist) == ["z", "y"]
-    assert made.dist_sample_keys == ["z", "y"]
-    assert made.dist_params_keys == ["x", "s", "logits"]
-    assert made.log_prob_keys == ["z_log_prob", "y_log_prob"]
+    assert made.dist_sample_keys == ["y", "z"]
+    assert made.dist_params_keys == ["logits", "x", "s"]
+    assert made.log_prob_keys == ["y_log_prob", "z_log_prob"]
 
 
 @pytest.mark.parametrize("nested", [False, True])
@@ -416,7 +530,7 @@ def test_the_last_alone_is_conditional_on_the_values_that_are_there() -> None:
     made = model(return_composite=False)
     assert isinstance(made.get_dist(latents()), Bernoulli)
     torch.testing.assert_close(made.log_prob(latents(**SCORED)), exact()[1])
-    assert (made.dist_sample_keys, made.log_prob_key) == (["y"], "y_log_prob")
+    assert (made.dist_sample_keys, made.log_prob_keys[0]) == (["y", "z"], "y_log_prob")
     drawn = made.log_prob(latents(y=SCORED["y"]))  # the latent value is drawn
     torch.testing.assert_close(drawn, density(Bernoulli(logits=torch.zeros(3)), SCORED["y"]))
 
@@ -454,14 +568,15 @@ def test_a_distribution_that_was_built_scores_too() -> None:
 
 def test_what_the_steps_wrote_can_be_had() -> None:
     made = model()
-    for call in (made.get_dist, made.get_dist_params):
-        out = TensorDict(batch_size=[3])
-        found = call(latents(), out)
-        assert set(out.keys()) == {"z", "z_log_prob", "logits"}
-        assert call != made.get_dist_params or found is out
+    out = TensorDict(batch_size=[3])
+    made.get_dist(latents(), out)
+    assert {"z", "z_log_prob", "logits", "y", "y_log_prob"} < set(out.keys())
+    out = TensorDict(batch_size=[3])
+    assert made.get_dist_params(latents(), out) is out
+    assert set(out.keys()) == {"z", "z_log_prob", "logits", "y", "y_log_prob"}
     out = TensorDict(batch_size=[3])
     made.log_prob(latents(**SCORED), out)
-    assert set(out.keys()) == {"logits"}
+    assert set(out.keys()) == {"logits", "loss"}
     assert torch.equal(out["logits"], 2 * SCORED["z"])
 
 
@@ -471,7 +586,7 @@ def test_one_value_drawn_and_scored_is_about_the_last_module() -> None:
     )
     made = ProbabilisticTensorDictSequential(latent(), ScoringModule(other))
     assert isinstance(made.get_dist(latents()), Normal)
-    assert made.log_prob_keys == ["ratio"]
+    assert made.log_prob_keys == ["ratio", "z_log_prob"]
     with pytest.raises(TypeError, match="must have different keys, got `z` twice"):
         ProbabilisticTensorDictSequential(
             latent(), ScoringModule(other), return_composite=True
@@ -493,8 +608,8 @@ def test_the_deterministic_part_shares_the_steps_before_the_last_value() -> None
     made = model()
     part = made.det_part
     assert type(part) is TensorDictSequential
-    assert list(part) == list(made)[:2]
-    assert part.out_keys == ["z", "z_log_prob", "logits"]
+    assert list(part) == list(made)[:3]
+    assert part.out_keys == ["z", "z_log_prob", "logits", "y", "y_log_prob"]
     assert list(ProbabilisticTensorDictSequential(made).det_part[0]) == list(part)  # type: ignore[call-overload]  # a sequence
     named = ProbabilisticTensorDictSequential({"a": latent(), "b": outcome()})
     assert named.det_part["a"] is named["a"]
@@ -532,7 +647,10 @@ def test_a_missing_generator_leaves_out_a_draw_alone(nested: bool) -> None:
     drawn = latent(generator="seed", default_interaction_type="random")
     step = ProbabilisticTensorDictSequential(drawn) if nested else drawn
     made = ProbabilisticTensorDictSequential(
-        step, outcome(), partial_tolerant=True, return_composite=False
+        step,
+        outcome(default_interaction_type="random"),
+        partial_tolerant=True,
+        return_composite=False,
     )
     assert set(made(latents(logits=ONE)).keys()) == {"x", "s", "logits", "y", "y_log_prob"}
     assert isinstance(made.get_dist(latents(logits=ONE)), Bernoulli)

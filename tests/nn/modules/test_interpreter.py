@@ -167,21 +167,6 @@ def test_container_and_part_of_it_are_read_from_outside() -> None:
 
 @pytest.mark.filterwarnings("ignore::kd_nn.KeyGraphWarning")
 @pytest.mark.parametrize("hook", [False, True])
-def test_step_behind_an_unread_part_of_a_container_does_not_run(hook: bool) -> None:
-    inner = TensorDictSequential(
-        TensorDictModule(lambda x: TensorDict(a=x), ["x"], ["n"]),
-        TensorDictModule(fail, ["x"], [("n", "b")]),
-    )
-    if hook:
-        inner.register_forward_hook(lambda *_: None)
-    model = TensorDictSequential(inner, TensorDictModule(torch.neg, [("n", "a")], ["y"]))
-    model.select_out_keys("y")
-    for _ in range(3):
-        assert torch.equal(model(TensorDict(x=X))["y"], -X)
-
-
-@pytest.mark.filterwarnings("ignore::kd_nn.KeyGraphWarning")
-@pytest.mark.parametrize("hook", [False, True])
 @pytest.mark.parametrize("depth", [0, 1, 2])
 def test_output_stays_where_the_later_writer_is_skipped(depth: int, hook: bool) -> None:
     model = TensorDictSequential(
@@ -226,7 +211,7 @@ def nested(calls: list[str]) -> TensorDictSequential:
 
 
 @pytest.mark.parametrize("hook", [None, "step", "sequence"])
-@pytest.mark.parametrize("inplace", [None, False, "empty"])
+@pytest.mark.parametrize("inplace", [None, True])
 def test_hook_does_not_change_which_steps_run(hook: str | None, inplace: object) -> None:
     calls: list[str] = []
     model = nested(calls)
@@ -238,9 +223,7 @@ def test_hook_does_not_change_which_steps_run(hook: str | None, inplace: object)
     for _ in range(3):
         calls.clear()
         assert list(model(TensorDict(x=X)).keys()) == ["x", "z"]
-        assert calls == ["q", "z"]
-    inner(TensorDict(p=X, q=X))
-    assert calls == ["q", "z", "y", "z"]
+        assert calls == ["p", "q", "y", "z"]
 
 
 @pytest.mark.parametrize("hook", [False, True])
@@ -261,10 +244,10 @@ def test_hook_on_a_sequence_that_fails_leaves_no_trace(hook: bool) -> None:
 
 
 @pytest.mark.parametrize("hook", [False, True])
-def test_step_that_runs_for_its_effect_runs_in_a_sequence_that_is_not_needed(hook: bool) -> None:
+def test_steps_of_a_sequence_that_is_not_needed_run(hook: bool) -> None:
     seen: list[Tensor] = []
     inner = TensorDictSequential(
-        TensorDictModule(seen.append, ["x"], ["_"]), TensorDictModule(fail, ["x"], ["y"])
+        TensorDictModule(seen.append, ["x"], ["_"]), TensorDictModule(torch.neg, ["x"], ["y"])
     )
     model = TensorDictSequential(inner, TensorDictModule(torch.exp, ["x"], ["z"]))
     model.select_out_keys("z")

@@ -259,7 +259,7 @@ def test_steps_may_be_deleted_and_assigned() -> None:
 
 def test_a_selected_key_that_is_no_longer_written_is_named() -> None:
     model = TensorDictSequential(
-        TensorDictModule(torch.neg, ["x"], ["y"]), TensorDictModule(torch.exp, ["y"], ["z"])
+        TensorDictModule(torch.neg, ["x"], ["y"]), TensorDictModule(torch.exp, ["x"], ["z"])
     ).select_out_keys("y")
     warm(model)
     model[0].out_keys = ["w"]

@@ -128,7 +128,7 @@ def symbolic_trace(module: TensorDictModuleBase) -> TracedModule:
             "with `torch.fx.symbolic_trace`."
         )
     visible = tuple(key for key in keys_of(module, "out_keys") if key != DISCARD)
-    program = resolve(module, module._kd_graph(), keys_of(module, "in_keys"), visible)
+    program = resolve(module, keys_of(module, "in_keys"), visible)
     if program is None or program.tolerant:
         raise InvalidArgument(f"{describe(module)} cannot be traced to one graph: {_why(module)}")
     root = _root_of(module)

@@ -12,7 +12,7 @@ import inspect
 import threading
 from collections.abc import Callable, Coroutine, Generator
 from contextvars import ContextVar, Token
-from enum import Enum
+from enum import StrEnum
 from typing import ParamSpec, TypeVar, cast
 
 import torch
@@ -24,7 +24,7 @@ R = TypeVar("R")
 S = TypeVar("S")
 
 
-class InteractionType(Enum):
+class InteractionType(StrEnum):
     """How a value is taken from a distribution.
 
     `MODE`, `MEDIAN` and `MEAN` are these estimates. `RANDOM` draws (with gradients if the
@@ -185,6 +185,18 @@ class set_interaction_type:  # noqa: N801 - named as a context manager
             return (yield from _resumed_within(self.type, function(*args, **kwargs)))
 
         return call
+
+
+def enter_interaction_type(kind: InteractionType) -> Callable[[], None] | None:
+    """Enter the scope of a type unless there is one; return what leaves it.
+
+    A `with` block that the functions of a plan can write.
+    """
+    if interaction_type() is not None:
+        return None
+    scope = set_interaction_type(kind)
+    scope.__enter__()
+    return scope.__exit__
 
 
 def _resumed_within(

@@ -7,7 +7,7 @@ plans.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Literal, Self, TypeAlias, cast, overload
 
 from torch import Size, Tensor, nn
@@ -16,7 +16,13 @@ from torch.distributions import Distribution
 from kd_core import InvalidArgument, NestedKey, TensorDict, TensorDictBase, format_key
 from kd_nn import InputMissing, TensorDictModuleBase, TensorDictSequential
 from kd_probabilistic._composite import CompositeDistribution, list_keys, only_key
-from kd_probabilistic._interaction import InteractionType, composite_lp_aggregate
+from kd_probabilistic._interaction import (
+    InteractionType,
+    composite_lp_aggregate,
+    enter_interaction_type,
+    interaction_type,
+    set_interaction_type,
+)
 from kd_probabilistic._module import DISCARD, LogProb, ProbabilisticTensorDictModule
 from kd_probabilistic._scoring import ScoringModule
 
@@ -54,6 +60,12 @@ class Walk:
         """Run a step, and note what it writes."""
         self.container = step(self.container)
         self._written += _keys(step, "out_keys")
+
+    def pass_by(self, leaf: Leaf) -> None:
+        """Run a probabilistic module whose distribution is not asked for, unless it may be kept."""
+        present = self.container.keys(True)
+        if not self._kd_keeps or any(key not in present for key in leaf.dist_sample_keys):
+            self.run(leaf)
 
     def take(self, leaf: Leaf, draws: bool) -> None:
         """Build the distribution of a probabilistic module.
@@ -126,7 +138,9 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         partial_tolerant: Whether steps whose inputs are missing are skipped.
         return_composite: Whether `get_dist` and `log_prob` are about the values of all
             probabilistic modules, as a `CompositeDistribution`; False is about the last module
-            alone. None stands for True if there are several.
+            alone. None stands for True if several of the steps are `ProbabilisticTensorDictModule`
+            of different values. Without it the steps before the last one run in the interaction
+            type of that one, unless `set_interaction_type` says another.
         selected_out_keys: The outputs to keep; see `select_out_keys`.
         inplace: As for `TensorDictSequential`.
 
@@ -150,7 +164,9 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
 
     _kd_changes_by_assignment = True
 
-    return_composite: bool | None
+    return_composite: bool
+    _kd_composite: bool | None
+    """As it was given."""
 
     def __init__(
         self,
@@ -165,25 +181,30 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         super().__init__(
             *_with_scoring(modules), partial_tolerant=partial_tolerant, inplace=inplace, **chosen
         )
-        self.return_composite = return_composite
         self._kd_last_probabilistic()
+        self._kd_composite = return_composite
+        if return_composite is None:
+            keys = [
+                key for step in self if isinstance(step, LEAVES) for key in step.dist_sample_keys
+            ]
+            several = sum(isinstance(step, LEAVES) for step in self) > 1
+            return_composite = several and DISCARD not in keys and len({*keys}) == len(keys)
+        self.return_composite = return_composite
 
     @property
     def dist_params_keys(self) -> list[NestedKey]:
-        """The keys of the parameters of the distribution, each once."""
-        keys = [key for step in self._kd_asked() for key in step.dist_params_keys]
-        return list(dict.fromkeys(keys))
+        """The keys of the parameters of all probabilistic modules, the last one first."""
+        return [key for leaf in reversed(self._kd_leaves()) for key in leaf.dist_params_keys]
 
     @property
     def dist_sample_keys(self) -> list[NestedKey]:
-        """The keys of the values of the distribution, each once."""
-        keys = [key for step in self._kd_asked() for key in step.dist_sample_keys]
-        return list(dict.fromkeys(keys))
+        """The keys of the values of all probabilistic modules, the last one first."""
+        return [key for leaf in reversed(self._kd_leaves()) for key in leaf.dist_sample_keys]
 
     @property
     def log_prob_keys(self) -> list[NestedKey]:
-        """The keys of the log-probabilities of the distribution."""
-        return [key for step in self._kd_asked() for key in step.log_prob_keys]
+        """The keys of the log-probabilities of all probabilistic modules, the last one first."""
+        return [key for leaf in reversed(self._kd_leaves()) for key in leaf.log_prob_keys]
 
     @property
     def log_prob_key(self) -> NestedKey:
@@ -203,16 +224,19 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
     @property
     def det_part(self) -> TensorDictSequential:
         """The steps before the last probabilistic module, as a sequence that shares them."""
-        index, last = self._kd_last_probabilistic()
-        steps = self._kd_named_steps()[:index]
+        index = self._kd_index_of_last()
+        steps = self._kd_named_steps()
+        before, (name, last) = steps[:index], steps[index]
         if isinstance(last, ProbabilisticTensorDictSequential):
-            steps.append((self._kd_named_steps()[index][0], last.det_part))
-        return super()._kd_part(steps, TensorDictSequential)
+            before.append((name, last.det_part))
+        return super()._kd_part(before, TensorDictSequential)
 
     def get_dist_params(
         self, tensordict: TensorDictBase, tensordict_out: TensorDictBase | None = None
     ) -> TensorDictBase:
-        """Run the steps before the last probabilistic module.
+        """Run the steps before the last one.
+
+        They run in the interaction type of the last probabilistic module, unless there is a scope.
 
         Args:
             tensordict: Holds what these steps read.
@@ -222,7 +246,10 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
             The container that was written: it has what the steps wrote, parameters included. After
             several draws, which have another batch size, a new one.
         """
-        walk = self._kd_walked(tensordict, False, tensordict_out)
+        _check_out(tensordict_out)
+        walk = Walk(tensordict.copy(), False, whole=False)
+        with set_interaction_type(interaction_type() or self.default_interaction_type):
+            self._kd_run_before(walk)
         if tensordict_out is not None:
             return walk.write(tensordict_out)
         if walk.container.batch_size != tensordict.batch_size:  # of several draws
@@ -260,7 +287,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
             tensor(0.2500)
         """
         walk = self._kd_walked(tensordict, False, tensordict_out)
-        dist = walk.composite(tensordict) if self._kd_is_composite() else walk.found[-1][1]
+        dist = walk.composite(tensordict) if walk.whole else walk.found[-1][1]
         self._kd_written(walk, tensordict, tensordict_out)
         return dist
 
@@ -270,7 +297,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         """Write what the steps wrote, where the caller finds it."""
         if out is not None:
             walk.write(out)
-        elif not self._kd_is_composite() and walk.container.batch_size == tensordict.batch_size:
+        elif not walk.whole and walk.container.batch_size == tensordict.batch_size:
             walk.write(tensordict)
 
     @overload
@@ -320,7 +347,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         if dist is not None:
             return self._kd_scored_by(dist, tensordict, aggregate)
         walk = self._kd_walked(tensordict, True, tensordict_out)
-        if self._kd_is_composite():
+        if walk.whole:
             score = self._kd_scored_by(walk.composite(tensordict), walk.container, aggregate)
         else:
             last, found = walk.found[-1]
@@ -352,48 +379,92 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
                 made.update(found)
         return made
 
-    def _kd_is_composite(self) -> bool:
-        if self.return_composite is None:
-            keys = [key for leaf in self._kd_leaves() for key in leaf.dist_sample_keys]
-            return (
-                len(self._kd_leaves()) > 1 and DISCARD not in keys and len(set(keys)) == len(keys)
-            )
-        return self.return_composite
+    def _kd_run_before(self, walk: Walk) -> None:
+        """Run the steps before the last one, also those of the sequence that the last one is."""
+        index = self._kd_index_of_last()
+        self._kd_run_steps(walk, index)
+        last = self._kd_steps()[index]
+        if isinstance(last, ProbabilisticTensorDictSequential):
+            last._kd_run_before(walk)
 
-    def _kd_visit(self, walk: Walk, whole: bool) -> None:
-        """Run the steps before the last probabilistic module, or the whole sequence."""
+    def _kd_run_steps(self, walk: Walk, count: int) -> None:
+        """Run the first steps."""
         if self.partial_tolerant:  # the keys of a step say whether it is skipped
             self._kd_refresh_keys()
-        index, _ = self._kd_last_probabilistic()
-        for place, (_, step) in enumerate(self._kd_named_steps()):
-            if place > index and not whole:
-                return
-            draws = whole or place < index
-            asked = isinstance(step, _PROBABILISTIC) and (walk.whole or not draws)
-            if not asked and self._kd_skips(step, walk.container):
+        for step in self._kd_steps()[:count]:
+            if self._kd_skips(step, walk.container):
                 continue
-            if isinstance(step, ProbabilisticTensorDictSequential):
-                step._kd_visit(walk, draws)
-            elif isinstance(step, LEAVES):
-                walk.take(step, draws)
+            if isinstance(step, LEAVES):
+                walk.pass_by(step)
             else:
+                walk.run(step)
+
+    def _kd_visit(self, walk: Walk, ends: bool) -> None:
+        """Run all steps, and take the distributions of all probabilistic modules.
+
+        Args:
+            walk: What is known so far.
+            ends: Whether the values of the last step are not needed.
+        """
+        if self.partial_tolerant:
+            self._kd_refresh_keys()
+        steps = self._kd_steps()
+        for place, step in enumerate(steps):
+            last = ends and place == len(steps) - 1
+            if isinstance(step, ProbabilisticTensorDictSequential):
+                step._kd_visit(walk, last)
+            elif isinstance(step, LEAVES):
+                walk.take(step, not last)
+            elif not self._kd_skips(step, walk.container):
                 walk.run(step)
 
     def _kd_walked(
         self, tensordict: TensorDictBase, keeps: bool, out: TensorDictBase | None
     ) -> Walk:
-        if isinstance(out, Distribution):
-            raise InvalidArgument(
-                "`tensordict_out` must be a container, got a distribution. Pass it as `dist=`."
-            )
-        walk = Walk(tensordict.copy(), keeps, whole=self._kd_is_composite())
-        self._kd_visit(walk, whole=False)
+        _check_out(out)
+        walk = Walk(tensordict.copy(), keeps, whole=False)
+        self._kd_walk(walk)
         return walk
+
+    def _kd_walk(self, walk: Walk) -> None:
+        """Run what the distribution needs, and take it."""
+        if self.return_composite:
+            walk.whole = True
+            self._kd_visit(walk, ends=True)
+            return
+        index, last = self._kd_last_probabilistic()
+        with set_interaction_type(interaction_type() or self.default_interaction_type):
+            self._kd_run_steps(walk, index)
+        if isinstance(last, ProbabilisticTensorDictSequential):
+            last._kd_walk(walk)
+        else:
+            walk.take(last, draws=False)
+
+    def _kd_scope(self) -> tuple[int, Callable[[], Callable[[], None] | None]] | None:
+        """Return the scope of the steps before the last one: the interaction type of that one."""
+        if self.return_composite:
+            return None
+        index, last = self._kd_last_probabilistic()
+        leaf = (
+            last._kd_leaves()[-1] if isinstance(last, ProbabilisticTensorDictSequential) else last
+        )
+        drawing = _drawing(leaf)
+        if not index:
+            return None
+        return index, lambda: enter_interaction_type(drawing.default_interaction_type)
+
+    def _kd_index_of_last(self) -> int:
+        """Return the place of the last probabilistic module, or of the last step of a composite."""
+        if self.return_composite:
+            return len(self) - 1
+        return self._kd_last_probabilistic()[0]
 
     def _kd_asked(self) -> list[Leaf]:
         """Return the probabilistic modules that the distribution is about."""
-        leaves = self._kd_leaves()
-        return leaves if self._kd_is_composite() else leaves[-1:]
+        if self.return_composite:
+            return self._kd_leaves()
+        last = self._kd_last_probabilistic()[1]
+        return last._kd_asked() if isinstance(last, ProbabilisticTensorDictSequential) else [last]
 
     def _kd_leaves(self) -> list[Leaf]:
         """Return all probabilistic modules, also those in sequences inside."""
@@ -409,7 +480,9 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         if not any(isinstance(step, _PROBABILISTIC) for _, step in steps):
             return super()._kd_part(steps, TensorDictSequential)
         part = super()._kd_part(steps, kind)
-        part.return_composite = self.return_composite
+        given: bool | None = self.__dict__.get("_kd_composite")
+        if given is not None:
+            part.return_composite = part._kd_composite = given
         return part
 
     def _kd_replace_steps(
@@ -433,6 +506,14 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
 
 Probabilistic = Leaf | ProbabilisticTensorDictSequential
 _PROBABILISTIC = (*LEAVES, ProbabilisticTensorDictSequential)
+
+
+def _check_out(out: object) -> None:
+    """Raise if the container to write is a distribution, which is given by position easily."""
+    if isinstance(out, Distribution):
+        raise InvalidArgument(
+            "`tensordict_out` must be a container, got a distribution. Pass it as `dist=`."
+        )
 
 
 def _drawing(leaf: Leaf) -> ProbabilisticTensorDictModule:

@@ -75,15 +75,14 @@ class KeyNode(NamedTuple):
             return not self.writes
         return any(node.has_effects for node in self.inner.nodes)
 
-    def needs(self, out_keys: Keys, skips: bool = False) -> Needs:
+    def needs(self, out_keys: Keys) -> Needs:
         """Return what it reads when only some of its keys are needed.
 
         Args:
             out_keys: Those of its `writes`, or of their parts, that are needed.
-            skips: As for `KeyFlow.trace_back`.
         """
         if self.inner is not None:
-            found = self.inner.trace_back(out_keys, skips)[1]
+            found = self.inner.trace_back(out_keys)[1]
         else:
             found = dict.fromkeys(self.partly, False) if self.partly else {}
             for key in self.reads:
@@ -122,6 +121,19 @@ class KeyFlow:
     def reads(self) -> Keys:
         """All keys that are read, in order of first use."""
         return unique(key for node in self.nodes for key in node.reads)
+
+    @property
+    def required(self) -> Keys:
+        """The keys that must come from outside for all steps to run."""
+        written: set[NestedKey] = set()
+        found: list[NestedKey] = []
+        for node in self.nodes:
+            if not node.may_skip:
+                inside = node.inner.required if node.inner is not None else node.reads
+                must = [key for key in inside if key not in node.optional]
+                found += [key for key in must if not is_covered(key, written)]
+            written.update(node.writes)
+        return unique(found)
 
     @property
     def partly_fed(self) -> Keys:
@@ -217,14 +229,11 @@ class KeyFlow:
         """
         return self.trace_back(out_keys)[0]
 
-    def trace_back(
-        self, out_keys: Iterable[NestedKey], skips: bool = False
-    ) -> tuple[dict[int, Keys], Needs]:
+    def trace_back(self, out_keys: Iterable[NestedKey]) -> tuple[dict[int, Keys], Needs]:
         """Return the steps that `out_keys` need, as `live_writes`, and what they need from outside.
 
         Args:
             out_keys: Keys that some steps write.
-            skips: Whether each step is skipped where all that it writes is there.
         """
         live = dict.fromkeys(out_keys, False)
         nested = any(type(key) is tuple for key in live)
@@ -234,11 +243,9 @@ class KeyFlow:
             written = _wanted_of(node.writes, live)
             if written or node.has_effects:
                 kept[idx] = written
-                if skips:  # the values before it may stay, and decide whether it runs
-                    live = {**dict.fromkeys(node.writes, False), **live}
-                elif not node.may_skip:
+                if not node.may_skip:
                     drop_covered(live, written, nested)
-                for key, must in node.needs(written, skips).items():
+                for key, must in node.needs(written).items():
                     live[key] = must or live.get(key, False)
                     nested = nested or type(key) is tuple
         return kept, live

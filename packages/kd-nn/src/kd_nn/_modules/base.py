@@ -207,8 +207,8 @@ class TensorDictModuleBase(TensorHooks, ModuleFacts):
         """Keep only some outputs, in place.
 
         A call with tensors returns the selected ones in this order. A call with a container writes
-        them alone, and never removes an entry that was there. What feeds only other outputs is not
-        computed. Each selection is made among all outputs.
+        them alone, and never removes an entry that was there. All is computed as before. Each
+        selection is made among all outputs.
 
         Args:
             *out_keys: Keys among `out_keys_source`.
@@ -303,6 +303,8 @@ class TensorDictModuleBase(TensorHooks, ModuleFacts):
         graph = self._kd_graph()
         nodes = tuple(map(described, graph.nodes, self._kd_steps()))
         graph = KeyGraph(nodes, graph.out_keys)
+        if graph.out_keys is not None:
+            graph = graph.restrict(graph.needed_for(graph.out_keys))
         if sample is None:
             return graph
         from kd_nn._modules.infer import with_shapes
@@ -337,10 +339,6 @@ class TensorDictModuleBase(TensorHooks, ModuleFacts):
     def _kd_graph(self) -> KeyGraph:
         """Return the key graph without what only people read: labels, counts of parameters."""
         return KeyGraph((key_node("0", self),), self.__dict__.get("_kd_selected"))
-
-    def _kd_live_for(self, wanted: Keys) -> Mapping[int, Keys]:
-        """Return the steps that some keys need, each with those of its keys that are needed."""
-        return self._kd_graph().live_writes(wanted)
 
     def extra_repr(self) -> str:
         """Return the keys, for printing."""

@@ -5,9 +5,8 @@ The steps get a working copy, so the caller's container changes only once all of
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Final, TypeAlias, TypeGuard, cast
+from typing import TypeAlias, TypeGuard, cast
 
 from torch import Tensor, nn
 
@@ -32,24 +31,10 @@ from kd_nn._errors import not_a_container, not_written
 from kd_nn._keys.specs import DISCARD, Keys, is_covered
 from kd_nn._modules.hiding import without_hidden
 from kd_nn._modules.steps import StepList
-from kd_nn._plan.program import Path, is_watched, keyed, runs_in_part
+from kd_nn._plan.program import Path, is_watched, keyed, opens
 
 Pair: TypeAlias = tuple[TensorDictBase, TensorDictBase]
 Made: TypeAlias = Mapping[Path, tuple[object, ...]]
-
-
-class _Wanted(threading.local):
-    """The sequence that is called as a step right now, and those of its keys that are needed.
-
-    Hooks see the arguments of such a call, so the keys cannot be one of them.
-    """
-
-    def __init__(self) -> None:
-        # Set on the instance: dynamo does not guard that an attribute hides a class default later.
-        self.call: tuple[nn.Module, Keys] | None = None
-
-
-_WANTED: Final = _Wanted()
 
 
 def members_of(tensordict: TensorDictBase) -> Sequence[TensorDictBase] | None:
@@ -57,15 +42,6 @@ def members_of(tensordict: TensorDictBase) -> Sequence[TensorDictBase] | None:
     if not isinstance(tensordict, LazyStackedTensorDict):
         return None
     return tensordict.unbind(tensordict.stack_dim)
-
-
-def take_wanted(sequence: nn.Module) -> Keys | None:
-    """Return which keys are needed of this call of a sequence; None for a call from outside."""
-    call = _WANTED.call
-    if call is None or call[0] is not sequence:
-        return None
-    _WANTED.call = None
-    return call[1]
 
 
 def run_members(
@@ -118,7 +94,6 @@ def run_steps(
     sequence: StepList,
     tensordict: TensorDictBase,
     target: TensorDictBase | None,
-    live: Mapping[int, Keys],
     outputs: Keys,
     made: Made | None = None,
     in_place: bool = False,
@@ -129,7 +104,6 @@ def run_steps(
         sequence: The sequence to run.
         tensordict: The container to read; it is not changed unless it is `target`.
         target: The container to write; None for an empty one like that of the last step.
-        live: The steps to run, and which of their keys are needed; see `KeyGraph.live_writes`.
         outputs: The keys to write.
         made: What steps have computed already, by their names and those of the sequences around
             them; they are not called again.
@@ -141,40 +115,45 @@ def run_steps(
         it by another one, that one.
     """
     work = tensordict if in_place else tensordict.copy()
+    scope = sequence._kd_scope()
+    end, leave = (0, None) if scope is None else (scope[0], scope[1]())
     replaced, written = False, work
-    for idx, (name, step) in enumerate(sequence._kd_named_steps()):
-        if idx not in live:
-            continue
-        step = _step_of_now(sequence, name, step)
-        inside = (
-            None if made is None else {path[1:]: v for path, v in made.items() if path[0] == name}
-        )
-        if inside and () in inside:
-            _write_made(step, work, inside[()])
-            continue
-        if not inside and sequence._kd_skips(step, work):
-            continue
-        try:
-            if inside:
-                nested = cast("StepList", step)
-                needed = nested._kd_live_for(live[idx])
-                result: object = run_steps(
-                    nested, work, work, needed, live[idx], inside, _writes_all(nested)
-                )
-            else:
-                result = _run_step(step, work, live[idx])
-            before = work
-            work, swapped = _merge(step, work, result)
-            if swapped and not replaced:
-                written = before
-        except Exception as error:
-            from kd_nn._dispatch.notes import add_step_note
+    try:
+        for idx, (name, step) in enumerate(sequence._kd_named_steps()):
+            if idx == end and leave is not None:
+                leave()
+                leave = None
+            step = _step_of_now(sequence, name, step)
+            inside = (
+                None
+                if made is None
+                else {path[1:]: v for path, v in made.items() if path[0] == name}
+            )
+            if inside and () in inside:
+                _write_made(step, work, inside[()])
+                continue
+            if not inside and sequence._kd_skips(step, work):
+                continue
+            try:
+                if inside:
+                    result: object = _run_sequence(cast("StepList", step), work, inside)
+                else:
+                    result = _run_step(step, work)
+                before = work
+                work, swapped = _merge(step, work, result)
+                if swapped and not replaced:
+                    written = before
+            except Exception as error:
+                from kd_nn._dispatch.notes import add_step_note
 
-            keys = keys_of(step, "in_keys")
-            given = dict(zip(keys, read_optional(work, keys), strict=True))
-            add_step_note(error, (str(idx), name), step, given)
-            raise
-        replaced = replaced or swapped
+                keys = keys_of(step, "in_keys")
+                given = dict(zip(keys, read_optional(work, keys), strict=True))
+                add_step_note(error, (str(idx), name), step, given)
+                raise
+            replaced = replaced or swapped
+    finally:
+        if leave is not None:
+            leave()
     if replaced and target is tensordict:
         result = without_hidden(sequence, work, tensordict)
         # What the steps before wrote into the input stays there.
@@ -230,21 +209,18 @@ def _write_made(step: nn.Module, work: TensorDictBase, values: Sequence[object])
     write_entries(work, list(made), list(made.values()))
 
 
-def _run_step(step: nn.Module, work: TensorDictBase, live: Keys) -> object:
+def _run_step(step: nn.Module, work: TensorDictBase) -> object:
     recomputed = step._modules.get("_checkpoint_wrapped_module")
     if recomputed is not None:
         return _run_recomputed(step, recomputed, work)
-    if not isinstance(step, StepList) or not runs_in_part(step):
-        return step(work)
-    if not anyone_skips and not is_watched(step):
-        needed = step._kd_live_for(live)
-        return run_steps(step, work, work, needed, live, in_place=_writes_all(step))
-    before = _WANTED.call
-    _WANTED.call = (step, live)
-    try:
-        return step(work)
-    finally:
-        _WANTED.call = before
+    if isinstance(step, StepList) and opens(step) and not anyone_skips and not is_watched(step):
+        return _run_sequence(step, work)
+    return step(work)
+
+
+def _run_sequence(step: StepList, work: TensorDictBase, made: Made | None = None) -> TensorDictBase:
+    """Run the steps of a sequence inside on the working copy of the one around it."""
+    return run_steps(step, work, work, keys_of(step, "out_keys"), made, _writes_all(step))
 
 
 def _run_recomputed(step: nn.Module, wrapped: nn.Module, work: TensorDictBase) -> object:

@@ -13,7 +13,7 @@ from kd_core import NestedKey
 from kd_nn._dispatch.dispatch import keys_of, optional_keys
 from kd_nn._keys.flow import KeyNode
 from kd_nn._keys.specs import DISCARD, Keys, parse_keys
-from kd_nn._plan.program import keyed, runs_in_part
+from kd_nn._plan.program import is_sequence, keyed, runs_on_values
 
 
 def key_node(name: str, step: nn.Module, may_skip: bool = False) -> KeyNode:
@@ -25,7 +25,8 @@ def key_node(name: str, step: nn.Module, may_skip: bool = False) -> KeyNode:
         may_skip: Whether the sequence that holds it leaves it out for want of inputs.
     """
     reads, writes = keys_as_parsed(step)
-    inner = keyed(step)._kd_graph() if runs_in_part(step) else None
+    opens = is_sequence(step) and runs_on_values(step)
+    inner = keyed(step)._kd_graph() if opens else None
     optional = optional_keys(step) if inner is None else ()
     # Asked of the class: the guard of dynamo for a default would compute the property again.
     has_parts = hasattr(type(step), "_kd_partly_read")

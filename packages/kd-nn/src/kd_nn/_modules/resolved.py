@@ -24,7 +24,6 @@ from kd_nn._plan.outcome import Plan
 from kd_nn._plan.program import is_watched, keyed, resolve
 
 _ALWAYS: Final[Flag] = [True]
-_PARTS: Final = 64  # more than callers ask of one sequence
 _TRIES: Final = 1000
 """How often an edit of another thread may come in between."""
 _TRIES_COMPUTED: Final = 10
@@ -39,8 +38,7 @@ class Resolved:
         in_keys: What the sequence reads from outside.
         out_keys: All that its steps write.
         visible: Those of them that are selected, or all.
-        live: The steps that the visible outputs need, and which of their keys.
-        optional: Those of `in_keys` that no live step requires.
+        optional: Those of `in_keys` that no step requires.
         traced: The functions that dynamo inlines, if every step can be called on values.
         unsure: Empty while no edit was announced, and every edit is announced.
     """
@@ -51,10 +49,8 @@ class Resolved:
         "_computed",
         "_dependency",
         "_members",
-        "_parts",
         "graph",
         "in_keys",
-        "live",
         "optional",
         "out_keys",
         "traced",
@@ -78,25 +74,13 @@ class Resolved:
         graph = KeyGraph(nodes, selected)
         self.in_keys, self.out_keys = graph.inputs, graph.writes
         self.visible = self.out_keys if selected is None else selected
-        self.live, needs = graph.trace_back(self.visible)
-        self.graph = graph if selected is None else graph.restrict(tuple(self.live))
-        required = [key for key, must in needs.items() if must]
+        self.graph, required = graph, graph.required
         self.optional = tuple(
             key for key in self.in_keys if not any(is_prefix(key, r) for r in required)
         )
         announced = all(_announces(holder) for holder, _ in self._members)
         self.unsure = self._changed if announced and not self._computed else _ALWAYS
         self.traced: Plan | None = None
-        self._parts: dict[Keys, dict[int, Keys]] = {}
-
-    def live_for(self, wanted: Keys) -> dict[int, Keys]:
-        """Return the steps that some keys need, as `KeyGraph.live_writes` does, and remember it."""
-        live = self._parts.get(wanted)
-        if live is None:
-            live = self.graph.live_writes(wanted)
-            if len(self._parts) < _PARTS:
-                self._parts[wanted] = live
-        return live
 
     @property
     def is_computed(self) -> bool:
@@ -140,7 +124,7 @@ class Resolved:
     def prepare(self, root: StepList) -> bool:
         """Return whether dynamo may inline the calls of a sequence; `traced` is made once."""
         if self.traced is None and self.is_current():
-            program = resolve(root, self.graph, self.in_keys, self.graph.outputs)
+            program = resolve(root, self.in_keys, self.visible)
             if program is not None:
                 from kd_nn._plan.dynamo import traced_plan  # what is not compiled needs none
 

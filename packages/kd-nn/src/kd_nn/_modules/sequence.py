@@ -32,12 +32,12 @@ from kd_nn._dispatch.entries import (
     entry,
     read_optional,
 )
-from kd_nn._dispatch.skip_existing import anyone_skips, outputs_exist, skip_existing
+from kd_nn._dispatch.skip_existing import anyone_skips, outputs_exist
 from kd_nn._errors import EmptySubsequence, KeyGraphWarning, list_keys
 from kd_nn._keys.graph import KeyGraph
 from kd_nn._keys.specs import DISCARD, InKeySpec, Keys, overlaps, parse_keys
 from kd_nn._modules.base import TensorDictModuleBase
-from kd_nn._modules.interpreter import Made, run_members, run_steps, take_wanted
+from kd_nn._modules.interpreter import Made, run_members, run_steps
 from kd_nn._modules.module import TensorDictModule
 from kd_nn._modules.nodes import key_node, label_of
 from kd_nn._modules.resolved import Resolved, resolve_sequence
@@ -50,8 +50,8 @@ class TensorDictSequential(StepList, TensorDictModule):  # type: ignore[misc]  #
     """Run keyed modules in order; each reads and writes entries by key.
 
     The sequence reads what its steps read and no earlier step writes, and it writes what any step
-    writes. Called with tensors it returns all outputs, or the selected ones; steps that no visible
-    output needs are not run. A step that raises leaves the container as it was.
+    writes. Called with tensors it returns all outputs, or the selected ones. All steps run,
+    whatever is selected. A step that raises leaves the container as it was.
 
     Args:
         *modules: Keyed modules; or one list of them; or one dict, which names the steps.
@@ -65,8 +65,7 @@ class TensorDictSequential(StepList, TensorDictModule):  # type: ignore[misc]  #
         OutKeyUnknown: If a selected key is not written by any step.
 
     Warns:
-        KeyGraphWarning: If a step writes what a later one replaces before anyone reads it, or will
-            never run because nothing in `selected_out_keys` needs it.
+        KeyGraphWarning: If a step writes what a later one replaces before anyone reads it.
 
     Example:
         >>> import torch
@@ -176,33 +175,19 @@ class TensorDictSequential(StepList, TensorDictModule):  # type: ignore[misc]  #
         Raises:
             InputMissing: If an entry that a step reads is missing.
         """
-        return self._kd_run(tensordict, tensordict_out, take_wanted(self))
+        return self._kd_run(tensordict, tensordict_out)
 
     def _kd_run(
-        self,
-        tensordict: TensorDictBase,
-        tensordict_out: TensorDictBase | None,
-        wanted: Keys | None,
+        self, tensordict: TensorDictBase, tensordict_out: TensorDictBase | None
     ) -> TensorDictBase:
-        """Run the steps that `wanted` needs, those of all visible outputs if it is None."""
         if outputs_exist(self, tensordict):
             return tensordict
         if isinstance(tensordict, LazyStackedTensorDict) and self._kd_may_skip:
-
-            def run(member: TensorDictBase, out: TensorDictBase | None) -> TensorDictBase:
-                return self._kd_run(member, out, wanted)
-
-            return run_members(self, tensordict, tensordict_out, run)
+            return run_members(self, tensordict, tensordict_out, self._kd_run)
         target = None
         if tensordict_out is not None or self.inplace != "empty":
             target = destination(tensordict, self.inplace, tensordict_out)
-        resolved = self._kd_resolve()
-        outputs = resolved.visible if wanted is None else wanted
-        if anyone_skips and skip_existing():
-            live = resolved.graph.trace_back(outputs, skips=True)[0]
-        else:
-            live = resolved.live if wanted is None else resolved.live_for(outputs)
-        return run_steps(self, tensordict, target, live, outputs)
+        return run_steps(self, tensordict, target, self._kd_resolve().visible)
 
     def _kd_continue_from(
         self,
@@ -220,14 +205,13 @@ class TensorDictSequential(StepList, TensorDictModule):  # type: ignore[misc]  #
         Returns:
             What the call returns.
         """
-        resolved = self._kd_resolve()
-        live, outputs = resolved.live, resolved.visible
+        outputs = self._kd_resolve().visible
         if container is not None:
             target = None
             if self.inplace != "empty":
                 target = destination(container, self.inplace, None)
-            return run_steps(self, container, target, live, outputs, made)
-        result = run_steps(self, container_of(given), TensorDict(), live, outputs, made)
+            return run_steps(self, container, target, outputs, made)
+        result = run_steps(self, container_of(given), TensorDict(), outputs, made)
         found = read_optional(result, [key for key in self.out_keys if key != DISCARD])
         return found[0] if len(found) == 1 else tuple(found)
 
@@ -236,8 +220,7 @@ class TensorDictSequential(StepList, TensorDictModule):  # type: ignore[misc]  #
         resolved = self._kd_resolve()
         given = dict(zip(resolved.in_keys, values, strict=True))
         every = resolved.out_keys
-        live = resolved.graph.live_writes(every)
-        made = run_steps(self, container_of(given), TensorDict(), live, every)
+        made = run_steps(self, container_of(given), TensorDict(), every)
         return tuple(entry(made, key) for key in every)
 
     def select_subsequence(
@@ -304,9 +287,6 @@ class TensorDictSequential(StepList, TensorDictModule):  # type: ignore[misc]  #
 
     def _kd_graph(self) -> KeyGraph:
         return self._kd_resolve().graph
-
-    def _kd_live_for(self, wanted: Keys) -> Mapping[int, Keys]:
-        return self._kd_resolve().live_for(wanted)
 
     def _kd_keys_of_call(self) -> tuple[Keys, Keys] | None:
         """Return the keys that a call takes, and the optional ones; `None` if a class says them."""
@@ -376,18 +356,7 @@ class TensorDictSequential(StepList, TensorDictModule):  # type: ignore[misc]  #
             self._kd_resolve()
 
     def _kd_warn_of_waste(self) -> None:
-        graph = self._kd_resolve().graph
-        for idx, node in enumerate(graph.nodes):
-            if not node.needed:
-                warnings.warn(
-                    f"step {idx} (`{label_of(self[idx])}`) of {describe(self)} will not run: "
-                    f"nobody reads what it writes ({list_keys(node.writes)}), and none of it is "
-                    "selected. Leave it out, select it, or select with `select_out_keys` what one "
-                    "call needs.",
-                    KeyGraphWarning,
-                    stacklevel=3,
-                )
-        for idx, key in graph.lost_writes():
+        for idx, key in self._kd_resolve().graph.lost_writes():
             warnings.warn(
                 f"step {idx} (`{label_of(self[idx])}`) of {describe(self)} writes "
                 f"{format_key(key)}, which a later step replaces before anyone reads it. "

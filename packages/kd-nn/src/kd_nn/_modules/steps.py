@@ -20,6 +20,7 @@ from kd_nn._errors import KeysNotDeclared, NotKeyed, list_keys, suggest
 from kd_nn._modules.base import TensorDictModuleBase
 from kd_nn._modules.holders import StepModuleDict, adopt, hold
 from kd_nn._modules.nodes import keys_as_parsed
+from kd_nn._plan.program import Scope
 
 Modules = nn.Module | list[nn.Module] | dict[str, nn.Module]
 Step = tuple[str, nn.Module]
@@ -44,6 +45,10 @@ class StepList(TensorDictModuleBase):
         """Restore the attributes of a copy or pickle, whose steps are in a list of torch."""
         super().__setstate__(state)  # type: ignore[no-untyped-call]  # by torch
         adopt(self._modules.get("module"))
+
+    def _kd_scope(self) -> Scope | None:
+        """Return the scope that the first steps run in; None for most sequences."""
+        return None
 
     @property
     def _kd_may_skip(self) -> bool:

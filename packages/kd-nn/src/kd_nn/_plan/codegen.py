@@ -90,6 +90,7 @@ class Calls:
         self._dying = last_reads(program)
         self._stored = last_writes(program)
         self._moved: set[int] = set()
+        self.in_scope = False
 
     def container_function(self, inplace: Inplace) -> Callable[..., object]:
         """Return the function that runs on a container and returns the one that was written.
@@ -301,18 +302,35 @@ class Calls:
 
     def write_all(self) -> None:
         """Write all calls, with a note on what they raise."""
-        text, calls = self.text, self.program.calls
+        text = self.text
         if not self.program.is_sequence:
             self._write_alone()
             return
         text.name("_note", partial(_note_call, self.program))
         text.add(1, "_step = -1", "try:")
-        for idx in range(len(calls)):
-            self.write_test_again(2, idx)
-            self.write_call(2, idx)
+        self.write_calls(2)
         text.add(2, "pass")
         text.add(1, "except _Exception as _error:")
         text.add(2, "_note(_error, _step, _locals())", "raise")
+
+    def write_calls(self, depth: int) -> None:
+        """Write the calls one after the other, those of a scope between entering and leaving it."""
+        text, end, count = self.text, 0, len(self.program.calls)
+        for idx in range(count):
+            scope = self.program.scopes.get(idx)
+            if scope is not None and self.sees_scope(range(idx, scope[0])):
+                end, enter = scope
+                text.add(depth, f"_leave = {text.name(f'_enter{idx}', enter)}()", "try:")
+                self.in_scope = True
+            self.write_test_again(depth + self.in_scope, idx)
+            self.write_call(depth + self.in_scope, idx)
+            if self.in_scope and idx + 1 == end:
+                text.add(depth, "finally:", "    if _leave is not None:", "        _leave()")
+                self.in_scope = False
+
+    def sees_scope(self, calls: range) -> bool:
+        """Return whether some of the calls may ask for the scope that they are in."""
+        raise NotImplementedError
 
     def _write_alone(self) -> None:
         """Write the only call; a module that has a function of its own adds the note itself."""

@@ -80,5 +80,12 @@ class TracedCalls(Calls):
             if plain_module(call.step) and not call.step.__dict__["method_kwargs"]:
                 given = f"{self.step(idx)}.__dict__['method_kwargs']"
                 self.text.add(1, f"if {given}:", "    return _BUSY")
-        for idx in range(len(self.program.calls)):
-            self.write_call(1, idx)
+        self.write_calls(1)
+
+    def sees_scope(self, calls: range) -> bool:
+        """Return whether some of the calls run code that is not torch's: a scope costs guards."""
+        wrapped = [self.program.calls[idx].step.__dict__.get("module", "") for idx in calls]
+        inside = [part for idx in calls for part in self.program.calls[idx].step.modules()]
+        return any(map(callable, wrapped)) or not all(
+            type(part).__module__.startswith(("torch.nn.modules.", "kd_nn.")) for part in inside
+        )

@@ -57,7 +57,7 @@ def make_plan(module: nn.Module) -> Plan:
 def _plan_of(module: nn.Module, dependency: Dependency) -> Plan:
     keys = keyed(module)
     in_keys, out_keys = tuple(keys.in_keys), tuple(k for k in keys.out_keys if k != DISCARD)
-    program = resolve(module, keys._kd_graph(), in_keys, out_keys)
+    program = resolve(module, in_keys, out_keys)
     if program is None:
         return NO_PLAN
     names = CallNames(in_keys, "_")
@@ -98,6 +98,7 @@ class FastCalls(Calls):
         self.classes: set[type] = set()
         self.opened: set[int] = set()
         self.forms: dict[int, list[str]] = {}
+        self.runs_others: list[bool] = []
         text.names.update(_BUSY=BUSY, _STALE=STALE, _True=True)
         self._watch(root, "_root")
         self._watch_containers()
@@ -110,6 +111,7 @@ class FastCalls(Calls):
                 self._prepare(idx)
             else:
                 self.watch.runs_others = True
+            self.runs_others.append(self.watch.runs_others)
 
     def step(self, idx: int) -> str:
         """Return the name of the keyed module of call `idx`."""
@@ -190,7 +192,13 @@ class FastCalls(Calls):
         text.add(depth, "except _KeyError:", "    _other = _True")
         text.add(depth, "if _other:", "    _step = -1")
         container = "_td" if self.in_container else "None"
+        if self.in_scope:
+            text.add(depth + 1, "if _leave is not None:", "    _leave()", "    _leave = None")
         text.add(depth + 1, f"return _continued(_root, {container}, _locals(), {idx})")
+
+    def sees_scope(self, calls: range) -> bool:
+        """Return whether some of the calls run code of others."""
+        return any(self.runs_others[idx] for idx in calls)
 
     def write_assignment(self, depth: int) -> None:
         """Write that all outputs are stored at once, sorted by level here and not on each call."""

@@ -1,15 +1,15 @@
 """The program of a keyed module: its steps as calls between numbered values.
 
 A sequence is resolved once. Nested sequences are flattened, every value gets a slot (so a key that
-is overwritten has two), and steps that the key graph tells are not needed have no call. What may
-run that way is decided here: steps that can be called on bare values, with keys that do not hold
-one another.
+is overwritten has two). What may run that way is decided here: steps that can be called on bare
+values, with keys that do not hold one another.
 For anything else `resolve` returns None, and the sequence passes a container from step to step.
 """
 
 from __future__ import annotations
 
-from typing import Protocol, cast
+from collections.abc import Callable, Mapping
+from typing import Protocol, TypeAlias, cast
 
 from torch import nn
 
@@ -40,9 +40,13 @@ def keyed(step: nn.Module) -> Keyed:
 class _Sequence(Protocol):
     def _kd_named_steps(self) -> list[tuple[str, nn.Module]]: ...
 
+    def _kd_scope(self) -> Scope | None: ...
+
 
 Path = tuple[str, ...]
-Scope = dict[NestedKey, int]
+Scope: TypeAlias = "tuple[int, Callable[[], Callable[[], None] | None]]"
+"""How many steps run in it, and what enters it and returns what leaves it; None if in one."""
+Values = dict[NestedKey, int]
 
 
 class Call:
@@ -78,14 +82,15 @@ class Program:
 
     Attributes:
         inputs: Key and slot of each value that is read from outside.
-        calls: The calls that the outputs need, in order.
+        calls: The calls, in order.
         outputs: Key and slot of each value that is visible outside, in order.
+        scopes: By its first call, where a scope ends, and what enters it; see `StepList._kd_scope`.
         tolerant: Whether a call whose input is missing is skipped; a slot is then a key.
         is_sequence: Whether the root is a sequence; it is not kept, since it keeps the program.
         containers: Every sequence inside the root whose steps the calls are.
     """
 
-    __slots__ = ("calls", "containers", "inputs", "is_sequence", "outputs", "tolerant")
+    __slots__ = ("calls", "containers", "inputs", "is_sequence", "outputs", "scopes", "tolerant")
 
     def __init__(
         self,
@@ -95,7 +100,9 @@ class Program:
         tolerant: bool,
         is_sequence: bool,
         containers: tuple[nn.Module, ...],
+        scopes: Mapping[int, Scope],
     ) -> None:
+        self.scopes = scopes
         self.inputs = inputs
         self.calls = calls
         self.outputs = outputs
@@ -114,6 +121,8 @@ class _Resolver:
         self.inputs: dict[NestedKey, int] = {}
         self.calls: list[Call] = []
         self.containers: list[nn.Module] = []
+        self.scopes: dict[int, Scope] = {}
+        self.in_scope = False
         self.is_sequence = False
         self.count = 0
 
@@ -121,7 +130,7 @@ class _Resolver:
         self.count += 1
         return self.count - 1
 
-    def read(self, key: NestedKey, scope: Scope) -> int:
+    def read(self, key: NestedKey, scope: Values) -> int:
         if key not in scope:
             if strictly_overlaps(key, scope):
                 raise Unresolvable
@@ -132,7 +141,7 @@ class _Resolver:
             scope[key] = self.inputs[key]
         return scope[key]
 
-    def write(self, key: NestedKey, scope: Scope) -> int | None:
+    def write(self, key: NestedKey, scope: Values) -> int | None:
         if key == DISCARD:
             return None
         if strictly_overlaps(key, scope):
@@ -142,7 +151,7 @@ class _Resolver:
         scope[key] = self.slot()
         return scope[key]
 
-    def enter(self, root: nn.Module, flow: KeyFlow, wanted: Keys, scope: Scope) -> None:
+    def enter(self, root: nn.Module, scope: Values) -> None:
         """Visit the root: its own keys are not asked for, since they follow from this."""
         if not runs_on_values(root):
             raise Unresolvable
@@ -150,37 +159,38 @@ class _Resolver:
             self._call(root, (), (), scope)
             return
         self.is_sequence = True
-        self._visit_steps(root, flow, wanted, (), (), scope)
+        self._visit_steps(root, (), (), scope)
 
-    def _visit_steps(
-        self, root: nn.Module, flow: KeyFlow, wanted: Keys, path: Path, index: Path, scope: Scope
-    ) -> None:
-        """Visit the steps of a sequence; those that are not needed for the changes inside."""
-        live = flow.live_writes(wanted)
-        steps = cast("_Sequence", root)._kd_named_steps()
-        for idx, ((name, step), node) in enumerate(zip(steps, flow.nodes, strict=False)):
+    def _visit_steps(self, root: nn.Module, path: Path, index: Path, values: Values) -> None:
+        """Visit the steps of a sequence, also those whose outputs nobody sees."""
+        sequence = cast("_Sequence", root)
+        scope = None if self.in_scope else sequence._kd_scope()
+        start, outer = len(self.calls), self.in_scope
+        for idx, (name, step) in enumerate(sequence._kd_named_steps()):
+            if scope is not None and idx in (0, scope[0]):
+                self.in_scope = idx < scope[0]
+                self.scopes[start] = (len(self.calls), scope[1])
             if not runs_on_values(step) or inplace_of(step) not in (True, None):
                 raise Unresolvable
             place = (*path, name), (*index, str(idx))
             if is_sequence(step):
-                if self.tolerant or node.inner is None or step.__dict__.get("partial_tolerant"):
+                if self.tolerant or step.__dict__.get("partial_tolerant"):
                     raise Unresolvable
-                self._visit_inside(step, node.inner, live.get(idx, ()), *place, scope)
-            elif idx in live:
-                self._call(step, *place, scope)
+                self._visit_inside(step, *place, values)
+            else:
+                self._call(step, *place, values)
+        self.in_scope = outer
 
-    def _visit_inside(
-        self, step: nn.Module, flow: KeyFlow, wanted: Keys, path: Path, index: Path, scope: Scope
-    ) -> None:
+    def _visit_inside(self, step: nn.Module, path: Path, index: Path, scope: Values) -> None:
         self.containers.append(step)
         inner = dict(scope)
-        self._visit_steps(step, flow, wanted, path, index, inner)
-        for key in wanted:
+        self._visit_steps(step, path, index, inner)
+        for key in keyed(step).out_keys:
             if key not in inner or strictly_overlaps(key, scope):
                 raise Unresolvable
             scope[key] = inner[key]
 
-    def _call(self, step: nn.Module, path: Path, index: Path, scope: Scope) -> None:
+    def _call(self, step: nn.Module, path: Path, index: Path, scope: Values) -> None:
         keys = keyed(step)
         reads = tuple(self.read(key, scope) for key in keys.in_keys)
         visible = set(keys.out_keys)
@@ -190,22 +200,21 @@ class _Resolver:
         self.calls.append(Call(step, path, (".".join(index), ".".join(path)), reads, writes))
 
 
-def resolve(root: nn.Module, flow: KeyFlow, in_keys: Keys, out_keys: Keys) -> Program | None:
+def resolve(root: nn.Module, in_keys: Keys, out_keys: Keys) -> Program | None:
     """Return the program of a keyed module, or None if it has none.
 
     Args:
         root: A keyed module, alone or a sequence.
-        flow: Its key graph, which tells the steps that are needed.
         in_keys: Its keys, in the order in which values are to be given.
         out_keys: Its visible keys, in the order in which values are to be returned.
 
     Returns:
-        The calls of the steps that its visible keys need.
+        The calls of all its steps.
     """
     resolver = _Resolver(root.__dict__.get("partial_tolerant") is True)
-    scope: Scope = {}
+    scope: Values = {}
     try:
-        resolver.enter(root, flow, out_keys, scope)
+        resolver.enter(root, scope)
     except Unresolvable:
         return None
     written = {slot for call in resolver.calls for slot in call.writes}
@@ -222,6 +231,7 @@ def resolve(root: nn.Module, flow: KeyFlow, in_keys: Keys, out_keys: Keys) -> Pr
         resolver.tolerant,
         resolver.is_sequence,
         tuple(resolver.containers),
+        {start: scope for start, scope in resolver.scopes.items() if scope[0] > start},
     )
 
 
@@ -250,9 +260,9 @@ def is_sequence(step: nn.Module) -> bool:
     return hasattr(type(step), "_kd_named_steps")
 
 
-def runs_in_part(step: nn.Module) -> bool:
-    """Return whether a step is a sequence that can run a part of its steps."""
-    return is_sequence(step) and runs_on_values(step)
+def opens(step: nn.Module) -> bool:
+    """Return whether a step is a sequence whose steps may run as those of the one around it."""
+    return is_sequence(step) and runs_on_values(step) and inplace_of(step) in (True, None)
 
 
 def inplace_of(module: nn.Module) -> Inplace:
