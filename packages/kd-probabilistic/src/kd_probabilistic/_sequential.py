@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Literal, Self, TypeAlias, cast, overload
 
 from torch import Size, Tensor, nn
+from torch.compiler import is_exporting
 from torch.distributions import Distribution
 
 from kd_core import InvalidArgument, NestedKey, TensorDict, TensorDictBase, format_key
@@ -449,9 +450,19 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
             last._kd_leaves()[-1] if isinstance(last, ProbabilisticTensorDictSequential) else last
         )
         drawing = _drawing(leaf)
-        if not index:
+        # An export warns of a scope, which is written outside of its graph: it has one where an
+        # earlier value depends on it.
+        if not index or (is_exporting() and not self._kd_draws_before(index)):
             return None
         return index, lambda: enter_interaction_type(drawing.default_interaction_type)
+
+    def _kd_draws_before(self, index: int) -> bool:
+        """Return whether one of the first steps is, or holds, a probabilistic module."""
+        for step in self._kd_steps()[:index]:
+            for part in step.modules():
+                if isinstance(part, LEAVES):
+                    return True
+        return False
 
     def _kd_index_of_last(self) -> int:
         """Return the place of the last probabilistic module, or of the last step of a composite."""

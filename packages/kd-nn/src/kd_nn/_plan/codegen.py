@@ -320,13 +320,18 @@ class Calls:
             scope = self.program.scopes.get(idx)
             if scope is not None and self.sees_scope(range(idx, scope[0])):
                 end, enter = scope
-                text.add(depth, f"_leave = {text.name(f'_enter{idx}', enter)}()", "try:")
+                entered = self.entered(f"{text.name(f'_enter{idx}', enter)}()", range(idx, end))
+                text.add(depth, f"_leave = {entered}", "try:")
                 self.in_scope = True
             self.write_test_again(depth + self.in_scope, idx)
             self.write_call(depth + self.in_scope, idx)
             if self.in_scope and idx + 1 == end:
                 text.add(depth, "finally:", "    if _leave is not None:", "        _leave()")
                 self.in_scope = False
+
+    def entered(self, entering: str, calls: range) -> str:
+        """Return the expression that enters the scope of some calls."""
+        return entering
 
     def sees_scope(self, calls: range) -> bool:
         """Return whether some of the calls may ask for the scope that they are in."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import nn
 
 from kd_core import NonTensorDataBase, TensorDict, UnbatchedTensor
@@ -81,6 +82,17 @@ class TracedCalls(Calls):
                 given = f"{self.step(idx)}.__dict__['method_kwargs']"
                 self.text.add(1, f"if {given}:", "    return _BUSY")
         self.write_calls(1)
+
+    def entered(self, entering: str, calls: range) -> str:
+        """Return the expression that enters a scope.
+
+        An export warns of what is written outside of its graph, so functions of a user find no
+        scope there but one that the exporter has entered.
+        """
+        if not all(plain_module(self.program.calls[idx].step) for idx in calls):
+            return entering
+        self.text.names["_exporting"] = torch.compiler.is_exporting
+        return f"None if _exporting() else {entering}"
 
     def sees_scope(self, calls: range) -> bool:
         """Return whether some of the calls run code that is not torch's: a scope costs guards."""
