@@ -181,3 +181,14 @@ def test_the_type_says_what_a_node_is(value: Any) -> None:
     for call in calls:
         with pytest.raises(wrong):
             call()
+
+
+def test_empty_lists_are_tensors_as_in_torch() -> None:
+    td = TensorDict({"tokens": [[]], "n": {"none": [[[]]]}}, [1])
+    assert td["tokens"].shape == (1, 0)
+    assert td["n", "none"].shape == (1, 1, 0)
+    assert TensorDict(x=[])["x"].dtype is torch.float32
+    assert TensorDict({"words": [[], ["a"]]}, [2])["words"] == [[], ["a"]]
+    assert TensorDict(turns=[[], [0.5]])["turns"] == [[], [0.5]]  # torch would drop the number
+    assert TensorDict(turns=[[], [[]]])["turns"] == [[], [[]]]
+    assert TensorDict({"words": []}, [0])["words"] == []

@@ -209,7 +209,9 @@ def _combined_into(how: Join, containers: Sequence[C], out: C) -> C:
         check_write(*write)
     if not is_compiling():
         for column, target, path in staged.columns:
-            plain = all(is_converted(target, cast("Tensor", leaf)) for leaf in column)
+            leaves = cast("Sequence[Tensor]", column)
+            kinds = {(leaf.dtype, leaf.layout): leaf for leaf in leaves}  # mostly one
+            plain = all(is_converted(target, leaf) for leaf in kinds.values())
             check_write(target, target if plain else how.call(column, how.dim), path)
         prepare((target, source) for target, source, _ in staged.copies)
     for column, target, _ in staged.columns:
@@ -441,20 +443,25 @@ def _stage_data_out(data: Data, out: Data, path: Path, staged: _Staged) -> None:
 
 
 def _check_leaf_out(how: Join, column: Column, target: Tensor, path: Path) -> None:
-    leaves = [leaf for leaf in column if isinstance(leaf, Tensor)]
-    shape = None
+    first, *others = leaves = [leaf for leaf in column if isinstance(leaf, Tensor)]
+    size, shape = first.shape, None
     if len(leaves) == len(column):
-        shape = how.shape([tuple(leaf.shape) for leaf in leaves])
+        if all(leaf.shape == size for leaf in others):
+            shape = how.even(tuple(size), len(leaves))
+        else:
+            shape = how.shape([tuple(leaf.shape) for leaf in leaves])
     if shape is None:
         _explain(how, column, path, None)
-    dtype = functools.reduce(torch.promote_types, [leaf.dtype for leaf in leaves])
+    dtypes = dict.fromkeys([leaf.dtype for leaf in leaves])
+    dtype = functools.reduce(torch.promote_types, dtypes)
     if not torch.can_cast(dtype, target.dtype):
         raise InvalidArgument(
             f"entry {format_key(path)} of `out` must have a dtype to which {dtype} can be cast, "
             f"got {target.dtype}. Cast `out` first."
         )
+    device = target.device
     for number, leaf in enumerate(leaves):
-        if leaf.device != target.device:
+        if leaf.device != device:
             raise DeviceMismatch(
                 f"entry {format_key(path)} of `out` is on {target.device}, but that of container "
                 f"{number} is on {leaf.device}. Move the containers to one device with `to`."

@@ -62,7 +62,7 @@ def as_entry(key: str, value: object, desc: Descriptor, path: tuple[str, ...] = 
         return _node_as_entry(key, registry.foreign_node(value), desc, path)
     if type(value) is dict or isinstance(value, Mapping):
         return mapping_as_entry(key, value, desc, path)
-    converted = _as_tensor(key, value, path)
+    converted = _as_tensor(key, value, desc.batch, path)
     if converted is None:
         stacked = _as_stack(value)
         if stacked is not None:
@@ -191,7 +191,9 @@ def _descriptor_like(desc: Descriptor, batch: tuple[int, ...]) -> Descriptor:
     return desc.with_batch(batch)
 
 
-def _as_tensor(key: str, value: object, path: tuple[str, ...]) -> Tensor | None:
+def _as_tensor(
+    key: str, value: object, batch: tuple[int, ...], path: tuple[str, ...]
+) -> Tensor | None:
     """Return a number, an array, or a list of numbers or tensors as a tensor; else `None`.
 
     Raises:
@@ -210,6 +212,10 @@ def _as_tensor(key: str, value: object, path: tuple[str, ...]) -> Tensor | None:
             return torch.as_tensor(value)
         except (ValueError, TypeError):
             return None
+    if 0 not in batch:  # where there are no rows, nothing tells numbers from words
+        shape = _shape_of_nothing(value)
+        if shape is not None:
+            return torch.empty(shape)
     from kd_core._leaves.arrays import tensor_of_array, tensor_of_list
 
     try:
@@ -301,6 +307,18 @@ def _holds_numbers(values: list[object] | tuple[object, ...]) -> bool:
         or (isinstance(value, (list, tuple)) and bool(value) and _holds_numbers(value))
         for value in values
     )
+
+
+def _shape_of_nothing(value: object) -> Batch | None:
+    """Return the shape of nested lists of one shape that hold nothing; `None` for other values."""
+    if not isinstance(value, (list, tuple)) or hasattr(value, "_fields"):
+        return None
+    if not value:
+        return (0,)
+    inner = _shape_of_nothing(value[0])
+    if inner is None or any(_shape_of_nothing(each) != inner for each in value[1:]):
+        return None
+    return (len(value), *inner)
 
 
 def with_plain_keys(source: Mapping[str, object], path: tuple[str, ...] = ()) -> dict[str, object]:
