@@ -44,9 +44,16 @@ def test_keys_and_sizes_count_it_as_a_leaf() -> None:
     assert flat.unflatten_keys()["n", "u"] is td["n", "u"]
 
 
-def test_plain_forms_hold_the_tensor() -> None:
+def test_plain_forms_hold_what_can_be_stored_again() -> None:
     td = make()
-    assert td.to_dict()["u"] is td["u"]
+    plain = td.to_dict()
+    assert isinstance(plain["u"], UnbatchedTensor)
+    assert plain["u"].data is td["u"]
+    assert TensorDict(plain, td.batch_size)["u"] is td["u"]
+    rows = td.tolist()
+    assert isinstance(rows, list)
+    assert isinstance(rows[0]["u"], UnbatchedTensor)
+    assert isinstance(td.to_namedtuple()[1], UnbatchedTensor)  # type: ignore[index]  # a tuple
     assert td.to_dict(convert_tensors=True)["u"] == fixed().tolist()
     assert td.numpy()["u"].shape == (2, 3)  # type: ignore[attr-defined]  # an array
     assert td.state_dict(flatten=True)["n.u"] is td["n", "u"]

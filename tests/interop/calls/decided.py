@@ -39,6 +39,9 @@ OF_ROWS: Final[dict[str, list[str]]] = {
         "worded flatten_keys result: length 3 != 1",
         *each("one_value", "__and__ __mod__", "result: * != None"),
         *each("row_values", "*apply(*batch_size=wrong)", "raises here"),
+        "worded apply(*batch_size=wrong) raises here",
+        "worded copy_at_(*fast=False) after: class 'NonTensorData' != 'NonTensorStack'",
+        "worded update_at_(whole, none) after: class 'NonTensorData' != 'NonTensorStack'",
         *each("based", "__eq__ __ne__", "result: 'word' != *"),
         "based state_dict result: length 3 != 2",
         "worded state_dict result: 'word' != ('dict', [[]])",
@@ -73,6 +76,9 @@ OF_ROWS: Final[dict[str, list[str]]] = {
             "raises here",
         ),
         *each("unbatched", "all any quantile softmax __setitem__", "kind of error"),
+        *each("unbatched", "addcdiv addcdiv_ addcmul addcmul_", "kind of error"),
+        *each("unbatched", "state_dict items values", "result: 'Tensor' != 'UnbatchedTensor'"),
+        "unbatched named_apply(some, batch_size=*) result: length 1 != 2",
         # With a batch size a function is not called with it, and it keeps the batch size before.
         "unbatched *apply result: 0.25 != 0.125",
         "unbatched apply result: None != *",
@@ -80,6 +86,10 @@ OF_ROWS: Final[dict[str, list[str]]] = {
         *each("unbatched", "pad", "after: 4 != 3"),
         "unbatched auto_batch_size_ after: length * != 2",
     ],
+    "`stack`, `cat` and `where` of `UnbatchedTensor`s": [
+        *each("unbatched", "cat(*out=like) gather(*out=like)", "result: 'new' != '.u'"),
+    ],
+    "`prod(keepdim=True)` drops": ["worded tile result: length 3 != 0"],
     "`keys(True)` lists a nested container after": [
         *each("*", "keys valid_keys", "result: 'n' != ('tuple'*"),
     ],
@@ -88,6 +98,7 @@ OF_ROWS: Final[dict[str, list[str]]] = {
         "* from_pytree result: batch length 1 != 0",
         # Comparisons, `amax`, `tile`, `expand_as` and others drop the names of dimensions.
         "named * result: names (*) != None",
+        "named *apply(*names=none) result: names None != ('t', 'e')",
         "named to_lazystack result: names '?' != None",
         # `lazy_stack` drops the device.
         *each("*", "lazy_stack(*device='cpu')", "result: device 'cpu' != 'None'"),

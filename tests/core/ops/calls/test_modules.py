@@ -143,17 +143,18 @@ def test_frozen_parameters_stay_frozen_and_parts_of_a_graph_what_they_are() -> N
 
 
 @pytest.mark.parametrize("how", [{"inplace": True}, {"use_state_dict": True}])
-def test_values_are_copied_on_request(how: dict[str, bool]) -> None:
+def test_values_are_copied_or_loaded_on_request(how: dict[str, bool]) -> None:
     net = nn.Linear(2, 1)
     weight, before = net.weight, net.weight.detach().clone()
     ones = TensorDict({"weight": torch.ones(1, 2)})
     with ones.to_module(net, **how) as replaced:  # type: ignore[arg-type]  # one of two flags
-        assert net.weight is weight
-        assert weight.tolist() == [[1, 1]]
+        assert (net.weight is weight) is ("inplace" in how)
+        assert net.weight.tolist() == [[1, 1]]
         assert torch.equal(replaced["weight"], before)
+    assert net.weight is weight
     assert torch.equal(weight, before)
     ones.to_module(net, **how)  # type: ignore[arg-type]  # one of two flags
-    assert weight.tolist() == [[1, 1]]
+    assert net.weight.tolist() == [[1, 1]]
     with pytest.raises(KeyNotFound):
         TensorDict({"wight": torch.ones(1, 2)}).to_module(net, **how)  # type: ignore[arg-type]  # one of two flags
 
@@ -569,3 +570,18 @@ def test_data_in_place_of_a_parameter_is_refused(inplace: bool | None) -> None:
     with pytest.raises(InvalidArgument, match="`bias` must be a tensor"):
         td.to_module(net, inplace=inplace)
     assert net.weight.any()
+
+
+def test_a_module_that_loads_a_state_dict_gives_its_own_parameters_back() -> None:
+    net, td = nn.Linear(2, 1), TensorDict({"weight": torch.ones(1, 2), "bias": torch.zeros(1)})
+    weight = net.weight
+    swap = td.to_module(net, use_state_dict=True)
+    assert swap["weight"] is weight
+    assert net.weight is not weight
+    assert net.weight.tolist() == [[1, 1]]
+    net = nn.Linear(2, 1)
+    weight, before = net.weight, net.weight.detach().clone()
+    swap = td.to_module(net, inplace=True)
+    assert net.weight is weight
+    assert swap["weight"].requires_grad
+    assert torch.equal(swap["weight"], before)

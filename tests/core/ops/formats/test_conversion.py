@@ -12,6 +12,7 @@ from kd_core import (
     KeyCollision,
     KeySetMismatch,
     Locked,
+    NonTensorStack,
     ShapeMismatch,
     TensorClass,
     TensorDict,
@@ -260,3 +261,17 @@ def test_a_linked_list_writes_rows() -> None:
     copied = type(rows)(row for row in rows)  # as `dataclasses.asdict` does
     copied[1] = "no row"
     assert td["a"].tolist() == [9, 1, 2]
+
+
+def test_lists_of_rows_first_hold_a_word_for_each_row() -> None:
+    td = TensorDict({"a": torch.zeros(2), "s": "word"}, [2])
+    assert td.to_dict(tolist_first=True)["s"] == ["word", "word"]
+    assert td.to_dict()["s"] == "word"
+
+
+def test_rows_of_words_are_not_contiguous() -> None:
+    td = TensorDict({"a": torch.zeros(2), "s": "word"}, [2])
+    assert td.is_contiguous()
+    td["w"] = NonTensorStack("x", "y")
+    assert not td.is_contiguous()
+    assert not TensorDict({"n": td}).is_contiguous()

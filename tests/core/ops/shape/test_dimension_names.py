@@ -417,7 +417,7 @@ def test_vmap_removes_the_name_of_the_mapped_dimension() -> None:
         (lambda td, *dims: td.roll(1, dims[1]), ["time", "env"]),
         (lambda td, *dims: td.roll((1, 2), dims), ["time", "env"]),
         (lambda td, *dims: td.flatten(*dims), [None]),
-        (lambda td, *dims: td.unflatten(dims[1], (3, 1)), ["time", None, None]),
+        (lambda td, *dims: td.unflatten(dims[1], (3, 1)), ["time", None, "env"]),
         (lambda td, *dims: td[:1, :1].squeeze(dims), []),
         (lambda td, *dims: td.repeat_interleave(2, dims[1]), ["time", "env"]),
         (lambda td, *dims: td.quantile([0.1, 0.2], dims[1]), [None, "time"]),
@@ -474,3 +474,10 @@ def test_a_stored_container_takes_the_names_of_the_one_around_it() -> None:
     assert inner.names == [None, None]
     td["own"] = TensorDict({}, [3, 2], names=["x", "y"])
     assert td.nested("own", TensorDict).names == ["x", "y"]
+
+
+def test_the_last_of_several_dimensions_has_the_name_of_the_one_that_they_were() -> None:
+    td = TensorDict({"a": torch.zeros(4, 2)}, [4, 2], names=["t", "e"])
+    assert td.unflatten(0, (2, 2)).names == [None, "t", "e"]
+    assert td.unflatten(1, (2, 1, 1)).names == ["t", None, None, "e"]
+    assert td.unflatten(0, (4,)).names == ["t", "e"]

@@ -15,7 +15,7 @@ from kd_core._batch.descriptor import describe
 from kd_core._errors import InvalidValue, wrong_type
 from kd_core._keys import format_key
 from kd_core._nodes import registry
-from kd_core._nodes.entry import Entry, is_node
+from kd_core._nodes.entry import Entry, Node, is_node, is_unbatched
 from kd_core._protocol.primitives import AbstractContainer, refuse_unbatched
 from kd_core._protocol.validation import shape_of_lists, values_of_rows
 
@@ -135,7 +135,8 @@ def named_tuple_of(td: AbstractContainer, path: tuple[str, ...] = ()) -> NamedTu
         if isinstance(value, AbstractContainer):
             values.append(named_tuple_of(value, (*path, key)))
         else:
-            values.append(value if isinstance(value, Tensor) else value._kd_item())
+            stays = isinstance(value, Tensor) or is_unbatched(value)
+            values.append(value if stays else cast("Node", value)._kd_item())
     try:
         return cast("NamedTuple", _named_tuple_class(tuple(td._kd_entries))(*values))
     except ValueError as error:  # a keyword of Python

@@ -91,8 +91,8 @@ class Modules(AbstractContainer):
             return_swap: Whether the result is returned; else there is none.
             swap_dest: A container that receives the tensors that were in the module, and is
                 returned.
-            use_state_dict: Whether the module loads a state dict, with its hooks, so that values
-                are copied.
+            use_state_dict: Whether the module loads a state dict, with its hooks; it takes the
+                tensors of the container then, as by `load_state_dict(assign=True)`.
             non_blocking: Whether copies to another device may be asynchronous.
             preserve_module_state: Whether parameters stay parameters, and buffers buffers. If not,
                 a tensor in the place of a parameter becomes a plain attribute, which does not
@@ -391,12 +391,13 @@ class CopyingScope:
             if not isinstance(entry, Tensor):
                 raise _not_a_tensor(path)
             flat[name] = entry
-        self._before.append({name: own[name].detach().clone() for name in flat})
+        stays = self._by_state  # a module that loads takes other tensors
+        self._before.append({name: own[name] if stays else own[name].clone() for name in flat})
         self._copy(flat, own)
 
     def _copy(self, values: dict[str, Tensor], own: dict[str, Tensor]) -> None:
         if self._by_state:
-            self._module.load_state_dict(values, strict=False)
+            self._module.load_state_dict(values, strict=False, assign=True)
             return
         with torch.no_grad():
             for name, value in values.items():

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, SupportsIndex, TypeAlias, cast
 import torch
 from torch import Tensor
 
-from kd_core._nodes.entry import tensor_of
+from kd_core._nodes.entry import is_row_data, tensor_of
 from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
-    from kd_core._nodes.entry import Node
+    from kd_core._nodes.entry import Data, Node
 
     WriteRow: TypeAlias = Callable[[SupportsIndex | slice, object], None]
 
@@ -73,7 +73,9 @@ def dict_of(
             else:
                 plain[key] = dict_of(value, retain_none, convert_tensors, tolist_first, unset)
         elif (leaf := tensor_of(value)) is not None:
-            plain[key] = leaf.tolist() if convert_tensors else leaf
+            plain[key] = leaf.tolist() if convert_tensors else value
+        elif tolist_first and td._kd_desc.batch and not is_row_data(value):
+            plain[key] = cast("Data", value).tolist()
         else:
             item = cast("Node", value)._kd_item()
             if retain_none or item is not None:

@@ -99,7 +99,10 @@ def flatten_plan(batch: Batch, start_dim: int | str, end_dim: int | str) -> Plan
 def unflatten_plan(batch: Batch, dim: int | str, sizes: Sequence[int]) -> Plan:
     at = wrap_dim(dim, batch)
     what = f"dimension {at} of batch_size {batch}"
-    new = (*batch[:at], *infer_sizes(sizes_of([sizes]), batch[at], what), *batch[at + 1 :])
+    split = infer_sizes(sizes_of([sizes]), batch[at], what)
+    if split:  # the last one has the name
+        split = (*split[:-1], resized(batch[at], split[-1]))
+    new = (*batch[:at], *split, *batch[at + 1 :])
     return _fast_resizing(batch, new, "view")
 
 

@@ -13,9 +13,11 @@ from kd_core._batch.shapes import batch_of
 from kd_core._compat import clone_all
 from kd_core._errors import InvalidValue, a_type
 from kd_core._leaves.foreach import wraps_tensors
+from kd_core._leaves.loops import kinds_of
 from kd_core._leaves.nested import stored_in
 from kd_core._naming import also_named
 from kd_core._nodes import registry
+from kd_core._nodes.entry import is_row_data
 from kd_core._ops.entries.listing import dict_of
 from kd_core._ops.math.binary import cast_leaves, unary
 from kd_core._ops.shape.rebatching import become
@@ -172,8 +174,11 @@ class Placement(AbstractContainer):
         return become(self, result, "make contiguous in place")
 
     def is_contiguous(self) -> bool:
-        """Return whether all leaves are contiguous; those of a lazy stack are in its members."""
-        if isinstance(self, Composite):
+        """Return whether all leaves are contiguous; those of a lazy stack are in its members.
+
+        Rows of data that is not a tensor are not, either.
+        """
+        if isinstance(self, Composite) or _holds_rows(self):
             return False
         return all(leaf.is_contiguous() for leaf in leaves_of(self))
 
@@ -302,6 +307,18 @@ class Placement(AbstractContainer):
             {'a': {'b': [1.0, 2.0]}}
         """
         return dict_of(self, retain_none, convert_tensors, tolist_first)
+
+
+def _holds_rows(td: AbstractContainer) -> bool:
+    """Return whether values of rows that are not tensors, or a lazy stack, are in a container."""
+    if not td._kd_nested:
+        return False
+    return any(
+        isinstance(value, Composite) or _holds_rows(value)
+        if isinstance(value, AbstractContainer)
+        else is_row_data(value)
+        for _, value in kinds_of(td._kd_entries)
+    )
 
 
 def _is_in_arena(leaf: Tensor) -> bool:
