@@ -17,7 +17,15 @@ from tests.core.content import assert_same
 from tests.core.kinds import inner
 from tests.core.store.faults import Killed, calls, is_raised, names_in
 
-from kd_core import FormatError, InvalidValue, Locked, TensorDict, lazy_stack, store
+from kd_core import (
+    FormatError,
+    InvalidValue,
+    Locked,
+    MemoryMappedTensor,
+    TensorDict,
+    lazy_stack,
+    store,
+)
 from kd_core._store import places
 
 
@@ -300,7 +308,7 @@ def test_a_locked_container_is_mapped_and_a_mapped_one_stays(tmp_path: Path) -> 
     assert td.is_memmap()
     assert td.memmap_()["a"] is leaf
     assert td.memmap()["a"] is leaf
-    assert td.memmap(copy_existing=True)["a"] is not leaf
+    assert td.memmap(copy_existing=True)["a"] is leaf
     assert td.memmap_(tmp_path / "other").saved_path == tmp_path / "other"
     assert inner(td, "n").is_locked
 
@@ -313,3 +321,10 @@ def test_a_part_of_a_locked_container_is_not_mapped_alone() -> None:
 
 def test_an_empty_container_that_is_mapped_is_on_the_cpu() -> None:
     assert TensorDict({}, [3]).memmap_().device == torch.device("cpu")
+
+
+def test_entries_of_a_map_are_mapped_tensors_and_added_ones_hold_their_values() -> None:
+    td = TensorDict({"a": torch.ones(3)}, [3]).memmap_()
+    assert td.entry_class("a") is MemoryMappedTensor
+    assert td.clone().entry_class("a") is torch.Tensor
+    assert td.make_memmap_from_tensor("b", torch.ones(3), copy_data=False).tolist() == [1, 1, 1]

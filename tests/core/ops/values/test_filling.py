@@ -249,3 +249,15 @@ def test_a_mask_that_fits_first_and_last_dimensions_means_the_first(lazy: bool) 
     assert td.where(~mask, 1.0)["a"].sum((1, 2, 3)).tolist() == [24, 0]
     nowhere = torch.zeros(2, 3, 2, dtype=torch.bool)
     assert td.where(nowhere, rest)["a"][:, 0, 0, 0].tolist() == [5, 7]
+
+
+def test_new_containers_without_a_device_have_none_below_either() -> None:
+    td = TensorDict({"n": {"a": torch.ones(3)}}, [3], device="cpu")
+    made = [
+        td.new_zeros(2, device=None),
+        td.new_ones(3, device=None),
+        td.new_full((2,), 1.0, device=None),
+    ]
+    made.append(td.new_tensor(torch.ones(2), device=None))
+    for each in made:
+        assert [str(each.device), str(each["n"].device)] == ["None", "None"]

@@ -12,7 +12,7 @@ from kd_core._nodes.entry import is_row_data, tensor_of
 from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
-    from kd_core._nodes.entry import Data, Node
+    from kd_core._nodes.entry import Node
 
     WriteRow: TypeAlias = Callable[[SupportsIndex | slice, object], None]
 
@@ -75,7 +75,7 @@ def dict_of(
         elif (leaf := tensor_of(value)) is not None:
             plain[key] = leaf.tolist() if convert_tensors else value
         elif tolist_first and td._kd_desc.batch and not is_row_data(value):
-            plain[key] = cast("Data", value).tolist()
+            plain[key] = cast("Node", value).tolist()  # type: ignore[attr-defined]  # data has it
         else:
             item = cast("Node", value)._kd_item()
             if retain_none or item is not None:

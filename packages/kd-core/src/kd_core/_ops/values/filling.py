@@ -30,6 +30,7 @@ from kd_core._ops.math.binary import binary_, unary_
 from kd_core._ops.math.ternary import blended
 from kd_core._ops.selection.conditions import from_the_first
 from kd_core._ops.selection.index_plan import check_mask
+from kd_core._ops.shape.rebatching import put_on
 from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import AbstractContainer, check_has, level_at
 from kd_core._types import NO_DEFAULT
@@ -282,6 +283,8 @@ class Filling(AbstractContainer):
                 lambda leaf: make(leaf, values), Fresh(batch, self._kd_desc.ndim)
             )
             where = where or values.device
+        if device is None:
+            put_on(made, None)  # nested containers, too
         where = None if device is None else where or made._kd_desc.device
         return made._kd_with_descriptor(describe(batch, where))
 
@@ -368,6 +371,9 @@ def _fresh(
         ),
     )
     if device is NO_DEFAULT:
+        return made
+    if device is None:
+        put_on(made, None)  # nested containers, too
         return made
     return made._kd_with_descriptor(describe_on(made._kd_desc.batch, device))
 

@@ -81,8 +81,13 @@ class Inventory(AbstractContainer):
             >>> TensorDict({"a": 1.0, "b": {"c": "text"}}).entry_class(("b", "c"))
             <class 'kd_core.NonTensorData'>
         """
+        from kd_core._store.mapped_tensor import MemoryMappedTensor
+        from kd_core._store.places import place_of
+
         path = path_of(key)
-        return type(_kind_at(self, path) if has_entry(self._kd_entries, path) else None)
+        found = _kind_at(self, path) if has_entry(self._kd_entries, path) else None
+        is_mapped = type(found) is Tensor and place_of(found) is not None
+        return MemoryMappedTensor if is_mapped else type(found)
 
     def get_item_shape(self, key: NestedKey) -> torch.Size:
         """Return the shape of the entry at a key: of a tensor, or the batch size of another entry.

@@ -94,7 +94,7 @@ class MemoryMaps(AbstractContainer):
         Args:
             prefix: the directory; it and those above it are created, and what a store there holds
                 is replaced. `None`: a temporary one, which is removed when the process ends.
-            copy_existing: write leaves that are in an arena already, too, without a `prefix`.
+            copy_existing: nothing: leaves in another arena are copied wherever a `prefix` is given.
             num_threads: nothing: one file is written in one piece.
             return_early: return a `TensorDictFuture`, if `num_threads` is above 1.
             share_non_tensor: nothing: data that is not a tensor does not change in an arena.
@@ -124,7 +124,7 @@ class MemoryMaps(AbstractContainer):
         from kd_core._store.forms import create_arena, load_arena, save
 
         single = _is_archive(prefix, archive, compression)
-        stays = prefix is None and not copy_existing and self._kd_desc.frozen
+        stays = prefix is None and self._kd_desc.frozen
         if stays and _path_of_leaves(self) is not None:
             return _result(self._kd_shallow(), return_early, num_threads)
         if prefix is not None and single:
@@ -401,14 +401,14 @@ class MemoryMaps(AbstractContainer):
         Args:
             key: the key; levels that do not exist are created.
             tensor: the values, whose shape starts with the batch size.
-            copy_data: copy the values; else the entry holds zeros.
+            copy_data: nothing: the values are copied.
             existsok: nothing: an entry that exists is an error, and is written to in place.
             robust_key: nothing: any string is a key.
 
         Raises:
             InvalidValue: if the tensor cannot be saved; else as `make_memmap`.
         """
-        return _added(self, key, tensor, filled=copy_data)
+        return _added(self, key, tensor, filled=True)
 
     def make_memmap_from_storage(
         self,
