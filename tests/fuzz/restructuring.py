@@ -239,7 +239,7 @@ def narrow(rng: Random, s: Subject, name: str) -> Call:
 
     text = f"td.{name}({keys}, {strict}, {inplace}, {recurse})"
     if name == "empty":
-        hollow = lambda tree: emptied(tree, True) if recurse else Plain(tree.batch)  # noqa: E731
+        hollow = lambda tree: emptied(tree, True) if recurse else Plain(tree.batch)  # noqa: E731  # one of two
         return makes(name, text, lambda td: td.empty(recurse), hollow, s)
     if name == "split_keys":
         return split_off(rng, s, keys, paths, strict)
