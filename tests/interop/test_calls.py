@@ -22,7 +22,7 @@ OPEN: Final[dict[str, int]] = {
     "based": 0,
     "decorated": 0,
     "typed": 0,
-    "params": 60,
+    "params": 6,
     "unbatched": 0,
     "worded": 3,
     "named": 0,

@@ -103,8 +103,8 @@ OF_ROWS: Final[dict[str, list[str]]] = {
         # `lazy_stack` drops the device.
         *each("*", "lazy_stack(*device='cpu')", "result: device 'cpu' != 'None'"),
         *each("*", "lazy_stack(*device=device(type='meta'))", "result: device 'meta' != 'None'"),
-        "unsized rename*('x') raises here",
-        "unsized rename*('x', 'y') raises here",
+        *(f"{kind} rename*('x') raises here" for kind in ("unsized", "params")),
+        *(f"{kind} rename*('x', 'y') raises here" for kind in ("unsized", "params")),
         "named masked_select after: names *",
     ],
     "An index by numbers, and `cat`, of a lazy stack share": [
