@@ -107,7 +107,7 @@ def joined(rng: random.Random, both: Both) -> Both:
 
 
 def dense_again(rng: random.Random, both: Both) -> Both:
-    return both.picked(lazy_stack(both.td.unbind(0)).densify(), list(range(both.count)))
+    return both.picked(lazy_stack(both.td.unbind(0)).densify(torch.jagged), list(range(both.count)))
 
 
 def flip(rng: random.Random, both: Both) -> Both:

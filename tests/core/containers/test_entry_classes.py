@@ -21,7 +21,7 @@ def test_a_wrapper_is_made_of_a_container() -> None:
     made = NonTensorData.from_tensordict(td)
     assert (made.data, made.batch_size) == ("q", (2,))
     assert NonTensorData.from_tensordict(TensorDict(batch_size=[3]), {"data": 1}).data == 1
-    with pytest.raises(KeyNotFound, match="key `data` not found"):
+    with pytest.raises(InvalidKey, match="key `data` not found"):
         NonTensorData.from_tensordict(TensorDict())
 
 

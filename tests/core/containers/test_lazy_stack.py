@@ -454,12 +454,14 @@ def test_new_leaves_of_an_empty_stack_are_none() -> None:
     assert not list(made.keys())
 
 
-def test_a_stack_is_not_contiguous_and_changes_no_shape_in_place() -> None:
+def test_a_stack_is_not_contiguous() -> None:
     stack = lazy_stack([TensorDict({"a": torch.ones(2)}, [2]) for _ in range(3)])
     assert not stack.is_contiguous()
     assert stack.contiguous().is_contiguous()
-    with pytest.raises(NotImplementedError, match="members of a lazy stack stay"):
-        stack.flatten(inplace=True)
+    assert stack.flatten(inplace=True) is stack
+    assert stack.batch_size == (6,)
+    with pytest.raises(NotImplementedError, match="stays lazy"):
+        stack.contiguous(inplace=True)
 
 
 def test_a_selection_of_a_stack_is_a_stack_of_plain_containers() -> None:
@@ -474,3 +476,39 @@ def test_a_nested_tensor_is_strided_unless_another_layout_is_said() -> None:
     stack = lazy_stack([TensorDict({"a": torch.ones(n + 1)}) for n in range(2)])
     assert stack.get_nestedtensor("a").layout is torch.strided
     assert stack.get_nestedtensor("a", layout=torch.jagged).layout is torch.jagged
+
+
+def test_flattened_rows_write_through_and_repeated_rows_stay_lazy() -> None:
+    stack = lazy_stack([TensorDict({"a": torch.zeros(2)}, [2]) for _ in range(3)])
+    flat = stack.reshape(-1)
+    assert isinstance(flat, LazyStackedTensorDict)
+    flat[4]["a"].fill_(7)
+    assert stack["a"].tolist() == [[0, 0], [0, 0], [7, 0]]
+    assert stack.flatten(1) is stack
+    for made, shape in ((stack.repeat(2, 1), (6, 2)), (stack.repeat_interleave(2, 1), (3, 4))):
+        assert isinstance(made, LazyStackedTensorDict)
+        assert made.batch_size == shape
+    assert stack.repeat_interleave(torch.tensor([0, 1, 2]), 0)["a"].tolist() == [
+        [0, 0],
+        [7, 0],
+        [7, 0],
+    ]
+    assert stack.repeat(1, 2)["a"].tolist() == [[0, 0, 0, 0], [0, 0, 0, 0], [7, 0, 7, 0]]
+    assert stack.unflatten(0, (3, 1))[:, 0]["a"].tolist() == stack["a"].tolist()
+    assert stack.expand(2, 3, 2)[1]["a"].tolist() == stack["a"].tolist()
+
+
+def test_rows_of_ragged_members_are_written_one_by_one() -> None:
+    stack = lazy_stack([TensorDict({"a": torch.zeros(2, n + 1)}, [2]) for n in range(3)])
+    mask = torch.tensor([[True, False], [False, True], [False, False]])
+    stack[mask] = 1
+    assert [each["a"].sum(1).tolist() for each in stack.tensordicts] == [[1, 0], [0, 2], [0, 0]]
+    stack[mask] = stack[mask].clone() * 2
+    assert [each["a"].sum(1).tolist() for each in stack.tensordicts] == [[2, 0], [0, 4], [0, 0]]
+    stack[slice(0, 0)] = stack[slice(0, 0)]
+    with pytest.raises(KeyError):
+        stack.setdefault(("a", "x"), 1)
+    assert stack.load_state_dict({}, strict=False) is stack
+    assert lazy_stack([stack, stack.clone()], strict_shape=True).batch_size == (2, 3, 2)
+    with pytest.raises(ShapeMismatch):
+        lazy_stack(stack.tensordicts, strict_shape=True)

@@ -122,7 +122,7 @@ def test_another_number_of_batch_dimensions_is_refused() -> None:
     with pytest.raises(InvalidValue, match="has one batch dimension"):
         make()[None]
     rows = lazy_stack(make().unbind(0))
-    holds(rows.densify())
+    holds(rows.densify(torch.jagged))
 
 
 def test_it_is_padded_and_saved() -> None:

@@ -107,9 +107,14 @@ OF_ROWS: Final[dict[str, list[str]]] = {
         *(f"{kind} rename*('x', 'y') raises here" for kind in ("unsized", "params")),
         "named masked_select after: names *",
     ],
-    "An index by numbers, and `cat`, of a lazy stack share": [
+    "An index by numbers or a mask, `repeat_interleave` and `cat`": [
         *each("*", "__getitem__ __getitems__ cat", "result: 'new' != '.0.*'"),
-        "ragged repeat_interleave result: 'new' != '.0.*'",
+        *each("[lr]a[zg][yg]*", "repeat_interleave", "result: 'new' != '.0.*'"),
+        *each("lazy", "__getitem__(full) masked_select", "result: class 'TensorDict' != 'Lazy*'"),
+    ],
+    "`split_keys`, `get_at`, `narrow` and `expand` of a lazy": [
+        "lazy gather(*, ones, out=like) result: * != 0.0",
+        "ragged expand result: stack_dim 0 != 1",
     ],
     "`NonTensorData.extend` is there and fails": [
         *each("one_value", "non_tensor_items fields", "result: length 1 != 3"),

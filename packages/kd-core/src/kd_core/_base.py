@@ -289,7 +289,7 @@ class TensorDictBase(
         """
         return cast("TensorDictBase", registry.attributes_of(self, tuple(fields)))
 
-    def densify(self, layout: torch.layout = torch.jagged) -> TensorDictBase:
+    def densify(self, layout: torch.layout = torch.strided) -> TensorDictBase:
         """Return a `TensorDict` in which entries that cannot be stacked are nested tensors.
 
         Args:

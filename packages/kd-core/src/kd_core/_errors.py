@@ -57,7 +57,7 @@ class KeyNotFound(KdError, KeyError):
     """A key that is not in the container."""
 
 
-class KeyThroughLeaf(KeyNotFound, ValueError):
+class KeyThroughLeaf(KeyNotFound, ValueError, RuntimeError):
     """A key that goes on below an entry that is not a container."""
 
 

@@ -50,7 +50,15 @@ def test_a_locked_container_stays_as_it_is(name: str, args: tuple[object, ...]) 
 
 
 @pytest.mark.parametrize(("name", "args"), CASES)
-def test_a_lazy_stack_keeps_its_members(name: str, args: tuple[object, ...]) -> None:
+def test_a_lazy_stack_takes_other_members(name: str, args: tuple[object, ...]) -> None:
     stack = lazy_stack(list(make().unbind(0)))
-    with pytest.raises(InvalidArgument, match="members of a lazy stack stay as they are"):
-        getattr(stack, name)(*args, inplace=True)
+    if name == "contiguous":
+        with pytest.raises(InvalidArgument, match="stays lazy"):
+            stack.contiguous(inplace=True)
+        return
+    expected = getattr(make(), name)(*args)
+    assert getattr(stack, name)(*args, inplace=True) is stack
+    assert stack.batch_size == expected.batch_size
+    assert torch.equal(stack["a"], expected["a"])
+    with pytest.raises(InvalidArgument, match="must keep its stacked dimension"):
+        lazy_stack(list(make().unbind(0))).masked_select(torch.zeros(2).bool(), inplace=True)

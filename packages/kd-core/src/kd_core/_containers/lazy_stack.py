@@ -43,7 +43,7 @@ from kd_core._ops.formats.building import build
 from kd_core._ops.math.operands import written_to
 from kd_core._ops.scopes.undoing import Flattened, Unflattened, record
 from kd_core._ops.shape.dimensions import name_dims
-from kd_core._ops.shape.rebatching import become, named
+from kd_core._ops.shape.rebatching import StaysLazy, named
 from kd_core._protocol.composite import are_alike, reading
 from kd_core._protocol.primitives import AbstractContainer, check_has, check_not_held
 from kd_core._types import NO_DEFAULT
@@ -326,10 +326,13 @@ class LazyStackedTensorDict(Members):
 
         Raises:
             ShapeMismatch: if the shapes of an entry differ among the members.
-            InvalidArgument: if `inplace`: the members stay as they are.
+            InvalidArgument: if `inplace`: a lazy stack stays lazy.
         """
         if inplace:
-            return become(self, self, "make contiguous in place")
+            raise StaysLazy(
+                "cannot make contiguous in place: a lazy stack stays lazy. Leave out "
+                "`inplace=True`, and use the result."
+            )
         joined = _join_alike(self._members, self._dim, self._kd_desc.batch[self._dim])
         if joined is not None:
             return self._kd_like(joined, self._kd_desc._unlocked)
@@ -493,6 +496,11 @@ def _check_stackable(stack: LazyStackedTensorDict) -> None:
             raise different_keys(
                 first, keys, ("member 0", f"member {position}"), " of a stack of strict shape"
             )
+    rows = [each._members for each in stack._members if isinstance(each, LazyStackedTensorDict)]
+    if len(rows) == len(stack._members) and len(set(map(len, rows))) == 1:
+        for column in zip(*rows, strict=True):  # ragged ones may be alike
+            _check_stackable(lazy_stack(column))
+        return
     for key in stack._kd_engine.keys(stack, True):
         stack._kd_engine.get(stack, key)
 

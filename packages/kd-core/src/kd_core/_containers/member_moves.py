@@ -12,6 +12,7 @@ Knows rows and their numbers; must not know which operation it is.
 
 from __future__ import annotations
 
+from itertools import product
 from types import FunctionType
 from typing import TYPE_CHECKING, Final, cast
 from weakref import WeakKeyDictionary
@@ -25,6 +26,7 @@ from kd_core._batch.names import names_of
 from kd_core._batch.plans import Fresh, Reduced, Viewed
 from kd_core._batch.shapes import numel
 from kd_core._nodes import registry
+from kd_core._ops.selection.index_plan import resolve
 from kd_core._ops.shape.shape_plans import resize_plan
 from kd_core._protocol.primitives import map_by
 
@@ -108,7 +110,8 @@ def _see(stack: Composite, fn: LeafFn, batch: BatchFn) -> _Together | _Resized |
     if kept is not None:
         return kept
     owners = _owners(rows, stack._dim)
-    return _numbers(stack._kd_desc.batch, stack._dim, taken, owners, isinstance(batch, Viewed))
+    apart = isinstance(batch, Viewed) or taken.ndim == 1  # all rows are flattened
+    return _numbers(stack._kd_desc.batch, stack._dim, taken, owners, apart)
 
 
 def _seen_as(stack: Composite, way: _Resized | _Rows, new: Batch) -> TensorDictBase:
@@ -135,6 +138,18 @@ def _numbered(stack: Composite, fn: LeafFn) -> tuple[Tensor, Tensor]:
     except RuntimeError:  # its index is on another device
         rows = rows.to(device_beside(stack._kd_desc))
         return rows, fn(rows)
+
+
+def numbered_rows(stack: Composite, index: object) -> tuple[list[Batch], Tensor]:
+    """Return the index of each row of a stack, and the numbers of those that an index selects."""
+    old = stack._kd_desc.batch
+    rows = torch.arange(numel(old), device="cpu").reshape(old)
+    return positions_of(rows), resolve(index, old)[0](rows)
+
+
+def positions_of(rows: Tensor) -> list[Batch]:
+    """Return the index of each element of a tensor, in order."""
+    return list(product(*map(range, rows.shape)))
 
 
 def _share(taken: Tensor, rows: Tensor) -> bool:

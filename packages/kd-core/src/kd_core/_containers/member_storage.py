@@ -21,7 +21,13 @@ from kd_core._batch.plans import Padded, Reduced
 from kd_core._containers.field_declarations import Declaration, converted
 from kd_core._containers.member_entries import StackedEntries
 from kd_core._containers.member_index import Picked, pick
-from kd_core._containers.member_moves import moved_members, reduced_members, viewed_members
+from kd_core._containers.member_moves import (
+    moved_members,
+    numbered_rows,
+    positions_of,
+    reduced_members,
+    viewed_members,
+)
 from kd_core._containers.member_writes import (
     MemberRows,
     check_held_alike,
@@ -105,6 +111,9 @@ class MemberStorage(TensorDictBase, Composite):
         size = resized(self._kd_desc.batch[self._dim], len(members))
         new._kd_desc = describe_stack(members, new._dim, size)
         return new
+
+    def _replace_members(self, members: Sequence[AbstractContainer]) -> None:
+        self._members = list(cast("Sequence[TensorDictBase]", members))
 
     def _kd_like(self, entries: dict[str, Entry], desc: Descriptor) -> Self:
         # A result of stacked entries is dense, and of the class that all members have.
@@ -209,9 +218,34 @@ class MemberStorage(TensorDictBase, Composite):
         part = self
         if isinstance(source, Mapping):
             part = self._kd_engine.select(self, *(key for key in source if key in self._kd_entries))
-        dense = part._kd_engine.contiguous(part)
+        try:
+            dense = part._kd_engine.contiguous(part)
+        except ShapeMismatch:
+            return self._lone_writes(index, value, path)
         dense[index] = value
         stage_rows(self, dense, path, writes)
+        return writes
+
+    def _lone_writes(self, index: object, value: object, path: tuple[str, ...]) -> list[Write]:
+        """Return the writes of rows of members that cannot be stacked, one row after the other."""
+        rows, taken = numbered_rows(self, index)
+        alone = not isinstance(value, (AbstractContainer, Mapping, Tensor))
+        if not alone and not (
+            isinstance(value, TensorDictBase) and value._kd_desc.batch == taken.shape
+        ):
+            self._kd_engine.contiguous(self)  # raises: it says how the shapes differ
+        copies: dict[int, TensorDictBase] = {}
+        for position, number in zip(positions_of(taken), taken.reshape(-1).tolist(), strict=True):
+            inner = list(rows[number])
+            member = inner.pop(self._dim)
+            if member not in copies:
+                held = self._members[member]
+                copies[member] = held._kd_engine.clone(held)
+            row = value if alone else cast("TensorDictBase", value)[position]
+            copies[member][tuple(inner)] = row
+        writes: list[Write] = []
+        for member, copy in copies.items():
+            stage_rows(self._members[member], copy, path, writes)
         return writes
 
     def _taken(self, picked: Picked) -> TensorDictBase:

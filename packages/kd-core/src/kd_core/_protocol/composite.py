@@ -70,6 +70,10 @@ class Composite(AbstractContainer):
         """Return a container of other members, stacked along another dimension if one is given."""
 
     @abstractmethod
+    def _replace_members(self, members: Sequence[AbstractContainer]) -> None:
+        """Take other members, which fit the descriptor that is set next."""
+
+    @abstractmethod
     def _rows_of_operand(self, other: Entry) -> Sequence[Entry]:
         """Return the part of another container that belongs to each member."""
 

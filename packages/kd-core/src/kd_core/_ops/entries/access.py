@@ -17,7 +17,7 @@ from kd_core._errors import (
     wrong_type,
 )
 from kd_core._keys import format_key, is_key, path_of
-from kd_core._leaves.loops import all_fit, find_entry, has_entry
+from kd_core._leaves.loops import all_fit, find_entry, has_entry, kinds_by_key, refuse_leaf
 from kd_core._leaves.views import (
     ALL_LEAVES,
     LeafItems,
@@ -268,7 +268,9 @@ class Access(AbstractContainer):
         `inplace` is that of `set`: an entry that is missing is stored in any case.
         """
         path = path_of(key)
-        if find_entry(self._kd_entries, path) is None:
+        entries = kinds_by_key(self._kd_entries) if len(path) > 1 else self._kd_entries
+        if find_entry(entries, path) is None:
+            refuse_leaf(entries, path)  # of a stack it may be one that cannot be read
             self._kd_store(path, default)
         return cast(Tensor, self._kd_read(path))
 

@@ -151,7 +151,7 @@ class Conversion(AbstractContainer):
             tensor([1., 1.])
         """
         if _is_flat(state_dict) if from_flatten is None else from_flatten:
-            state_dict = _nested_state(self._kd_entries, _with_metadata(state_dict))
+            state_dict = _nested_state(kinds_by_key(self._kd_entries), _with_metadata(state_dict))
         else:
             state_dict = _of_levels(state_dict)
         if assign:
@@ -398,7 +398,7 @@ def _nested_state(entries: Entries, state: Mapping[str, object]) -> dict[str, ob
             pending.setdefault(first, {})[rest] = value
     for key, below in pending.items():
         entry = entries.get(key)
-        inner = entry._kd_entries if isinstance(entry, AbstractContainer) else {}
+        inner = kinds_by_key(entry._kd_entries) if isinstance(entry, AbstractContainer) else {}
         nested[key] = _nested_state(inner, below)
     for key, entry in entries.items():
         if key in nested:

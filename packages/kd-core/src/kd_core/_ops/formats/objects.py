@@ -257,7 +257,8 @@ class Objects(AbstractContainer):
             batch_dims: the largest number of batch dimensions of a row to infer.
             names: the name of each batch dimension, that of the rows first; `None`: no names.
             lazy: `True`: keep the rows as members of a lazy stack. `False`: stack the tensors.
-                `None`: stack them if all rows have the same keys and shapes.
+                `None`: stack them if all rows have the same keys and shapes. The class of lazy
+                stacks keeps them in any case.
 
         Raises:
             InvalidValue: if the list is empty.
@@ -290,7 +291,7 @@ class Objects(AbstractContainer):
             )
             for row in rows
         ]
-        stacked = stack_rows(made, _is_lazy(cls) if lazy is None else lazy)
+        stacked = stack_rows(made, _is_lazy(cls) or lazy)
         return stacked if names is None else named(stacked, names)
 
     @classmethod

@@ -7,6 +7,7 @@ referred to weakly, so a result keeps nothing alive. `contexts` reads the record
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, TypeAlias
 from weakref import ReferenceType, ref
 
@@ -110,6 +111,16 @@ def moved(how: Plan, container: W) -> W:
         result._kd_scope = ref(container), Moved, how
     except (AttributeError, TypeError):  # a kind that has no place for it
         pass
+    return result
+
+
+def made_by(how: Plan, container: AbstractContainer, result: W) -> W:
+    """Record how a result is undone that a plan did not make, but could have made; see `moved`."""
+    result._kd_describe(result._kd_desc.with_batch(how[2](container._kd_desc.batch)))
+    if container._kd_desc.frozen:
+        lock(result)
+    with suppress(AttributeError, TypeError):  # a kind that has no place for it
+        result._kd_scope = ref(container), Moved, how
     return result
 
 

@@ -301,6 +301,8 @@ class Indexing(AbstractContainer):
         items = source_items(input_dict_or_td, "update_at_")
         if keys_to_update is not None:
             items = narrowed_items(items, paths_to_update(keys_to_update))
+        if not self._kd_owns_leaves:
+            resolve(idx, self._kd_desc.batch)
         _check_known(self, items, ())  # before the index: a call may be wrong in both
         if self._kd_desc.ndim:
             _write_rows(self, idx, items)

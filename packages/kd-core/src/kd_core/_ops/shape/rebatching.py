@@ -20,7 +20,7 @@ from kd_core._keys import format_key
 from kd_core._leaves.nested import stored_in
 from kd_core._nodes.entry import is_data
 from kd_core._protocol.composite import Composite, unchanged_on_error
-from kd_core._protocol.primitives import AbstractContainer, leaves_of, lock, relock
+from kd_core._protocol.primitives import AbstractContainer, engine, leaves_of, lock, relock
 from kd_core._protocol.validation import as_entry
 
 if TYPE_CHECKING:
@@ -77,13 +77,29 @@ def become(td: W, result: AbstractContainer, action: str) -> W:
     """
     td._kd_check_unlocked(action)
     if isinstance(td, Composite):
-        raise StaysLazy(
-            f"cannot {action}: the members of a lazy stack stay as they are. Leave out "
-            "`inplace=True`, or make the stack dense with `contiguous()` first."
-        )
+        _take_members(td, result, action)
+        return td
     _check_keys(td, result, ())
     _take(td, dict(result._kd_entries), result._kd_desc)
     return td
+
+
+def _take_members(td: Composite, result: AbstractContainer, action: str) -> None:
+    """Replace the members of a stack by the rows of a result along the stacked dimension."""
+    dim, batch = td._dim, result._kd_desc.batch
+    if dim >= len(batch) or not batch[dim]:
+        raise StaysLazy(
+            f"cannot {action}: a lazy stack must keep its stacked dimension and a member, got "
+            f"batch_size {batch}. Leave out `inplace=True`."
+        )
+    same = isinstance(result, Composite) and result._dim == dim
+    members = result._members if same else engine(result).unbind(result, dim)  # type: ignore[attr-defined]  # of a concern
+    members = [
+        member if same or batch == td._kd_desc.batch else member._kd_map_each(torch.clone)
+        for member in members
+    ]
+    td._replace_members(members)
+    td._kd_describe(td._kd_desc.with_batch(batch))
 
 
 def _take(td: AbstractContainer, entries: dict[str, Entry], after: Descriptor) -> None:

@@ -11,18 +11,20 @@ over the leaves. With `inplace=True` this container takes the result as its cont
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from kd_core._batch.shapes import batch_of, fitted, one_per_dim, sizes_of
+from kd_core._batch.names import without_names
+from kd_core._batch.shapes import batch_of, fitted, one_per_dim, sizes_of, wrap_dim
 from kd_core._errors import InvalidArgument, InvalidValue, wrong_type
 from kd_core._keys import format_key
 from kd_core._leaves.loops import finder
 from kd_core._naming import also_named
-from kd_core._ops.scopes.undoing import moved
+from kd_core._nodes import registry
+from kd_core._ops.scopes.undoing import made_by, moved
 from kd_core._ops.shape.rebatching import become
 from kd_core._ops.shape.shape_plans import (
     expand_plan,
@@ -39,12 +41,14 @@ from kd_core._ops.shape.shape_plans import (
     unflatten_plan,
     unsqueeze_plan,
 )
+from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import AbstractContainer, engine, locked_as, unlock
 from kd_core._torch_private import traced_as
 
 if TYPE_CHECKING:
     from typing import Self, TypeVar
 
+    from kd_core._batch.plans import Plan
     from kd_core._types import Batch, BatchSize, Dims, Sizes
 
     T = TypeVar("T")
@@ -152,7 +156,9 @@ class Shape(AbstractContainer):
             args = _sizes_or(args, shape, "shape")
         if size is not None:
             args = _sizes_or(args, size, "size")
-        result = moved(resize_plan(self._kd_desc.batch, args, "reshape"), self)
+        plan = resize_plan(self._kd_desc.batch, args, "reshape")
+        parted = _parted(self, plan)
+        result = moved(plan, self) if parted is None else cast("Self", parted)
         return become(self, result, "reshape in place") if inplace else result
 
     def view_as(self, other: AbstractContainer | Tensor) -> Self:
@@ -182,7 +188,10 @@ class Shape(AbstractContainer):
             >>> TensorDict({"a": torch.zeros(2, 3, 4)}, [2, 3]).flatten().batch_size
             torch.Size([6])
         """
-        result = moved(flatten_plan(self._kd_desc.batch, start_dim, end_dim), self)
+        batch = self._kd_desc.batch
+        if not self._kd_owns_leaves and wrap_dim(start_dim, batch) == wrap_dim(end_dim, batch):
+            return self
+        result = moved(flatten_plan(batch, start_dim, end_dim), self)
         return become(self, result, "flatten in place") if inplace else result
 
     def unflatten(
@@ -201,7 +210,9 @@ class Shape(AbstractContainer):
             >>> TensorDict({"a": torch.zeros(6, 4)}, [6]).unflatten(0, (2, -1)).batch_size
             torch.Size([2, 3])
         """
-        result = moved(unflatten_plan(self._kd_desc.batch, dim, unflattened_size), self)
+        plan = unflatten_plan(self._kd_desc.batch, dim, unflattened_size)
+        parted = _parted(self, plan, dim)
+        result = moved(plan, self) if parted is None else cast("Self", parted)
         return become(self, result, "unflatten in place") if inplace else result
 
     def squeeze(self, dim: Dims | None = None) -> Self:
@@ -242,7 +253,8 @@ class Shape(AbstractContainer):
             >>> TensorDict({"a": torch.zeros(2, 3, 4)}, [2, 3]).permute(1, 0)["a"].shape
             torch.Size([3, 2, 4])
         """
-        return moved(permute_plan(self._kd_desc.batch, _sizes_or(args, dims, "dims")), self)
+        result = moved(permute_plan(self._kd_desc.batch, _sizes_or(args, dims, "dims")), self)
+        return result if result is not self or self._kd_owns_leaves else self._kd_shallow()
 
     def transpose(self, dim0: int | str, dim1: int | str) -> Self:
         """Exchange two batch dimensions."""
@@ -321,7 +333,9 @@ class Shape(AbstractContainer):
                 f"`repeat` expected a count for each of the {ndim} batch dimensions, got {counts}. "
                 "`tile` takes fewer."
             )
-        result = moved(repeat_plan(self._kd_desc.batch, counts), self)
+        plan = repeat_plan(self._kd_desc.batch, counts)
+        made = _repeated(self, plan, counts)
+        result = moved(plan, self) if made is None else cast("Self", made)
         return become(self, result, "repeat in place") if inplace else result
 
     def tile(self, *args: int | Sequence[int], dims: Sequence[int] | None = None) -> Self:
@@ -356,7 +370,8 @@ class Shape(AbstractContainer):
         flat = engine(self).flatten(self) if flatten else self
         at = 0 if dim is None else dim
         how = repeat_interleave_plan(flat._kd_desc.batch, repeats, at, output_size)
-        result = moved(how, flat)
+        made = _interleaved(flat, how, repeats, at)
+        result = moved(how, flat) if made is None else cast("Self", made)
         return become(self, result, "repeat rows in place") if inplace else result
 
     def roll(
@@ -386,6 +401,68 @@ class Shape(AbstractContainer):
     def flip(self, *args: Dims, dims: Dims | None = None) -> Self:
         """Reverse the order of rows along batch dimensions; a copy, as in torch."""
         return moved(flip_plan(self._kd_desc.batch, _sizes_or(args, dims, "dims")), self)
+
+
+def _stacked(
+    td: Composite, how: Plan, members: Sequence[AbstractContainer], dim: int
+) -> AbstractContainer:
+    """Return a lazy stack in place of what a plan makes of another."""
+    return made_by(how, td, cast("AbstractContainer", registry.lazy_stack(members, dim)))
+
+
+def _parted(
+    td: AbstractContainer, how: Plan, dim: int | str | None = None
+) -> AbstractContainer | None:
+    """Return a lazy stack of parts where a plan splits one dimension in two; else `None`."""
+    if not isinstance(td, Composite):
+        return None
+    batch, new = without_names(td._kd_desc.batch), without_names(how[1])
+    at = range(len(batch)) if dim is None else [wrap_dim(dim, td._kd_desc.batch)]
+    for split in at:
+        first, second = new[split : split + 2] if len(new) == len(batch) + 1 else (0, 0)
+        if (*batch[:split], first, second, *batch[split + 1 :]) == new and first * second:
+            if split == td._dim and second == 1:
+                return _stacked(td, how, [td], split + 1)
+            return _stacked(td, how, engine(td).split(td, second, split), split)  # type: ignore[attr-defined]  # of a concern
+    return None
+
+
+def _repeated(td: AbstractContainer, how: Plan, counts: Batch) -> AbstractContainer | None:
+    """Return a lazy stack of repeated members; `None` where nothing or a new dimension is made."""
+    if not isinstance(td, Composite):
+        return None
+    dim = td._dim
+    if len(counts) != td._kd_desc.ndim or not all(counts):
+        return None
+    inner = (*counts[:dim], *counts[dim + 1 :])
+    members = [
+        engine(member).repeat(member, inner) if inner else member._kd_map_each(torch.clone)  # type: ignore[attr-defined]  # as above
+        for _ in range(counts[dim])
+        for member in td._members
+    ]
+    return _stacked(td, how, members, dim)
+
+
+def _interleaved(
+    td: AbstractContainer, how: Plan, repeats: int | Tensor, dim: int | str
+) -> AbstractContainer | None:
+    """Return a lazy stack of members, each several times, or of members of repeated rows."""
+    if not isinstance(td, Composite):
+        return None
+    at = wrap_dim(dim, td._kd_desc.batch)
+    if not how[1][at]:
+        return None
+    if at != td._dim:
+        inner = at - (at > td._dim)
+        members = [engine(each).repeat_interleave(each, repeats, inner) for each in td._members]  # type: ignore[attr-defined]  # as above
+        return _stacked(td, how, members, td._dim)
+    counts = torch.as_tensor(repeats).expand(len(td._members)).tolist()
+    members = [
+        member._kd_map_each(torch.clone)
+        for member, count in zip(td._members, counts, strict=True)
+        for _ in range(count)
+    ]
+    return _stacked(td, how, members, at)
 
 
 def _sizes_or(given: tuple[T, ...], named: T | None, name: str) -> tuple[T, ...]:

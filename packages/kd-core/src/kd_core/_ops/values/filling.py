@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from kd_core._batch.descriptor import describe, describe_on, device_of
-from kd_core._batch.names import has_names, names_of, with_names
+from kd_core._batch.names import has_names, names_of, with_names, without_names
 from kd_core._batch.plans import Fresh
 from kd_core._batch.shapes import sizes_of
 from kd_core._errors import InvalidArgument, KeySetMismatch, listed
@@ -354,7 +354,9 @@ def _fresh(
     batch, ndim = sizes_of(size), td._kd_desc.ndim
     if empty_lazy and isinstance(td, Composite) and batch[td._dim : td._dim + 1] > (0,):
         inner = (*batch[: td._dim], *batch[td._dim + 1 :])
-        rows = [td._members[0]._kd_like({}, describe(inner)) for _ in range(batch[td._dim])]
+        first = td._members[0]
+        depth = first._kd_desc.ndim
+        rows = [_without_leaves(first, inner, depth) for _ in range(batch[td._dim])]
         return cast("F", registry.lazy_stack(rows, td._dim))
     where = None if device is NO_DEFAULT else device
     options: dict[str, object] = {"requires_grad": True} if requires_grad else {}
@@ -376,6 +378,16 @@ def _fresh(
         put_on(made, None)  # nested containers, too
         return made
     return made._kd_with_descriptor(describe_on(made._kd_desc.batch, device))
+
+
+def _without_leaves(td: AbstractContainer, batch: Batch, ndim: int) -> AbstractContainer:
+    """Return a container of no leaves, whose nested ones have none either."""
+    entries: dict[str, Entry] = {
+        key: cast("Entry", _without_leaves(value, batch, ndim))
+        for key, value in td._kd_entries.items()
+        if isinstance(value, AbstractContainer)
+    }
+    return td._kd_like(entries, describe((*batch, *without_names(td._kd_desc.batch)[ndim:])))
 
 
 def _with_last_names(batch: Batch, named: Batch) -> Batch:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import prod
 from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING, Final, TypeAlias, cast
 
 import torch
@@ -177,6 +178,8 @@ class Storage(AbstractContainer):
         if layout is not None and not isinstance(layout, PackLayout):
             raise wrong_type("`layout`", "a `PackLayout`", layout)
         ndim, batch = self._kd_desc.ndim, without_names(self._kd_desc.batch)
+        if not isinstance(layout, (PackLayout, NoneType)):
+            raise wrong_type("`layout`", "a `PackLayout`", layout)
         at = wrap_dim(dim if layout is None else layout.dim, ndim + 1) - ndim - 1
         leaves = _leaves(self)
         if layout is None:
