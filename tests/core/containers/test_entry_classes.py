@@ -5,7 +5,7 @@ import asyncio
 import pytest
 import torch
 
-from kd_core import KeyNotFound, NonTensorData, NonTensorStack, TensorDict
+from kd_core import InvalidKey, NonTensorData, NonTensorStack, TensorDict
 from kd_core._protocol.primitives import AbstractContainer
 
 

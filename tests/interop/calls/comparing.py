@@ -63,7 +63,7 @@ def compare(kind: str, call: Call, tmp: Path) -> Compared | None:
         seen.append(outcome(partial(run, td, call, args, kwargs), td, lib))
     if call.method == "densify":  # of the peer the order differs from run to run
         for each in seen:
-            if "result" in each:
+            if isinstance(each.get("result"), tuple):
                 each["result"][1].sort(key=lambda entry: entry[0])
     ours, theirs = seen
     if theirs.get("error") == ("unmade",):

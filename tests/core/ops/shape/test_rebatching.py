@@ -35,7 +35,7 @@ def test_the_container_becomes_the_result(name: str, args: tuple[object, ...]) -
     assert td["word"] == expected["word"]
 
 
-@pytest.mark.parametrize(("name", "args"), CASES)
+@pytest.mark.parametrize(("name", "args"), CASES[:-1])  # what is contiguous does not change
 def test_a_locked_container_stays_as_it_is(name: str, args: tuple[object, ...]) -> None:
     td = make().lock_()
     leaf = td["a"]
