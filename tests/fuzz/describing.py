@@ -117,10 +117,7 @@ ASKED: dict[str, Callable[[Plain], object]] = {
     "is_cpu": lambda tree: False,
     "is_cuda": lambda tree: False,
     "is_meta": lambda tree: False,
-    "is_floating_point": lambda tree: (
-        any(True for _ in tree.tensors())
-        and all(leaf.is_floating_point() for leaf in tree.tensors())
-    ),
+    "is_floating_point": lambda tree: all(leaf.dtype.is_floating_point for leaf in tree.tensors()),
     "is_empty": lambda tree: all(isinstance(v, Plain) for _, v in walk(tree, True, False, ())),
     "requires_grad": lambda tree: any(leaf.requires_grad for leaf in tree.tensors()),
     "dtype": lambda tree: _only({leaf.dtype for leaf in tree.tensors()}),

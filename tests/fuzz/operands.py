@@ -10,7 +10,7 @@ from typing import cast
 import numpy
 import torch
 from tests.fuzz.checking import ITSELF, Refusal
-from tests.fuzz.data import Batch, Data, stored
+from tests.fuzz.data import Batch, Data, Unknown, stored
 from tests.fuzz.subjects import DTYPES, Node, Plain, Subject, build, twin, values
 from tests.fuzz.subjects import plain as plain_of
 from torch import Tensor
@@ -55,12 +55,22 @@ def lined_up(shape: Batch, batch: Batch, mask: bool = False) -> Batch:
     if not mask and first and last and missing and any(size != 1 for size in shape):
         raise Refusal(f"shape {shape} fits {batch} in two ways")
     if not (first or last):
+        if _enlarges(shape, batch):
+            raise Unknown(f"shape {shape} may enlarge {batch}, or reach into its features")
         raise Refusal(f"shape {shape} does not broadcast over {batch}")
     return shape if first else (1,) * missing + shape
 
 
 def _fits(shape: Batch, sizes: Batch) -> bool:
     return all(mine in (1, size) for mine, size in zip(shape, sizes, strict=True))
+
+
+def _enlarges(shape: Batch, batch: Batch) -> bool:
+    try:
+        torch.broadcast_shapes(shape, batch)  # type: ignore[no-untyped-call]  # by torch
+    except RuntimeError:
+        return len(shape) > len(batch)
+    return True
 
 
 def some_operand(rng: Random, s: Subject, boolean: bool = False) -> Operand:

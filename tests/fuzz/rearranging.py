@@ -396,8 +396,8 @@ def in_place(rng: Random, s: Subject, name: str) -> Call:
         return getattr(rows, method)(*args)
 
     def theirs(plain: Plain) -> object:
-        if s.td.is_locked or s.node.members:
-            raise Refusal("locked, or a stack")
+        if s.td.is_locked:
+            raise Refusal("locked")
         return moved(plain, move), ITSELF
 
     return Call(
@@ -406,7 +406,9 @@ def in_place(rng: Random, s: Subject, name: str) -> Call:
         lambda td: getattr(td, method)(*args, inplace=True),
         theirs,
         restructures=True,
-        may_refuse=lambda plain: not plain.batch or cannot(move)(plain),
+        may_refuse=lambda plain: (  # a stack, if its stacked dimension goes
+            not plain.batch or bool(s.node.members) or cannot(move)(plain)
+        ),
     )
 
 
