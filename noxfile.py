@@ -42,7 +42,10 @@ PARTS = {
 # Libraries whose programs run on kd as they are; `vmas` imports `gym`.
 CLIENTS = (
     *("torchrl==0.14.1", "rsl-rl-lib==5.5.1", "benchmarl==1.5.2", "vmas==1.5.2", "rl4co==0.7.0"),
-    *("gym==0.26.2", "gym_notices==0.1.0", "verl==0.9.1"),
+    *("gym==0.26.2", "gym_notices==0.1.0", "verl==0.9.1", "TransferQueue==0.1.11"),
+    *("lightning==2.6.6", "pytorch-lightning==2.6.6", "lightning-utilities==0.15.3"),
+    *("torchmetrics==1.9.0", "pyrootutils==1.0.4", "robust-downloader==0.0.2"),
+    *("torch-geometric==2.8.1", "nvidia-physicsnemo==2.2.2", "warp-lang==1.19.0"),
 )
 # Frameworks whose trained policies are exported.
 POLICIES = (

@@ -21,6 +21,8 @@ DIFFERENT = {
         "words given",
         "words tensor2",
     ],
+    # `__post_init__` runs when an instance is constructed, and not after each operation.
+    "physicsnemo_mesh": ["applied"],
     # One tensor under two names is listed once, as by every module.
     "torchrl_losses": ["Distributional mean", "Distributional none"],
 }
