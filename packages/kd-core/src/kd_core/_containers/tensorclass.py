@@ -74,6 +74,7 @@ from kd_core._ops.formats.building import build
 from kd_core._ops.shape.rebatching import named as with_names
 from kd_core._protocol.primitives import AbstractContainer, lock
 from kd_core._protocol.validation import with_plain_keys
+from kd_core._types import NO_DEFAULT
 
 if TYPE_CHECKING:
     from typing import Self, TypedDict
@@ -534,6 +535,15 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
                 return found
             return found._kd_item()
 
+        def set(self, key, value=NO_DEFAULT, inplace=False, *how, **named):
+            """Store a value at `key`; a dict or a tuple is kept as it is, as by an attribute."""
+            kind = value.__class__
+            if (kind is dict or kind is tuple) and key.__class__ is str and not inplace:
+                declaration = self._kd_declared
+                if not declaration.more_keys and not declaration.converts:
+                    value = _whole(value, self._kd_desc)
+            return super().set(key, value, inplace, *how, **named)
+
         def update_(self, *source, **entries):
             """Write values in place; `inplace`, as `update` has it, does nothing."""
             if "inplace" in entries and not self._kd_declared.takes("inplace"):
@@ -559,15 +569,10 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
         return _built(type(self), {**self._kd_entries, **changes}, desc.batch, desc.device)
 
     def _kd_put(self, key: str, value: object) -> None:
-        kind = value.__class__
-        if value is None or kind is dict or kind is tuple:
-            declaration = type(self)._kd_declared
-            if value is None and not declaration.more_keys:
-                self._kd_check_key(key)
-                _clear_field(self, key)
-                return
-            if not declaration.more_keys and not declaration.converts:
-                value = _whole(value, self._kd_desc)
+        if value is None and not type(self)._kd_declared.more_keys:
+            self._kd_check_key(key)
+            _clear_field(self, key)
+            return
         if self._kd_desc.frozen:  # as in the base, without a call of it: a field is set so
             self._kd_check_unlocked(f"set {format_key(key)}")
         self._kd_set_entry(key, self._kd_as_entry(key, value))
