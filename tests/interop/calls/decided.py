@@ -118,7 +118,6 @@ OF_ROWS: Final[dict[str, list[str]]] = {
     ],
     "`NonTensorData.extend` is there and fails": [
         *each("one_value", "non_tensor_items fields", "result: length 1 != 3"),
-        "one_value from_tensordict(same, safe=False) raises here",
         "one_value clear_refs_for_compile_ result: 'self' != *",
         *each("row_values", "set setdefault __setitem__((?n?,?*", "raises here"),
     ],
