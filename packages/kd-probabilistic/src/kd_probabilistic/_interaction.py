@@ -194,9 +194,17 @@ def enter_interaction_type(kind: InteractionType) -> Callable[[], None] | None:
     """
     if interaction_type() is not None:
         return None
-    scope = set_interaction_type(kind)
-    scope.__enter__()
-    return scope.__exit__
+    if torch.compiler.is_compiling():
+        scope = set_interaction_type(kind)
+        scope.__enter__()
+        return scope.__exit__
+    token, _MIRROR.current = _SCOPE.set(kind), kind
+
+    def leave() -> None:
+        _SCOPE.reset(token)
+        _MIRROR.current = _SCOPE.get()
+
+    return leave
 
 
 def _resumed_within(
