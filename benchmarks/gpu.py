@@ -384,6 +384,7 @@ def placed_source(source: str) -> str:
 def load(name: str, source: str, path: str, device: torch.device) -> ModuleType:
     """Return a module of the text of a program, on the device."""
     module = ModuleType(name)
+    module.__file__ = path  # that the text of another program is found by
     factories = {
         each: partial(getattr(torch, each), device=device) for each in _FACTORIES.split("|")
     }

@@ -12,5 +12,13 @@ if DEVICE.type == "cuda" and not torch.cuda.is_available():
 # What only a GPU can show; it is not skipped elsewhere, it is not there.
 collect_ignore = [] if DEVICE.type == "cuda" else ["metal"]
 
+
+def pytest_configure(config: pytest.Config) -> None:
+    # torch compiles its own old modules where it finds a GPU and resets its compiler.
+    config.addinivalue_line(
+        "filterwarnings", "ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"
+    )
+
+
 with DEVICE:  # the contract has tensors in its modules
     import_module("tests.core.test_contract")

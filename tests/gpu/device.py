@@ -35,33 +35,41 @@ def on_cpu(value: object) -> object:
     return value
 
 
-def assert_alike(found: object, expected: object) -> None:
-    """Assert that two values are equal up to the rounding of their dtypes, wherever they are."""
+def assert_alike(found: object, expected: object, tolerance: float | None = None) -> None:
+    """Assert that two values are equal up to rounding, wherever they are.
+
+    Args:
+        found: a value.
+        expected: what it must be.
+        tolerance: how far apart numbers may be; None: what torch allows their dtypes.
+    """
     if isinstance(expected, TensorDictBase):
         assert isinstance(found, TensorDictBase)
         assert type(found) is type(expected)
         assert found.batch_size == expected.batch_size
         assert list(found.keys()) == list(expected.keys())
         for key in expected.keys():  # noqa: SIM118  # a container iterates over its rows
-            assert_alike(found.get(key), expected.get(key))
+            assert_alike(found.get(key), expected.get(key), tolerance)
     elif isinstance(expected, Tensor):
         assert isinstance(found, Tensor)
-        torch.testing.assert_close(found.detach(), expected.detach(), check_device=False)
+        torch.testing.assert_close(
+            found.detach(), expected.detach(), atol=tolerance, rtol=tolerance, check_device=False
+        )
     elif isinstance(expected, NonTensorDataBase):
         assert isinstance(found, NonTensorDataBase)
         assert found.tolist() == expected.tolist()
     elif isinstance(expected, UnbatchedTensor):
         assert isinstance(found, UnbatchedTensor)
-        assert_alike(found.data, expected.data)
+        assert_alike(found.data, expected.data, tolerance)
     elif isinstance(expected, Mapping):
         assert isinstance(found, Mapping)
         assert list(found) == list(expected)
         for key, value in expected.items():
-            assert_alike(found[key], value)
+            assert_alike(found[key], value, tolerance)
     elif isinstance(expected, (tuple, list)):
         assert isinstance(found, (tuple, list))
         assert len(found) == len(expected)
         for mine, theirs in zip(found, expected, strict=True):
-            assert_alike(mine, theirs)
+            assert_alike(mine, theirs, tolerance)
     else:
         assert found == expected

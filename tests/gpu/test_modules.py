@@ -61,7 +61,8 @@ def test_a_plan_does_what_the_interpreter_does_there_and_on_the_cpu(name: str, f
         far = Way(MODELS[name], interpreted=True)
         traces = [way.call(form) for way in (far, far, far, planned)]
         for what in ("same container", "gradients"):
-            assert_alike(on_cpu(traces[-1][what]), on_cpu(traces[0][what]))
+            # Sums of other orders: three steps of attention or batch norm carry them on.
+            assert_alike(on_cpu(traces[-1][what]), on_cpu(traces[0][what]), 1e-4)
 
 
 @pytest.mark.parametrize("name", ["tutorial", "recurrent", "batch norm", "ensemble", "attention"])

@@ -2,6 +2,7 @@
 
 import warnings
 from random import Random
+from typing import Final
 
 import pytest
 import torch
@@ -11,11 +12,14 @@ from tests.fuzz.subjects import subject
 from tests.fuzz.test_operations import described
 from tests.gpu.device import DEVICE
 
+STOPS: Final = frozenset({"binary_cross_entropy"})
+"""Losses of probabilities: a kernel of the GPU that meets another number ends all later tests."""
+
 PROGRAMS = 2 if DEVICE.type == "cpu" else 40
 """How many calls of each operation: the suite makes many more of them on the CPU elsewhere."""
 
 
-@pytest.mark.parametrize("name", sorted(OPERATIONS))
+@pytest.mark.parametrize("name", sorted(OPERATIONS.keys() - STOPS))
 def test_an_operation_does_what_torch_does_to_each_leaf(name: str) -> None:
     found = []
     with DEVICE, warnings.catch_warnings():

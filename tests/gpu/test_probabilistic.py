@@ -19,6 +19,12 @@ from kd_probabilistic import (
     ProbabilisticTensorDictSequential,
 )
 
+MEANS_OF_DRAWS = (
+    *("squashed", "TanhNormal", "LogisticNormal"),
+    *("RelaxedBernoulli", "RelaxedOneHotCategorical"),
+)
+"""Their mean has no formula: it is that of a thousand draws, which each device makes itself."""
+
 TYPES = ("mode", "mean", "median", "deterministic")
 
 
@@ -48,7 +54,12 @@ def outcome(kind: Callable[..., Distribution], how: str, where: torch.device | s
 @pytest.mark.parametrize("how", TYPES)
 @pytest.mark.parametrize("kind", EVERY, ids=lambda kind: kind.__name__)
 def test_estimates_are_those_of_the_cpu(kind: Callable[..., Distribution], how: str) -> None:
-    assert_alike(outcome(kind, how, DEVICE), outcome(kind, how, "cpu"))
+    found, expected = outcome(kind, how, DEVICE), outcome(kind, how, "cpu")
+    if how == "mean" and kind.__name__ in MEANS_OF_DRAWS and isinstance(expected, TensorDict):
+        assert isinstance(found, TensorDict)
+        torch.testing.assert_close(found["sample"], expected["sample"], atol=0.2, rtol=0)
+    else:
+        assert_alike(found, expected)
 
 
 @pytest.mark.filterwarnings("ignore:Singular sample detected")  # of Wishart

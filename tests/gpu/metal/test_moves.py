@@ -194,7 +194,8 @@ def test_leaves_of_a_gpu_cannot_be_pinned() -> None:
         td.pin_memory()
     assert not td["a"].is_pinned()
     assert_alike(
-        td.to(DEVICE, non_blocking_pin=True), TensorDict(a=torch.zeros(2), b=torch.zeros(2))
+        td.to(DEVICE, non_blocking_pin=True),
+        TensorDict({"a": torch.zeros(2), "b": torch.zeros(2)}, [2]),
     )
 
 
@@ -215,9 +216,14 @@ def test_kernels_of_many_leaves_do_what_loops_do(count: int) -> None:
         "clamp": lambda x: x.clamp(-0.5, 0.5),
     }
     for name, call in calls.items():
-        found = call(td)  # type: ignore[arg-type]  # of a container, likewise
+        found: object = call(td)  # type: ignore[arg-type]  # of a container, likewise
         for key, leaf in leaves.items():
-            assert torch.equal(found[key], call(leaf)), (name, key)  # type: ignore[index]  # of a container
+            assert isinstance(found, TensorDictBase)
+            expected = call(leaf)
+            if name == "pow":  # one kernel takes x * x * x, the other the power of two numbers
+                torch.testing.assert_close(found[key], expected)
+            else:
+                assert torch.equal(found[key], expected), (name, key)
 
 
 def test_a_lazy_stack_moves_member_by_member() -> None:

@@ -10,7 +10,14 @@ import torch
 import torch.distributed as dist
 from tests.gpu.device import DEVICE, assert_alike, devices
 
-from kd_core import TensorDict, TensorDictBase, distributed, lazy_stack, stack
+from kd_core import (
+    LazyStackedTensorDict,
+    TensorDict,
+    TensorDictBase,
+    distributed,
+    lazy_stack,
+    stack,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of torch, which the metal decides
 
@@ -26,12 +33,19 @@ def made() -> dict[str, TensorDictBase]:
     return {kind: td.to(DEVICE) for kind, td in kinds.items()}
 
 
+def tensors(td: TensorDictBase) -> list[torch.Tensor]:
+    """Return the leaves, of a ragged stack those of its members."""
+    members = td.unbind(0) if isinstance(td, LazyStackedTensorDict) else (td,)
+    leaves: list[object] = [leaf for one in members for leaf in one.values(True, True)]
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+
 def serve(inbox: "Queue[Any]", outbox: "Queue[Any]") -> None:
     """Run in another process: write 4 into every leaf of what comes."""
     try:
         kinds = inbox.get(timeout=60)
         for td in kinds.values():
-            for leaf in td.values(True, True):
+            for leaf in tensors(td):
                 leaf.fill_(4)
         torch.cuda.synchronize()
         outbox.put({kind: (str(td.device), td.is_shared()) for kind, td in kinds.items()})
@@ -52,7 +66,7 @@ def test_another_process_writes_into_the_same_memory() -> None:
         assert found == dict.fromkeys(kinds, (str(DEVICE), True))
         torch.cuda.synchronize()
         for td in kinds.values():
-            for leaf in td.values(True, True):
+            for leaf in tensors(td):
                 assert bool((leaf == 4).all())
         assert list(kinds["dense"]["words"]) == ["a", "b", "c"]
         inbox.put(None)
