@@ -238,3 +238,15 @@ def test_the_dimension_of_packing_is_checked_first() -> None:
 def test_inversion_of_floats_is_refused_as_in_torch() -> None:
     with pytest.raises(TypeError, match="only implemented on integer and Boolean"):
         ~TensorDict({"a": torch.ones(2)}, [2])
+
+
+def test_consolidate_without_a_kernel_for_many_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU torch has none for `uint16`, `uint32` and `uint64`."""
+
+    def lacking(*lists: object) -> None:
+        raise NotImplementedError
+
+    td = TensorDict({"a": torch.arange(3), "b": torch.ones(3).to(torch.uint16)}, [3])
+    td["c"] = td["b"].clone()
+    monkeypatch.setattr(torch, "_foreach_copy_", lacking)
+    assert (td.consolidate() == td).all()

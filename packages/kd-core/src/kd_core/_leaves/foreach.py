@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final, TypeAlias, TypeGuard, cast
 
@@ -361,8 +362,9 @@ def run_copies(targets: list[Tensor], sources: list[Tensor], singly: bool) -> No
             no derivative.
     """
     singly = singly or len(targets) < 2 or is_compiling() or maybe_current_level() is not None
-    if not singly and wrote(torch._foreach_copy_, targets, sources):
-        return
+    with suppress(NotImplementedError):  # on a GPU for uint16, uint32 and uint64
+        if not singly and wrote(torch._foreach_copy_, targets, sources):
+            return
     for target, source in zip(targets, sources, strict=True):
         target.copy_(source)
 

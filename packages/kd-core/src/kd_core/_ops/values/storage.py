@@ -23,6 +23,7 @@ from kd_core._errors import (
     wrong_type,
 )
 from kd_core._keys import format_key
+from kd_core._leaves.foreach import run_copies
 from kd_core._leaves.nested import restored_from, stored_in
 from kd_core._leaves.views import walk_items
 from kd_core._ops.values.moving import moved
@@ -254,9 +255,7 @@ def _together(leaves: list[Tensor], place: _Place) -> list[Tensor]:
     buffer = torch.empty(starts[-1], dtype=torch.uint8, device=leaves[0].device)
     spans = list(zip(groups.items(), starts, sizes, strict=False))
     for (dtype, group), start, size in spans:
-        torch._foreach_copy_(
-            list(unflatten(buffer[start : start + size].view(dtype), group)), group
-        )
+        run_copies(list(unflatten(buffer[start : start + size].view(dtype), group)), group, False)
     buffer = place.put(buffer)
     placed: dict[torch.dtype, Iterator[Tensor]] = {
         dtype: iter(unflatten(buffer[start : start + size].view(dtype), group))
