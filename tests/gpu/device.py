@@ -53,7 +53,12 @@ def assert_alike(found: object, expected: object, tolerance: float | None = None
     elif isinstance(expected, Tensor):
         assert isinstance(found, Tensor)
         torch.testing.assert_close(
-            found.detach(), expected.detach(), atol=tolerance, rtol=tolerance, check_device=False
+            found.detach(),
+            expected.detach(),
+            atol=tolerance,
+            rtol=tolerance,
+            equal_nan=True,
+            check_device=False,
         )
     elif isinstance(expected, NonTensorDataBase):
         assert isinstance(found, NonTensorDataBase)

@@ -277,6 +277,8 @@ def _unflatten(
     if stand_for_dims(children):
         return (children,)  # type: ignore[return-value]  # which nobody but torch sees
     if not isinstance(structure, Structure):
+        if any(type(member) is tuple for member in children):  # those of members, made above
+            return (children,)  # type: ignore[return-value]  # as above
         from kd_core._torch.member_trees import stack_of
 
         return stack_of(cls, children, structure)
