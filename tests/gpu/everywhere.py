@@ -9,4 +9,6 @@ this finds is read, and is no verdict.
 import torch
 from tests.gpu.device import DEVICE
 
-torch.set_default_device(DEVICE)
+
+def pytest_sessionstart() -> None:
+    torch.set_default_device(DEVICE)  # not when it is imported, which looking for tests does
