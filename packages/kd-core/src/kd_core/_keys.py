@@ -18,7 +18,7 @@ from kd_core._torch_private import assume_constant_result
 if TYPE_CHECKING:
     from kd_core._types import NestedKey
 
-Path: TypeAlias = tuple[str, ...]
+KeyPath: TypeAlias = tuple[str, ...]
 K = TypeVar("K")
 SEVERAL: Final = (list, Set, KeysView, Iterator)
 """What may hold several keys where one is expected."""
@@ -32,7 +32,7 @@ def plain_str(text: str) -> str:
     return text if text.__class__ is str else "".join((text,))
 
 
-def path_of(key: NestedKey) -> Path:
+def path_of(key: NestedKey) -> KeyPath:
     """Flatten a nested key into a tuple of strings.
 
     Raises:

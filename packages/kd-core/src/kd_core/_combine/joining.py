@@ -48,11 +48,11 @@ from kd_core._protocol.composite import Composite
 if TYPE_CHECKING:
     from typing import TypeVar
 
+    from kd_core._keys import KeyPath
     from kd_core._leaves.writes import Write
     from kd_core._nodes.entry import Data, Entries, Entry, Memo
     from kd_core._types import Batch
 
-    Path: TypeAlias = tuple[str, ...]
     Column: TypeAlias = Sequence[Entry]
 
     C = TypeVar("C", bound=TensorDictBase)
@@ -114,7 +114,7 @@ class Join:
             return _combined_into(self, containers, out)
         return self.joined(containers, (), None)  # type: ignore[return-value]  # the kind of the first
 
-    def joined(self, nodes: Column, path: Path, memo: Memo) -> Entry:
+    def joined(self, nodes: Column, path: KeyPath, memo: Memo) -> Entry:
         """Join containers level by level."""
         try:
             levels = [node._kd_entries for node in nodes]  # type: ignore[union-attr]  # or it raises
@@ -146,7 +146,7 @@ class Join:
             _explain_level(self, nodes, levels, column, (*path, key), error)
         return nodes[0]._kd_like(joined, memo[1])  # type: ignore[union-attr, no-any-return]  # containers all
 
-    def _joined_other(self, column: Column, path: Path, memo: Memo) -> Entry:
+    def _joined_other(self, column: Column, path: KeyPath, memo: Memo) -> Entry:
         """Join nodes, nested tensors, or tensors of a subclass."""
         first = column[0]
         if isinstance(first, Composite):
@@ -158,7 +158,7 @@ class Join:
             return self.call(column, self.dim)
         return _joined_rows(self, column, path)
 
-    def descriptor(self, nodes: Column, path: Path, memo: Memo) -> Descriptor:
+    def descriptor(self, nodes: Column, path: KeyPath, memo: Memo) -> Descriptor:
         """Return the descriptor of the result."""
         first: Descriptor = nodes[0]._kd_desc  # type: ignore[union-attr]  # nodes all
         for node in nodes:
@@ -240,7 +240,7 @@ class _Staged:
     __slots__ = ("columns", "copies")
 
     def __init__(self) -> None:
-        self.columns: list[tuple[Column, Tensor, Path]] = []
+        self.columns: list[tuple[Column, Tensor, KeyPath]] = []
         self.copies: list[Write] = []
 
 
@@ -249,7 +249,7 @@ def _is_other(entry: Entry) -> bool:
     return not isinstance(entry, Tensor) or entry.is_nested
 
 
-def _joined_rows(how: Join, column: Column, path: Path) -> Tensor:
+def _joined_rows(how: Join, column: Column, path: KeyPath) -> Tensor:
     """Join nested tensors."""
     leaves = [leaf for leaf in column if isinstance(leaf, Tensor) and leaf.layout is torch.jagged]
     if len(leaves) < len(column):
@@ -263,7 +263,7 @@ def _joined_rows(how: Join, column: Column, path: Path) -> Tensor:
     return joined
 
 
-def _keys_differ(how: Join, levels: Sequence[Entries], path: Path) -> KeySetMismatch:
+def _keys_differ(how: Join, levels: Sequence[Entries], path: KeyPath) -> KeySetMismatch:
     number = next(i for i, level in enumerate(levels) if level.keys() != levels[0].keys())
     names = "container 0", f"container {number}"
     where = f" in {names[0]} and {names[1]} of `{how.name}`"
@@ -272,7 +272,7 @@ def _keys_differ(how: Join, levels: Sequence[Entries], path: Path) -> KeySetMism
     return different_keys(levels[0], levels[number], names, where)
 
 
-def _mixed_descriptor(how: Join, descs: list[Descriptor], path: Path) -> Descriptor:
+def _mixed_descriptor(how: Join, descs: list[Descriptor], path: KeyPath) -> Descriptor:
     first = descs[0]
     batch = how.shape([desc.batch for desc in descs])
     if batch is None:
@@ -288,7 +288,9 @@ def _mixed_descriptor(how: Join, descs: list[Descriptor], path: Path) -> Descrip
 _EQUAL_BATCHES: Final = frozenset({"stack", "merge_tensordicts"})
 
 
-def batches_differ(first: Batch, other: Batch, number: int, name: str, path: Path) -> ShapeMismatch:
+def batches_differ(
+    first: Batch, other: Batch, number: int, name: str, path: KeyPath
+) -> ShapeMismatch:
     """Build the error for batch sizes that must be equal, or equal except in one dimension."""
     where = f" of {format_key(path)}" if path else ""
     fit = "equal" if name in _EQUAL_BATCHES else "equal except in the dimension that grows"
@@ -299,7 +301,7 @@ def batches_differ(first: Batch, other: Batch, number: int, name: str, path: Pat
     )
 
 
-def _join_data(how: Join, nodes: Column, path: Path, memo: Memo = None) -> Entry:
+def _join_data(how: Join, nodes: Column, path: KeyPath, memo: Memo = None) -> Entry:
     """Join entries that are neither tensors nor containers, as their kind does."""
     if len(set(map(_kind, nodes))) > 1:
         _explain(how, nodes, path, None)
@@ -316,7 +318,7 @@ def _explain_level(
     nodes: Column,
     levels: Sequence[Entries],
     column: Column,
-    path: Path,
+    path: KeyPath,
     error: Exception,
 ) -> NoReturn:
     """Raise what says why an entry of containers cannot be joined; a good error is raised again."""
@@ -328,7 +330,7 @@ def _explain_level(
     _explain(how, column, path, error)
 
 
-def _explain(how: Join, column: Column, path: Path, error: Exception | None) -> NoReturn:
+def _explain(how: Join, column: Column, path: KeyPath, error: Exception | None) -> NoReturn:
     """Raise the error that names the container whose entry does not fit that of the first."""
     first, key = column[0], format_key(path)
     for number, entry in enumerate(column):
@@ -368,7 +370,7 @@ def _stage_out(
     how: Join,
     nodes: Column,
     out: Entry,
-    path: Path,
+    path: KeyPath,
     staged: _Staged,
 ) -> None:
     """Check that the result fits `out`, and record the writes."""
@@ -419,7 +421,7 @@ def _known_to(entries: Entries, levels: Sequence[Entries]) -> list[Entries]:
     return [{key: level[key] for key in level if key in entries} for level in levels]
 
 
-def _check_left_out(entry: Entry, out: TensorDictBase, path: Path) -> None:
+def _check_left_out(entry: Entry, out: TensorDictBase, path: KeyPath) -> None:
     """Raise an error for data that `out` has no entry for: there is nothing to write it into."""
     if not isinstance(entry, Tensor | TensorDictBase):
         raise KeySetMismatch(
@@ -428,7 +430,7 @@ def _check_left_out(entry: Entry, out: TensorDictBase, path: Path) -> None:
         )
 
 
-def _stage_data_out(data: Data, out: Data, path: Path, staged: _Staged) -> None:
+def _stage_data_out(data: Data, out: Data, path: KeyPath, staged: _Staged) -> None:
     if is_row_data(out) and out._kd_desc.batch == data._kd_desc.batch:
         staged.copies.append((*out._encode(data, path), path))
     elif is_unbatched(data) and is_unbatched(out):
@@ -442,7 +444,7 @@ def _stage_data_out(data: Data, out: Data, path: Path, staged: _Staged) -> None:
         )
 
 
-def _check_leaf_out(how: Join, column: Column, target: Tensor, path: Path) -> None:
+def _check_leaf_out(how: Join, column: Column, target: Tensor, path: KeyPath) -> None:
     first, *others = leaves = [leaf for leaf in column if isinstance(leaf, Tensor)]
     size, shape = first.shape, None
     if len(leaves) == len(column):

@@ -16,19 +16,18 @@ from kd_core._keys import format_key
 from kd_core._protocol.composite import Composite
 
 if TYPE_CHECKING:
+    from kd_core._keys import KeyPath
     from kd_core._nodes.entry import Entry
     from kd_core._protocol.composite import Side
     from kd_core._protocol.primitives import AbstractContainer
 
-    Path = tuple[str, ...]
 
-
-def rows_of(stack: Composite, path: Path) -> list[object]:
+def rows_of(stack: Composite, path: KeyPath) -> list[object]:
     """Return the entry of each member, those of stacks as lists."""
     return [_row_of(member, path) for member in stack._members]
 
 
-def _row_of(member: AbstractContainer, path: Path) -> object:
+def _row_of(member: AbstractContainer, path: KeyPath) -> object:
     if isinstance(member, Composite):
         return rows_of(member, path)
     level: Entry = cast("Entry", member)
@@ -39,7 +38,7 @@ def _row_of(member: AbstractContainer, path: Path) -> object:
     return level if isinstance(level, Tensor) else level._kd_item()
 
 
-def padded_rows(stack: Composite, path: Path, padding: float, side: Side) -> Tensor:
+def padded_rows(stack: Composite, path: KeyPath, padding: float, side: Side) -> Tensor:
     """Return the rows of an entry, padded to one shape and stacked."""
     if side not in ("left", "right"):
         raise InvalidArgument(f'`padding_side` must be "left" or "right", got {side!r}.')
@@ -62,7 +61,7 @@ def _padded(row: Tensor, shape: Sequence[int], padding: float, side: Side) -> Te
     return torch.constant_pad_nd(row, pairs, padding) if any(added) else row
 
 
-def nested_rows(stack: Composite, path: Path, layout: torch.layout) -> Tensor:
+def nested_rows(stack: Composite, path: KeyPath, layout: torch.layout) -> Tensor:
     """Return the rows of an entry as one nested tensor."""
     if stack._dim:
         raise InvalidValue(
@@ -83,7 +82,7 @@ def nested_rows(stack: Composite, path: Path, layout: torch.layout) -> Tensor:
         ) from None
 
 
-def _tensor_of(member: AbstractContainer, path: Path) -> Tensor:
+def _tensor_of(member: AbstractContainer, path: KeyPath) -> Tensor:
     entry = member._kd_read(path)
     if not isinstance(entry, Tensor):
         raise InvalidValue(
@@ -93,7 +92,7 @@ def _tensor_of(member: AbstractContainer, path: Path) -> Tensor:
     return entry
 
 
-def _check_ranks(rows: Sequence[Tensor], path: Path) -> None:
+def _check_ranks(rows: Sequence[Tensor], path: KeyPath) -> None:
     if len({row.ndim for row in rows}) > 1:
         shapes = ", ".join({shape_text(row.shape): None for row in rows})
         raise ShapeMismatch(
@@ -102,7 +101,7 @@ def _check_ranks(rows: Sequence[Tensor], path: Path) -> None:
         )
 
 
-def _elsewhere(path: Path, *options: str) -> str:
+def _elsewhere(path: KeyPath, *options: str) -> str:
     """Return the remedy for an entry that is read in another way, or left out of the others."""
     key: object = path[0] if len(path) == 1 else path
     calls = " or ".join(f"`get({key!r}, {option})`" for option in (*options, "as_list=True"))

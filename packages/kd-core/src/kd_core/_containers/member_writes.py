@@ -34,13 +34,12 @@ from kd_core._protocol.primitives import AbstractContainer
 from kd_core._protocol.validation import values_of_rows
 
 if TYPE_CHECKING:
+    from kd_core._keys import KeyPath
     from kd_core._nodes.entry import Data, Entry, Node, RowData
     from kd_core._types import LeafFn
 
-    Path = tuple[str, ...]
 
-
-def rows_to_write(stack: Composite, key: str, value: object, path: Path) -> Sequence[object]:
+def rows_to_write(stack: Composite, key: str, value: object, path: KeyPath) -> Sequence[object]:
     """Return the part of a value that is written into the entry of each member.
 
     Raises:
@@ -121,7 +120,7 @@ class MemberRows:
 
 
 def _values_of_members(
-    stack: Composite, entries: Sequence[Entry], value: object, path: Path
+    stack: Composite, entries: Sequence[Entry], value: object, path: KeyPath
 ) -> Sequence[object]:
     """Return the values of rows that belong to each member; one value belongs to all."""
     if isinstance(value, (list, tuple)) and all(map(_is_of_rows, entries)):
@@ -134,7 +133,9 @@ def _values_of_members(
     return [value] * len(entries)
 
 
-def writes_of_member(member: AbstractContainer, key: str, value: object, path: Path) -> list[Write]:
+def writes_of_member(
+    member: AbstractContainer, key: str, value: object, path: KeyPath
+) -> list[Write]:
     """Return the checked writes that store a value in the entry of a member of a stack."""
     row = None if isinstance(member, Composite) else own_row(member._kd_entries[key])
     if row is None:
@@ -154,7 +155,9 @@ def held_twice(action: str) -> InvalidValue:
     )
 
 
-def stage_rows(target: AbstractContainer, value: object, path: Path, writes: list[Write]) -> None:
+def stage_rows(
+    target: AbstractContainer, value: object, path: KeyPath, writes: list[Write]
+) -> None:
     """Append the writes that store a value in all rows of a container.
 
     Args:

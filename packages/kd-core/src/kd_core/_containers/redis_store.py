@@ -25,7 +25,7 @@ from kd_core._containers.tensordict import make_dense
 from kd_core._convert.layout import checked
 from kd_core._convert.optional import load
 from kd_core._errors import InvalidValue
-from kd_core._keys import format_key
+from kd_core._keys import KeyPath, format_key
 from kd_core._naming import public_in
 from kd_core._nodes import registry
 from kd_core._nodes.entry import is_row_data, is_unbatched
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from kd_core._types import BatchSize, DeviceLike
 
 Client: TypeAlias = Any
-Path: TypeAlias = tuple[str, ...]
 Send: TypeAlias = "Callable[[int, bytes], object]"
 
 
@@ -58,22 +57,22 @@ class _Place:
     def name(self) -> str:
         return f"{self.options['prefix']}:{self.id}"
 
-    def described(self) -> dict[Path, dict[str, Any]]:
+    def described(self) -> dict[KeyPath, dict[str, Any]]:
         """Return what all entries are, in the order in which they were added."""
         found = self.client.hgetall(f"{self.name}:entries")
         rows = {tuple(json.loads(path)): json.loads(row) for path, row in found.items()}
         return dict(sorted(rows.items(), key=lambda item: item[1]["number"]))
 
-    def describe(self, path: Path, row: dict[str, object]) -> None:
+    def describe(self, path: KeyPath, row: dict[str, object]) -> None:
         known = self.client.hget(f"{self.name}:entries", json.dumps(path))
         number = self.client.incr(f"{self.name}:count") if known is None else None
         row["number"] = json.loads(known)["number"] if number is None else number
         self.client.hset(f"{self.name}:entries", json.dumps(path), json.dumps(row))
 
-    def bytes_of(self, path: Path) -> str:
+    def bytes_of(self, path: KeyPath) -> str:
         return f"{self.name}:bytes:{json.dumps(path)}"
 
-    def remove(self, path: Path) -> None:
+    def remove(self, path: KeyPath) -> None:
         for each in self.described():
             if each[: len(path)] == path:
                 self.client.hdel(f"{self.name}:entries", json.dumps(each))
@@ -261,7 +260,7 @@ class TensorDictStore(TensorDictBase):
     _kd_entries: _Entries
     _kd_desc: Descriptor
     _place: _Place
-    _path: Path
+    _path: KeyPath
 
     def __init__(
         self,
@@ -292,12 +291,12 @@ class TensorDictStore(TensorDictBase):
         self._fill(place, (), describe(sizes, None if device is None else torch.device(device)))
         self._keep_batch()
 
-    def _fill(self, place: _Place, path: Path, desc: Descriptor) -> None:
+    def _fill(self, place: _Place, path: KeyPath, desc: Descriptor) -> None:
         self._place, self._path, self._kd_desc = place, path, desc
         self._kd_entries = _Entries(self)
 
     @classmethod
-    def _of(cls, place: _Place, path: Path, desc: Descriptor) -> TensorDictStore:
+    def _of(cls, place: _Place, path: KeyPath, desc: Descriptor) -> TensorDictStore:
         made = object.__new__(TensorDictStore)
         made._fill(place, path, desc)
         return made
@@ -406,7 +405,11 @@ class TensorDictStore(TensorDictBase):
 
 
 def restore_store(
-    options: dict[str, object], td_id: str, path: Path, batch: tuple[int, ...], reason: str | None
+    options: dict[str, object],
+    td_id: str,
+    path: KeyPath,
+    batch: tuple[int, ...],
+    reason: str | None,
 ) -> TensorDictStore:
     """Connect to the server of a container again; called by pickle."""
     made = TensorDictStore._of(_Place(options, td_id), tuple(path), describe(batch))

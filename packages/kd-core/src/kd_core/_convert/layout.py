@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kd_core._batch.descriptor import describe
 from kd_core._errors import InvalidValue
-from kd_core._keys import format_key
+from kd_core._keys import KeyPath, format_key
 from kd_core._leaves.loops import same_data
 from kd_core._leaves.packing import BITS
 from kd_core._nodes import registry
@@ -22,7 +22,6 @@ from kd_core._nodes.entry import is_row_data, is_unbatched
 from kd_core._protocol.primitives import AbstractContainer, refuse_unbatched
 from kd_core._protocol.validation import values_of_rows
 
-Path: TypeAlias = tuple[str, ...]
 Plain: TypeAlias = dict[str, object]
 Tree: TypeAlias = dict[Any, object]
 """Entries by their keys, tuples of strings for nested ones, from which a container is built."""
@@ -31,11 +30,11 @@ Tree: TypeAlias = dict[Any, object]
 class Leaf(NamedTuple):
     """A leaf and where it is."""
 
-    path: Path
+    path: KeyPath
     tensor: Tensor
 
 
-def leaves_of(td: AbstractContainer, path: Path = ()) -> Iterator[Leaf]:
+def leaves_of(td: AbstractContainer, path: KeyPath = ()) -> Iterator[Leaf]:
     """Yield the leaves of a container, nested ones too.
 
     Raises:
@@ -56,7 +55,7 @@ def leaves_of(td: AbstractContainer, path: Path = ()) -> Iterator[Leaf]:
             refuse_unbatched(td, "written to this format", path)
 
 
-def data_of(td: AbstractContainer, path: Path = ()) -> Iterator[tuple[Path, object, bool]]:
+def data_of(td: AbstractContainer, path: KeyPath = ()) -> Iterator[tuple[KeyPath, object, bool]]:
     """Yield path and value of non-tensor data, and whether it has one value per row."""
     for key, value in td._kd_entries.items():
         where = (*path, key)
@@ -82,14 +81,14 @@ def layout_of(td: AbstractContainer) -> Plain:
     return {"levels": levels, "leaves": leaves, "data": data}
 
 
-def _list_levels(td: AbstractContainer, path: Path, levels: list[object]) -> None:
+def _list_levels(td: AbstractContainer, path: KeyPath, levels: list[object]) -> None:
     levels.append([path, list(td._kd_desc.batch), list(td._kd_entries)])
     for key, value in td._kd_entries.items():
         if isinstance(value, AbstractContainer):
             _list_levels(value, (*path, key), levels)
 
 
-def checked(path: Path, value: object) -> object:
+def checked(path: KeyPath, value: object) -> object:
     """Return a value that JSON keeps as it is.
 
     Raises:
@@ -107,7 +106,7 @@ def checked(path: Path, value: object) -> object:
     return value
 
 
-def rebuilt(layout: Plain, read: Callable[[Path], Tensor]) -> Tree:
+def rebuilt(layout: Plain, read: Callable[[KeyPath], Tensor]) -> Tree:
     """Return nested dicts of entries, whose nested containers are built already.
 
     Args:

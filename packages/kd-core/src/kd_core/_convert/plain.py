@@ -20,7 +20,7 @@ from kd_core._protocol.primitives import AbstractContainer, refuse_unbatched
 from kd_core._protocol.validation import shape_of_lists, values_of_rows
 
 
-class NamedTuple(Protocol):
+class AnyNamedTuple(Protocol):
     """An instance of a class that `collections.namedtuple` or `typing.NamedTuple` makes."""
 
     _fields: tuple[str, ...]
@@ -119,7 +119,7 @@ def tree_of_named_tuple(value: object) -> dict[str, object]:
     return tree_of_tuple(value)
 
 
-def named_tuple_of(td: AbstractContainer, path: tuple[str, ...] = ()) -> NamedTuple:
+def named_tuple_of(td: AbstractContainer, path: tuple[str, ...] = ()) -> AnyNamedTuple:
     """Return a container as a named tuple, nested ones as nested named tuples.
 
     Raises:
@@ -138,7 +138,7 @@ def named_tuple_of(td: AbstractContainer, path: tuple[str, ...] = ()) -> NamedTu
             stays = isinstance(value, Tensor) or is_unbatched(value)
             values.append(value if stays else cast("Node", value)._kd_item())
     try:
-        return cast("NamedTuple", _named_tuple_class(tuple(td._kd_entries))(*values))
+        return cast("AnyNamedTuple", _named_tuple_class(tuple(td._kd_entries))(*values))
     except ValueError as error:  # a keyword of Python
         raise InvalidValue(f"{error}. Rename the key with `rename_key_`.") from None
 

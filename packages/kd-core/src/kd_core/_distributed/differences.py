@@ -9,7 +9,8 @@ from kd_core._errors import InvalidValue, KdError, KeySetMismatch, ShapeMismatch
 from kd_core._keys import format_key
 
 if TYPE_CHECKING:
-    from kd_core._distributed.outlines import Path, Row
+    from kd_core._distributed.outlines import Row
+    from kd_core._keys import KeyPath
 
 
 def difference(call: str, told: Sequence[tuple[int, Sequence[Row]]]) -> KdError:
@@ -31,7 +32,7 @@ def difference(call: str, told: Sequence[tuple[int, Sequence[Row]]]) -> KdError:
 
 
 def _different(
-    call: str, path: Path, mine: tuple[int, Row | None], theirs: tuple[int, Row | None]
+    call: str, path: KeyPath, mine: tuple[int, Row | None], theirs: tuple[int, Row | None]
 ) -> KdError:
     (first, row), (rank, other) = mine, theirs
     key = f"entry {format_key(path)}"

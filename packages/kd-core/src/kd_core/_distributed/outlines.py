@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, chain
 from math import prod
 from operator import itemgetter
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
 from kd_core._errors import InvalidValue
-from kd_core._keys import format_key
+from kd_core._keys import KeyPath, format_key
 from kd_core._leaves.foreach import run_copies
 from kd_core._leaves.shapeless import is_shapeless
 from kd_core._leaves.writes import check_write
@@ -31,8 +31,6 @@ from kd_core._torch_private import check_of, unflatten
 if TYPE_CHECKING:
     from kd_core._nodes.entry import Entry
 
-Path: TypeAlias = tuple[str, ...]
-
 
 DATA: Final = "non-tensor data"
 
@@ -40,7 +38,7 @@ DATA: Final = "non-tensor data"
 class Row(NamedTuple):
     """One entry in an outline."""
 
-    path: Path
+    path: KeyPath
     dtype: str
     """The dtype of a dense tensor; for other entries what they are."""
     shape: tuple[int, ...] | None
@@ -370,7 +368,7 @@ def _sign_parts(
     return True
 
 
-def rows_of(td: AbstractContainer, path: Path = (), *, members: bool = True) -> list[Row]:
+def rows_of(td: AbstractContainer, path: KeyPath = (), *, members: bool = True) -> list[Row]:
     """Return the entries of a container; a lazy stack is one row without its `members`."""
     if isinstance(td, Composite):
         if not members:
@@ -386,7 +384,7 @@ def rows_of(td: AbstractContainer, path: Path = (), *, members: bool = True) -> 
     return rows
 
 
-def _row_of(entry: Entry, path: Path) -> Row:
+def _row_of(entry: Entry, path: KeyPath) -> Row:
     value = tensor_of(entry)
     if value is None:
         return Row(path, DATA, None)
@@ -398,7 +396,7 @@ def _row_of(entry: Entry, path: Path) -> Row:
     return Row(path, dtype, tuple(value.shape))
 
 
-def _dense_of(td: AbstractContainer, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
+def _dense_of(td: AbstractContainer, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Tensor]]:
     """Yield the dense tensors of a container with their paths."""
     if isinstance(td, Composite):
         for at, part in enumerate(td._members):
@@ -413,7 +411,7 @@ def _dense_of(td: AbstractContainer, path: Path = ()) -> Iterator[tuple[Path, Te
             yield (*path, key), leaf
 
 
-def _check_dense(path: Path, leaf: Tensor) -> None:
+def _check_dense(path: KeyPath, leaf: Tensor) -> None:
     """Check that a leaf has data, and in a form that can be sent.
 
     Raises:

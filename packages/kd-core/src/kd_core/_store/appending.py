@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, Final, cast
 
 from kd_core._errors import FormatError, InvalidValue, KdError, different_keys
-from kd_core._keys import format_key
+from kd_core._keys import KeyPath, format_key
 from kd_core._store.canonical import RESTORE
 from kd_core._store.encoding import Json
-
-Path: TypeAlias = tuple[str, ...]
 
 
 def parts_of(tree: object) -> list[Json]:
@@ -43,7 +41,7 @@ MISSHAPEN: Final = (LookupError, TypeError, ValueError, AttributeError, RuntimeE
 """What code that expects the form of a node raises for another one."""
 
 
-def check_fits(new: Json, old: Json, path: Path = ()) -> None:
+def check_fits(new: Json, old: Json, path: KeyPath = ()) -> None:
     """Check that rows of `new` can be joined behind those of `old`.
 
     Raises:
@@ -56,7 +54,7 @@ def check_fits(new: Json, old: Json, path: Path = ()) -> None:
     _CHECKS[kind](mine, theirs, path)
 
 
-def _check_level(new: Any, old: Any, path: Path) -> None:
+def _check_level(new: Any, old: Any, path: KeyPath) -> None:
     if not new["batch"]:
         where = format_key(path) if path else "the container"
         raise InvalidValue(
@@ -74,30 +72,30 @@ def _check_level(new: Any, old: Any, path: Path) -> None:
         check_fits(node, theirs[key], (*path, key))
 
 
-def _check_class(new: Any, old: Any, path: Path) -> None:
+def _check_class(new: Any, old: Any, path: KeyPath) -> None:
     _check_same("class", new[:2], old[:2], path)
     _check_same("state", new[2].get("state"), old[2].get("state"), path)
     _check_level(new[2], old[2], path)
 
 
-def _check_stack(new: Any, old: Any, path: Path) -> None:
+def _check_stack(new: Any, old: Any, path: KeyPath) -> None:
     _check_same("dimension of the stack", new["dim"], 0, path)
     _check_same("dimension of the stack", new["dim"], old["dim"], path)
     _check_same("name", new["name"], old["name"], path)
 
 
-def _check_tensor(new: Any, old: Any, path: Path) -> None:
+def _check_tensor(new: Any, old: Any, path: KeyPath) -> None:
     _check_same("dtype", new[2], old[2], path)
     _check_same("shape behind the first dimension", new[3][1:], old[3][1:], path)
 
 
-def _check_jagged(new: Any, old: Any, path: Path) -> None:
+def _check_jagged(new: Any, old: Any, path: KeyPath) -> None:
     for mine, theirs in zip(new[:2], old[:2], strict=True):
         check_fits(mine, theirs, path)
     _check_same("ragged dimension", new[2:], old[2:], path)
 
 
-def _check_data(new: Any, old: Any, path: Path) -> None:
+def _check_data(new: Any, old: Any, path: KeyPath) -> None:
     if new["value"] != old["value"]:
         raise InvalidValue(
             f"entry {format_key(path)} holds one value for the whole batch, which must be equal to "
@@ -106,14 +104,14 @@ def _check_data(new: Any, old: Any, path: Path) -> None:
         )
 
 
-def _check_unbatched(new: Any, old: Any, path: Path) -> None:
+def _check_unbatched(new: Any, old: Any, path: KeyPath) -> None:
     raise InvalidValue(
         f"entry {format_key(path)} is an `UnbatchedTensor`, one tensor for all rows, and rows of "
         "such a container cannot be appended. Save it in a store of its own, and append the rest."
     )
 
 
-def _check_rows(new: Any, old: Any, path: Path) -> None:
+def _check_rows(new: Any, old: Any, path: KeyPath) -> None:
     pass  # rows of any values can be joined
 
 
@@ -130,12 +128,12 @@ _CHECKS = {
 }
 
 
-def _check_same(what: str, new: object, old: object, path: Path) -> None:
+def _check_same(what: str, new: object, old: object, path: KeyPath) -> None:
     if new != old:
         raise _differs(what, old, new, path)
 
 
-def _differs(what: str, expected: object, got: object, path: Path) -> InvalidValue:
+def _differs(what: str, expected: object, got: object, path: KeyPath) -> InvalidValue:
     where = f"entry {format_key(path)}" if path else "what is appended"
     return InvalidValue(
         f"{where} must have the {what} of the store, {expected!r}, got {got!r}. Convert it, or "

@@ -24,7 +24,7 @@ from kd_core._errors import (
     listed,
     walks_through_leaf,
 )
-from kd_core._keys import format_key, nearest_key, path_of, several
+from kd_core._keys import KeyPath, format_key, nearest_key, path_of, several
 from kd_core._leaves.loops import leaf_fits
 from kd_core._leaves.nested import strided_view
 from kd_core._nodes import registry
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from kd_core._nodes.entry import Entry
     from kd_core._types import NestedKey
 
-Path: TypeAlias = tuple[str, ...]
 Reader: TypeAlias = Callable[[Mapping[str, Spec]], dict[str, Tensor]]
 """Returns tensors of one segment from what the manifest says of them."""
 
@@ -233,7 +232,7 @@ class Decoder:
             reason = str(error).partition("\n")[0]
             raise FormatError(f"the manifest is not valid: {reason}. {RESTORE}") from error
 
-    def _container(self, node: object, wanted: Wanted, path: Path) -> AbstractContainer:
+    def _container(self, node: object, wanted: Wanted, path: KeyPath) -> AbstractContainer:
         if len(path) > MAX_DEPTH:
             raise _too_deep()
         kind, value = _kind_of(node)
@@ -263,7 +262,7 @@ class Decoder:
         return _as_container(registry.cat_rows(parts))
 
     def _stack(
-        self, members: list[object], dim: int, name: str | None, wanted: Wanted, path: Path
+        self, members: list[object], dim: int, name: str | None, wanted: Wanted, path: KeyPath
     ) -> AbstractContainer:
         built = [self._container(member, wanted, path) for member in members]
         stack = _as_container(registry.lazy_stack(built, dim))
@@ -274,7 +273,7 @@ class Decoder:
         return stack
 
     def _level(
-        self, level: Mapping[Any, object], wanted: Wanted, path: Path
+        self, level: Mapping[Any, object], wanted: Wanted, path: KeyPath
     ) -> tuple[Descriptor, dict[str, Entry]]:
         desc = self._descriptor_of(level)
         nodes = _nodes_of(level["entries"], path)
@@ -297,7 +296,7 @@ class Decoder:
             entries[key] = self._entry(node, None, desc, (*path, key)) if leaf is None else leaf
         return desc, entries
 
-    def _entry(self, node: object, wanted: Wanted, above: Descriptor, path: Path) -> Entry:
+    def _entry(self, node: object, wanted: Wanted, above: Descriptor, path: KeyPath) -> Entry:
         kind, value = _kind_of(node)
         if wanted is not None and kind not in LEVELS:
             raise walks_through_leaf(
@@ -434,7 +433,7 @@ def _list_of(value: object) -> list[object]:
     return value
 
 
-def _nodes_of(pairs: Any, path: Path) -> dict[str, Any]:
+def _nodes_of(pairs: Any, path: KeyPath) -> dict[str, Any]:
     """Return the nodes of a level, whose pairs `specs_of` checked."""
     nodes = dict(pairs)
     if len(nodes) < len(pairs):
@@ -486,7 +485,7 @@ def _check_rows(values: Tensor, sizes: Tensor) -> None:
         raise _invalid("nested tensor", tuple(values.shape))
 
 
-def _check_there(wanted: dict[str, Wanted], keys: Collection[str], path: Path) -> None:
+def _check_there(wanted: dict[str, Wanted], keys: Collection[str], path: KeyPath) -> None:
     for key in wanted:
         if key not in keys:
             where = format_key((*path, key))
@@ -495,7 +494,7 @@ def _check_there(wanted: dict[str, Wanted], keys: Collection[str], path: Path) -
             raise KeyNotFound(text if near is None else f"{text} Did you mean {format_key(near)}?")
 
 
-def _does_not_fit(path: Path) -> FormatError:
+def _does_not_fit(path: KeyPath) -> FormatError:
     return FormatError(
         f"the shape of entry {format_key(path)} does not start with the batch size. {RESTORE}"
     )

@@ -31,7 +31,7 @@ from torch.nn import Parameter
 from kd_core._batch.descriptor import describe
 from kd_core._batch.names import names_of, without_names
 from kd_core._errors import InvalidValue
-from kd_core._keys import format_key
+from kd_core._keys import KeyPath, format_key
 from kd_core._leaves.nested import strided_parts
 from kd_core._nodes import registry
 from kd_core._nodes.entry import is_row_data, is_unbatched
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from kd_core._batch.descriptor import Descriptor
     from kd_core._nodes.entry import Entry, Node
 
-Path = tuple[str, ...]
 Json = dict[str, object]
 
 
@@ -60,7 +59,7 @@ class Encoder:
         named: returns the name of a tensor from its path and its number; `None`: `t<number>`.
     """
 
-    def __init__(self, named: Callable[[Path, int], str] | None = None) -> None:
+    def __init__(self, named: Callable[[KeyPath, int], str] | None = None) -> None:
         self.tensors: dict[str, Tensor] = {}
         self.specs: dict[str, Spec] = {}
         self.rows: list[str] = []
@@ -72,7 +71,7 @@ class Encoder:
         self._ragged: dict[int, tuple[Tensor, Json]] = {}
         self._kinds: dict[tuple[torch.dtype, torch.Size], Spec] = {}
 
-    def node_of(self, td: AbstractContainer, path: Path = ()) -> Json:
+    def node_of(self, td: AbstractContainer, path: KeyPath = ()) -> Json:
         """Return the node of a container.
 
         Raises:
@@ -92,19 +91,19 @@ class Encoder:
             level["state"] = written(stored.state(td), path)
         return {"class": [stored.name, stored.version, level]}
 
-    def _level(self, td: AbstractContainer, path: Path) -> Json:
+    def _level(self, td: AbstractContainer, path: KeyPath) -> Json:
         desc = td._kd_desc
         entries = [
             [key, self._entry(value, (*path, key), desc)] for key, value in td._kd_entries.items()
         ]
         return {**self._batch_of(desc), "entries": entries}
 
-    def _stack(self, td: Composite, path: Path) -> Json:
+    def _stack(self, td: Composite, path: KeyPath) -> Json:
         [name] = names_of(td._kd_desc.batch[td._dim : td._dim + 1])
         members = [self.node_of(member, path) for member in td._members]
         return {"dim": td._dim, "name": name, "members": members}
 
-    def _entry(self, value: Entry, path: Path, above: Descriptor) -> Json:
+    def _entry(self, value: Entry, path: KeyPath, above: Descriptor) -> Json:
         if isinstance(value, Tensor):
             return self._leaf(value, path)
         if isinstance(value, AbstractContainer):
@@ -124,10 +123,10 @@ class Encoder:
         data = written(value._kd_item(), path)
         return {"data": {**more, "constant": constant, "of_batch": of_batch, "value": data}}
 
-    def _leaf(self, leaf: Tensor, path: Path) -> Json:
+    def _leaf(self, leaf: Tensor, path: KeyPath) -> Json:
         return self._jagged(leaf, path) if leaf.is_nested else self.add(leaf, path)
 
-    def _jagged(self, leaf: Tensor, path: Path) -> Json:
+    def _jagged(self, leaf: Tensor, path: KeyPath) -> Json:
         known = self._ragged.get(id(leaf))
         if known is not None:
             return known[1]
@@ -145,7 +144,7 @@ class Encoder:
         self._ragged[id(leaf)] = leaf, node
         return node
 
-    def add(self, leaf: Tensor, path: Path) -> Json:
+    def add(self, leaf: Tensor, path: KeyPath) -> Json:
         """Return the node of a tensor, which is written with the others.
 
         Raises:
@@ -217,7 +216,7 @@ def blob_of(value: object) -> Tensor:
 _PLAIN: Final = frozenset({Tensor, Parameter, MemoryMappedTensor, SealedTensor})
 
 
-def _check_plain(leaf: Tensor, path: Path) -> None:
+def _check_plain(leaf: Tensor, path: KeyPath) -> None:
     if type(leaf) not in _PLAIN:
         raise InvalidValue(
             f"entry {format_key(path)} must be a plain tensor to be saved, got a "
@@ -232,7 +231,7 @@ def _check_plain(leaf: Tensor, path: Path) -> None:
         raise _not_dense(leaf, path)
 
 
-def _not_dense(leaf: Tensor, path: Path) -> InvalidValue:
+def _not_dense(leaf: Tensor, path: KeyPath) -> InvalidValue:
     return InvalidValue(
         f"entry {format_key(path)} must be a dense or jagged tensor of numbers to be saved, got "
         f"dtype `{leaf.dtype}` and layout `{leaf.layout}`. Convert it, for example with "

@@ -8,9 +8,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from kd_core._keys import KeyPath
 from kd_core._store.canonical import parsed
 from kd_core._store.decoding import Decoder
-from kd_core._store.encoding import Encoder, Json, Path, blob_of
+from kd_core._store.encoding import Encoder, Json, blob_of
 
 
 class Joiner:
@@ -26,7 +27,7 @@ class Joiner:
         self._encoder = encoder
         self._joined: dict[tuple[object, ...], Tensor] = {}
 
-    def node_of(self, nodes: list[Json], path: Path = ()) -> Json:
+    def node_of(self, nodes: list[Json], path: KeyPath = ()) -> Json:
         """Return the node of rows, joined along their first dimension; of one node a copy."""
         [kind] = nodes[0]
         values: list[Any] = [node[kind] for node in nodes]
@@ -51,7 +52,7 @@ class Joiner:
             case _:
                 return {kind: {**values[0], **_batch_of(values)}}
 
-    def _level(self, levels: list[Any], path: Path) -> Json:
+    def _level(self, levels: list[Any], path: KeyPath) -> Json:
         others = [dict(level["entries"]) for level in levels]
         entries = [
             [key, self.node_of([entries[key] for entries in others], (*path, key))]
@@ -71,7 +72,7 @@ class Joiner:
             self._joined[what] = join()
         return self._joined[what]
 
-    def _rows(self, values: list[Any], path: Path) -> Json:
+    def _rows(self, values: list[Any], path: KeyPath) -> Json:
         blobs = [self._decoder.leaf_of(value["values"]) for value in values]
         if len(blobs) == 1:
             return self._encoder.add(blobs[0], path)
@@ -80,7 +81,7 @@ class Joiner:
             rows += cast("list[object]", parsed(blob.numpy().tobytes(), "non-tensor data"))
         return self._encoder.add(blob_of(rows), path)
 
-    def _jagged(self, values: list[Any], path: Path) -> list[object]:
+    def _jagged(self, values: list[Any], path: KeyPath) -> list[object]:
         *parts, dim = values[0]
         if len(values) == 1:
             return [None if part is None else self.node_of([part], path) for part in parts] + [dim]

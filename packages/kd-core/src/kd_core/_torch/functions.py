@@ -23,7 +23,7 @@ from kd_core._batch.plans import EVERYTHING, SAME_SHAPE
 from kd_core._batch.shapes import broadcasts_to
 from kd_core._combine.stacking import cat, stack
 from kd_core._errors import InvalidArgument, InvalidValue, ShapeMismatch, shape_text, wrong_type
-from kd_core._keys import Path, format_key
+from kd_core._keys import KeyPath, format_key
 from kd_core._nodes.entry import Entry
 from kd_core._ops.math.operands import as_operand, check_batches, pad_to_leaves
 from kd_core._ops.math.pointwise import OPERATORS, Arithmetic, Comparisons, Logic, Unary
@@ -246,7 +246,7 @@ def check_batch(td: AbstractContainer, results: list[Tensor]) -> None:
             )
 
 
-def paths_of(td: AbstractContainer, path: Path) -> Iterator[Path]:
+def paths_of(td: AbstractContainer, path: KeyPath) -> Iterator[KeyPath]:
     """Yield the path of each leaf, in the order of `stacked_leaves`."""
     for key, value in td._kd_entries.items():
         if isinstance(value, AbstractContainer):

@@ -28,10 +28,10 @@ from kd_core._types import NO_DEFAULT
 if TYPE_CHECKING:
     from typing import Self, TypedDict, TypeVar, Unpack
 
+    from kd_core._keys import KeyPath
     from kd_core._nodes.entry import Entries, Entry
     from kd_core._types import BatchSize, DeviceLike, NestedKey, NoDefault
 
-    Path: TypeAlias = tuple[str, ...]
     Target: TypeAlias = Callable[[Descriptor], Descriptor]
     IsLeaf: TypeAlias = Callable[[type], bool]
 
@@ -239,7 +239,7 @@ class Apply(AbstractContainer):
 
 
 def _each(
-    td: W, fn: Callable[..., object], nested: bool | None, target: Target | None, path: Path
+    td: W, fn: Callable[..., object], nested: bool | None, target: Target | None, path: KeyPath
 ) -> W:
     """Apply a function without other containers; results are checked in the same loop.
 
@@ -309,18 +309,18 @@ def _unbatched(found: object, desc: Descriptor) -> object:
     return registry.wrap_tensor(found, desc.with_batch(())) if isinstance(found, Tensor) else found
 
 
-def _prefixed(fn: Callable[..., object], prefix: Path, nested: bool) -> Callable[..., object]:
+def _prefixed(fn: Callable[..., object], prefix: KeyPath, nested: bool) -> Callable[..., object]:
     """Return a function that is called with paths that start with some keys."""
     if not nested:
         raise InvalidArgument("`prefix` requires `nested_keys=True`: other names have no path.")
     return lambda name, *leaves: fn((*prefix, *path_of(name)), *leaves)
 
 
-def _name(path: Path, key: str, nested: bool) -> NestedKey:
+def _name(path: KeyPath, key: str, nested: bool) -> NestedKey:
     return (*path, key) if path and nested else key
 
 
-def _note(error: Exception, path: Path, leaf: object) -> None:
+def _note(error: Exception, path: KeyPath, leaf: object) -> None:
     if not is_compiling():
         kind = ""
         if isinstance(leaf, Tensor) and not is_shapeless(leaf):
@@ -329,7 +329,7 @@ def _note(error: Exception, path: Path, leaf: object) -> None:
 
 
 def _check_results(
-    entries: dict[str, Entry], results: dict[str, object], desc: Descriptor, path: Path
+    entries: dict[str, Entry], results: dict[str, object], desc: Descriptor, path: KeyPath
 ) -> None:
     """Validate and convert results; drop `None`."""
     for key, found in results.items():
@@ -356,7 +356,7 @@ class _Walk:
         self.is_leaf = is_leaf
 
     def level(
-        self, td: AbstractContainer, others: tuple[object, ...], path: Path
+        self, td: AbstractContainer, others: tuple[object, ...], path: KeyPath
     ) -> AbstractContainer:
         by_member = self.target is None or isinstance(self.target, _OnDevice)
         if isinstance(td, Composite) and by_member:
@@ -374,7 +374,7 @@ class _Walk:
                 entries[key] = as_entry(key, found, desc, path)
         return td._kd_like(entries, desc)
 
-    def _entry(self, value: Entry, beside: list[object], path: Path) -> object:
+    def _entry(self, value: Entry, beside: list[object], path: KeyPath) -> object:
         if is_unbatched(value):
             value, beside = value._tensor, list(map(_unwrapped, beside))
         if isinstance(value, Tensor) or (self.is_leaf is not None and self.is_leaf(type(value))):
@@ -394,7 +394,7 @@ class _Walk:
         inner = self.level(value, tuple(beside), path)
         return inner if holds_entries(inner) or not _leaves_out(value, self.filter_empty) else None
 
-    def _entries_beside(self, mine: Entries, other: object, path: Path) -> Entries:
+    def _entries_beside(self, mine: Entries, other: object, path: KeyPath) -> Entries:
         if other is self.default:
             return {}
         theirs = entries_of(other) if isinstance(other, AbstractContainer) else None
@@ -510,7 +510,7 @@ def _is_entry(kind: type) -> bool:
 
 
 def _stage_results(
-    td: AbstractContainer, result: AbstractContainer, path: Path, writes: list[Write]
+    td: AbstractContainer, result: AbstractContainer, path: KeyPath, writes: list[Write]
 ) -> None:
     """Check the results for one level, and note the writes."""
     if isinstance(td, Composite):

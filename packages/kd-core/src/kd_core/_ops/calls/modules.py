@@ -38,18 +38,18 @@ from kd_core._torch_private import make_subclass, maybe_current_level
 if TYPE_CHECKING:
     from typing import Self
 
+    from kd_core._keys import KeyPath
     from kd_core._nodes.entry import Entries, Entry, Node
 
     Store: TypeAlias = dict[str, Tensor | None]
     Names: TypeAlias = list[str]
-    Path: TypeAlias = tuple[str, ...]
     Slot: TypeAlias = tuple[int, str]
     """A row of a route, and a name in the dict that it stands for."""
     Row: TypeAlias = tuple[int, str, weakref.ref[nn.Module], int, str, Names]
     Moved: TypeAlias = tuple[nn.Module, Store, Store, Store]
     """A module, and what its parameters, its buffers and some of its other attributes were."""
     Taken: TypeAlias = tuple[list[tuple[Store, Store]], list[RNNBase], list[Moved]]
-    Place: TypeAlias = tuple[nn.Module, Path, Tensor]
+    Place: TypeAlias = tuple[nn.Module, KeyPath, Tensor]
 
 _PLAIN: Final = (Tensor, nn.Parameter)
 
@@ -321,7 +321,7 @@ class MovingScope(ModuleScope):
         return _like_entries(self._kd_entries, made)
 
 
-def _find_places(entries: Entries, module: nn.Module, path: Path, places: list[Place]) -> None:
+def _find_places(entries: Entries, module: nn.Module, path: KeyPath, places: list[Place]) -> None:
     """Add for each tensor of some entries the module that takes it, and its path."""
     for name in _in_order(entries, _names_of(module)):
         entry, here = entries[name], (*path, name)
@@ -429,7 +429,7 @@ class CopyingScope:
         return made
 
 
-def _flat(entries: Entries, path: Path) -> Iterator[tuple[Path, Entry]]:
+def _flat(entries: Entries, path: KeyPath) -> Iterator[tuple[KeyPath, Entry]]:
     """Yield the tensors and the data of nested entries by their paths."""
     for key, entry in entries.items():
         here = (*path, key)
@@ -512,7 +512,7 @@ class _Route:
         entries: Entries,
         module: nn.Module,
         place: tuple[int, str],
-        path: Path,
+        path: KeyPath,
         owners: dict[int, Slot],
         seen: set[tuple[int, str]],
     ) -> bool:
@@ -666,7 +666,7 @@ def _rebuild_weights(module: RNNBase) -> None:
     object.__setattr__(module, "_flat_weights", found)
 
 
-def _child(module: nn.Module, name: str, entry: Entry, path: Path) -> tuple[Entries, nn.Module]:
+def _child(module: nn.Module, name: str, entry: Entry, path: KeyPath) -> tuple[Entries, nn.Module]:
     entries = entries_of(cast("Node", entry))
     if entries is None:
         _home_of(module, name, path)  # a module that lacks it says so
@@ -677,13 +677,13 @@ def _child(module: nn.Module, name: str, entry: Entry, path: Path) -> tuple[Entr
     return entries, child
 
 
-def _not_a_tensor(path: Path) -> InvalidArgument:
+def _not_a_tensor(path: KeyPath) -> InvalidArgument:
     return InvalidArgument(
         f"entry {format_key(path)} must be a tensor: a module takes tensors only."
     )
 
 
-def _home_of(module: nn.Module, name: str, path: Path) -> str:
+def _home_of(module: nn.Module, name: str, path: KeyPath) -> str:
     """Return the attribute that is the dict in which a module keeps a tensor."""
     if name in module._parameters:
         return "_parameters"
@@ -692,7 +692,7 @@ def _home_of(module: nn.Module, name: str, path: Path) -> str:
     raise _unknown(path, "parameter or buffer", module, [*module._parameters, *module._buffers])
 
 
-def _unknown(path: Path, what: str, module: nn.Module, names: list[str]) -> KeyNotFound:
+def _unknown(path: KeyPath, what: str, module: nn.Module, names: list[str]) -> KeyNotFound:
     near = nearest_key(path[-1], names)
     hint = "" if near is None else f" Did you mean {format_key(near)}?"
     return KeyNotFound(
@@ -724,7 +724,7 @@ def _exchange_traced(entries: Entries, module: nn.Module) -> Callable[[], None]:
 
 
 def _find_slots(
-    entries: Entries, module: nn.Module, path: Path, slots: list[tuple[Store, str, Tensor]]
+    entries: Entries, module: nn.Module, path: KeyPath, slots: list[tuple[Store, str, Tensor]]
 ) -> None:
     for name in _in_order(entries, _names_of(module)):
         entry = entries[name]

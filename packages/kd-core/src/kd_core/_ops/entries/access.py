@@ -41,9 +41,7 @@ from kd_core._protocol.primitives import (
 from kd_core._types import NO_DEFAULT, NoDefault
 
 if TYPE_CHECKING:
-    from typing import Self
-
-    from typing_extensions import TypeVar
+    from typing import Self, TypeVar
 
     from kd_core._nodes.entry import Entry
     from kd_core._protocol.composite import Side

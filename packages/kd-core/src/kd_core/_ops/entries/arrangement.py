@@ -16,7 +16,7 @@ from kd_core._errors import (
     OutOfRange,
     wrong_type,
 )
-from kd_core._keys import Path, format_key, path_of, several
+from kd_core._keys import KeyPath, format_key, path_of, several
 from kd_core._leaves.loops import find_entry
 from kd_core._nodes import registry
 from kd_core._nodes.entry import tensor_of
@@ -326,18 +326,18 @@ def _copied(levels: dict[str, Entry]) -> dict[str, Entry]:
     return {key: cast("AbstractContainer", level)._kd_shallow() for key, level in levels.items()}
 
 
-def _pairs(mapping: object) -> list[tuple[Path, Path]]:
+def _pairs(mapping: object) -> list[tuple[KeyPath, KeyPath]]:
     if not isinstance(mapping, Mapping):
         raise wrong_type("`mapping`", "a mapping of keys or a function", mapping)
     return [(path_of(old), path_of(new)) for old, new in mapping.items()]
 
 
-def _under_new_names(td: A, pairs: Sequence[tuple[Path, Path]], strict: bool) -> A:
+def _under_new_names(td: A, pairs: Sequence[tuple[KeyPath, KeyPath]], strict: bool) -> A:
     """Remove the entries from a copy of one level, then store them under their new names."""
     if isinstance(td, Composite):
         return td._by_member(lambda member: _under_new_names(member, pairs, strict))
     copy = _dense(td)
-    moved: list[tuple[Path, Path, Entry]] = []
+    moved: list[tuple[KeyPath, KeyPath, Entry]] = []
     for old, new in pairs:
         entry = find_entry(copy._kd_entries, old)
         if entry is None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from kd_core._errors import KeyCollision, batch_does_not_fit, wrong_type
-from kd_core._keys import Path, format_key, path_of, plain_str, several
+from kd_core._keys import KeyPath, format_key, path_of, plain_str, several
 from kd_core._leaves.foreach import PLAIN
 from kd_core._leaves.loops import kinds_by_key, missing_key, walk_error
 from kd_core._leaves.writes import Write, check_write, write_all, write_checked
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _Commit: TypeAlias = "Callable[[], None]"
 Staged: TypeAlias = "list[_Commit | _Deciding]"
-IsLeaf: TypeAlias = Callable[[type], bool]
+LeafTest: TypeAlias = Callable[[type], bool]
 _LEVELS: Final = (AbstractContainer, Mapping)
 _TENSORS: Final = (AbstractContainer, Tensor)
 
@@ -47,14 +47,14 @@ class Update:
         self,
         clone: bool = False,
         inplace: bool = False,
-        only: list[Path] | None = None,
+        only: list[KeyPath] | None = None,
         non_blocking: bool = False,
-        is_leaf: IsLeaf | None = None,
+        is_leaf: LeafTest | None = None,
     ) -> None:
         self.clone, self.inplace, self.only = clone, inplace, only
         self.non_blocking, self.is_leaf = non_blocking, is_leaf
 
-    def below(self, only: list[Path] | None) -> Update:
+    def below(self, only: list[KeyPath] | None) -> Update:
         """Return the same rules for a nested container."""
         return Update(self.clone, self.inplace, only, self.non_blocking, self.is_leaf)
 
@@ -85,12 +85,14 @@ def sources_of(source: object, entries: dict[str, object]) -> list[object]:
     return [*sources, entries] if entries else sources
 
 
-def paths_to_update(keys: Iterable[NestedKey]) -> list[Path]:
+def paths_to_update(keys: Iterable[NestedKey]) -> list[KeyPath]:
     """Return the paths of the keys that alone are updated."""
     return [path_of(key) for key in several(keys, "`keys_to_update`")]
 
 
-def _narrowed(only: list[Path] | None, key: str, value: object) -> tuple[bool, list[Path] | None]:
+def _narrowed(
+    only: list[KeyPath] | None, key: str, value: object
+) -> tuple[bool, list[KeyPath] | None]:
     """Return whether an update takes the value at `key`, and which paths below it."""
     if only is None:
         return True, None
@@ -102,7 +104,7 @@ def _narrowed(only: list[Path] | None, key: str, value: object) -> tuple[bool, l
     return isinstance(value, _LEVELS), below  # nothing is below a tensor
 
 
-def narrowed_items(items: Mapping[str, object], only: list[Path]) -> dict[str, object]:
+def narrowed_items(items: Mapping[str, object], only: list[KeyPath]) -> dict[str, object]:
     """Return the part of a source that some paths name, nested levels as plain dicts."""
     found: dict[str, object] = {}
     for key, value in items.items():
@@ -126,7 +128,7 @@ def merge(td: AbstractContainer, sources: Iterable[object], how: Update) -> None
 
 
 def stage_merge(
-    level: AbstractContainer, source: object, path: Path, how: Update, stage: Staged
+    level: AbstractContainer, source: object, path: KeyPath, how: Update, stage: Staged
 ) -> bool:
     """Stage an update from a source; a stack takes the entries of one like it member by member.
 
@@ -159,7 +161,7 @@ def _entries_for(
 def _stage_update(
     level: AbstractContainer,
     items: Iterable[tuple[str, object]],
-    path: Path,
+    path: KeyPath,
     how: Update,
     stage: Staged,
 ) -> bool:
@@ -220,7 +222,7 @@ def _staged_set(level: AbstractContainer, key: str, entry: Entry) -> _Commit:
 
 
 def _staged_write(
-    level: AbstractContainer, path: Path, value: object, non_blocking: bool = False
+    level: AbstractContainer, path: KeyPath, value: object, non_blocking: bool = False
 ) -> _Commit | _Deciding:
     writes = level._kd_writes(path[-1], value, path)
     if is_compiling():
@@ -252,7 +254,7 @@ def _is_same_data(current: Entry, value: object) -> bool:
 
 
 def stage_writes(
-    level: AbstractContainer, source: object, path: Path, how: Update, stage: Staged
+    level: AbstractContainer, source: object, path: KeyPath, how: Update, stage: Staged
 ) -> None:
     """Stage the writes of a source into entries that exist."""
     kinds = kinds_by_key(level._kd_entries)

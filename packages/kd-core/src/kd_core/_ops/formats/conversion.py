@@ -35,9 +35,9 @@ from kd_core._protocol.primitives import AbstractContainer, engine, is_container
 if TYPE_CHECKING:
     from typing import Self
 
+    from kd_core._keys import KeyPath
     from kd_core._nodes.entry import Data, Entries, Entry
 
-    Path = tuple[str, ...]
 
 BATCH_SIZE: Final = "__batch_size"
 DEVICE: Final = "__device"
@@ -220,7 +220,7 @@ class Conversion(AbstractContainer):
         return rows
 
 
-def _arrays(td: AbstractContainer, path: Path) -> dict[str, object]:
+def _arrays(td: AbstractContainer, path: KeyPath) -> dict[str, object]:
     """Return the leaves of a level and of those below as arrays."""
     plain: dict[str, object] = {}
     for key, value in td._kd_entries.items():
@@ -241,7 +241,7 @@ def _arrays(td: AbstractContainer, path: Path) -> dict[str, object]:
 
 
 def _member_states(
-    td: AbstractContainer, state: Mapping[str, object], path: Path
+    td: AbstractContainer, state: Mapping[str, object], path: KeyPath
 ) -> list[tuple[AbstractContainer, object]] | None:
     """Return the members of a stack with the state of each; `None` if the state has no members."""
     if MEMBERS not in state:
@@ -467,7 +467,7 @@ def _stage(
     td: AbstractContainer,
     state: object,
     strict: bool,
-    path: Path,
+    path: KeyPath,
     writes: list[Write],
 ) -> None:
     """Check a level and append its writes."""

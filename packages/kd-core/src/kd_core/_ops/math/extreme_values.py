@@ -21,20 +21,20 @@ if TYPE_CHECKING:
 
     E = TypeVar("E", bound=AbstractContainer)
 
-W = TypeVar("W")
+V = TypeVar("V")
 How: TypeAlias = tuple[bool, bool]
 """Whether all leaves are reduced together, and whether indices are wanted."""
 
 
-class Extremes(NamedTuple, Generic[W]):
+class Extremes(NamedTuple, Generic[V]):
     """The extreme values along a dimension and their indices, as type checkers see them.
 
     They are of the type that torch returns for a tensor, such as `torch.return_types.max`, which
     takes two containers as well. Traced code, which cannot build one, has this class.
     """
 
-    values: W
-    indices: W
+    values: V
+    indices: V
 
 
 Along: TypeAlias = Callable[..., "tuple[Tensor, Tensor]"]
@@ -106,11 +106,11 @@ def _call(along: Along, axis: int, keepdim: bool, leaf: Tensor) -> tuple[Tensor,
     return along(leaf, axis, keepdim)
 
 
-def _as_torch(along: Along, values: W, indices: W) -> Extremes[W]:
+def _as_torch(along: Along, values: V, indices: V) -> Extremes[V]:
     if is_compiling():
         return Extremes(values, indices)
     kind = getattr(torch.return_types, along.__name__)
-    return cast("Extremes[W]", kind((values, indices)))
+    return cast("Extremes[V]", kind((values, indices)))
 
 
 def _joined(td: AbstractContainer, axis: int) -> Tensor:

@@ -19,7 +19,6 @@ from kd_core._ops.scopes.undoing import (
     WAS_UNLOCKED,
     Kept,
     Moved,
-    Path,
     Relocked,
     note,
     was_locked,
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
+    from kd_core._keys import KeyPath
     from kd_core._nodes.entry import Entry
     from kd_core._ops.scopes.undoing import Origin, Undo
 
@@ -211,8 +211,8 @@ class _Seen:
         self.version = _version(entry)
 
 
-Snapshot: TypeAlias = "dict[Path, _Seen] | list[Snapshot]"
-Parts: TypeAlias = "dict[Path, list[_Seen]]"
+Snapshot: TypeAlias = "dict[KeyPath, _Seen] | list[Snapshot]"
+Parts: TypeAlias = "dict[KeyPath, list[_Seen]]"
 
 
 def _snapshot(view: AbstractContainer) -> Snapshot:
@@ -226,7 +226,7 @@ def _parts(view: AbstractContainer) -> Parts:
     """Record the entries of a container; of a stack, at any level, those of each member."""
     found: Parts = {}
 
-    def record(level: AbstractContainer, path: Path) -> None:
+    def record(level: AbstractContainer, path: KeyPath) -> None:
         if isinstance(level, Composite):
             for member in level._members:
                 record(member, path)
@@ -241,7 +241,7 @@ def _parts(view: AbstractContainer) -> Parts:
     return found
 
 
-def _leaves(level: AbstractContainer, path: Path) -> Iterator[tuple[Path, Entry]]:
+def _leaves(level: AbstractContainer, path: KeyPath) -> Iterator[tuple[KeyPath, Entry]]:
     """Yield the tensors and the data of all levels; a nested stack is read."""
     for key, value in level._kd_entries.items():
         if isinstance(value, AbstractContainer):
@@ -305,7 +305,7 @@ def _carry_rows_back(
 
 
 def _is_unchanged(
-    source: AbstractContainer, target: Path, entry: Entry, seen: _Seen | None
+    source: AbstractContainer, target: KeyPath, entry: Entry, seen: _Seen | None
 ) -> bool:
     """Return whether the source has the values of an entry without being written."""
     if seen is None or seen.entry is not entry:

@@ -19,6 +19,7 @@ from kd_core._batch.descriptor import LOCKED_BY_USER
 from kd_core._batch.plans import unchanged
 from kd_core._batch.shapes import numel
 from kd_core._errors import InvalidArgument
+from kd_core._keys import KeyPath
 from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import (
     AbstractContainer,
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     class Undo(Protocol):
         """How entries of a result become entries of the source again."""
 
-        def path(self, path: Path) -> Path:
+        def path(self, path: KeyPath) -> KeyPath:
             """Return where an entry of the result belongs in the source."""
 
         def entry(self, entry: Entry) -> Entry:
@@ -48,9 +49,6 @@ if TYPE_CHECKING:
 
     G = TypeVar("G")
     W = TypeVar("W", bound=AbstractContainer)
-
-
-Path: TypeAlias = tuple[str, ...]
 
 
 Origin: TypeAlias = (
@@ -138,7 +136,7 @@ class Moved:
                 "number of rows differs. Assign the result to a name instead of using `with`."
             )
 
-    def path(self, path: Path) -> Path:
+    def path(self, path: KeyPath) -> KeyPath:
         return path
 
     def entry(self, entry: Entry) -> Entry:
@@ -173,10 +171,10 @@ class Flattened:
         self, source: AbstractContainer, given: tuple[str, Callable[[type], bool] | None]
     ) -> None:
         self.separator, self.is_leaf = given
-        self.paths: dict[str, Path] = {}
+        self.paths: dict[str, KeyPath] = {}
         self._note(source, ())
 
-    def _note(self, level: AbstractContainer, path: Path) -> None:
+    def _note(self, level: AbstractContainer, path: KeyPath) -> None:
         """Record the path of each flat name."""
         if isinstance(level, Composite):
             for member in level._members:
@@ -189,7 +187,7 @@ class Flattened:
             else:
                 self.paths[self.separator.join((*path, key))] = (*path, key)
 
-    def path(self, path: Path) -> Path:
+    def path(self, path: KeyPath) -> KeyPath:
         name, *below = path
         known = self.paths.get(name)
         if known is None:
@@ -208,7 +206,7 @@ class Unflattened:
     def __init__(self, source: AbstractContainer, separator: str) -> None:
         self.separator = separator
 
-    def path(self, path: Path) -> Path:
+    def path(self, path: KeyPath) -> KeyPath:
         return (self.separator.join(path),)
 
     def entry(self, entry: Entry) -> Entry:
@@ -223,7 +221,7 @@ class Kept:
     def __init__(self, source: AbstractContainer, given: None) -> None:
         pass
 
-    def path(self, path: Path) -> Path:
+    def path(self, path: KeyPath) -> KeyPath:
         return path
 
     def entry(self, entry: Entry) -> Entry:
@@ -250,7 +248,7 @@ class Relocked:
     def __init__(self, source: AbstractContainer, reason: str | None) -> None:
         self.reason = reason
 
-    def path(self, path: Path) -> Path:
+    def path(self, path: KeyPath) -> KeyPath:
         return path
 
     def entry(self, entry: Entry) -> Entry:
