@@ -88,10 +88,10 @@ CHOICES = (
         "isinstance(source, Tensor)",
         "`kd_core._containers.dense`: a nested container",
     ),
-    Choice("f(overriding)", "torch.exp(overriding)", "`kd_core._protocol.overrides`"),
-    Choice("parameters['weight']", "linear.weight", "`kd_nn._plan.inlining`"),
-    Choice("identity.forward(x)", "identity(x)", "`kd_nn._plan.inlining`"),
-    Choice("five(x)", "sequential(x)", "`kd_nn._plan.inlining`: five identities"),
+    Choice("f(overriding)", "torch.exp(overriding)", "`kd_core._protocol.primitives`"),
+    Choice("parameters['weight']", "linear.weight", "`kd_nn._plan.eager`"),
+    Choice("identity.forward(x)", "identity(x)", "`kd_nn._plan.eager`"),
+    Choice("five(x)", "sequential(x)", "`kd_nn._plan.eager`: five identities"),
 )
 
 

@@ -22,7 +22,7 @@ WIDTH = 100
 
 KERNELS = " ".join(f"{op}_tensor {op}_tensor_" for op in ("add", "div", "mul", "sub"))
 FUNCTIONS = "as_float as_truth binary binary_ binary_of_tensors binary_of_tensors_ binary_swapped "
-FUNCTIONS += "cast_leaves compared reflected unary unary_"
+FUNCTIONS += "cast_leaves compared is_comparable reflected unary unary_"
 COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 
 POINTWISE = '''"""Pointwise operations: one typed method per row of `table.py`.
@@ -40,18 +40,16 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from kd_core._leaves.foreach import (%s)
-from kd_core._leaves.in_place import fmax_, fmin_, logaddexp_, maximum_, minimum_
+from kd_core._leaves.writes import fmax_, fmin_, logaddexp_, maximum_, minimum_
 from kd_core._naming import also_named
 from kd_core._ops.math.binary import (%s)
-from kd_core._ops.math.operands import is_comparable
 from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
     from typing import Self
 
-    from kd_core._ops.math.binary import CastFilter
-    from kd_core._ops.math.defaults import Default
-    from kd_core._ops.math.operands import Comparable, Operand
+    from kd_core._ops.math.binary import CastFilter, Comparable, Operand
+    from kd_core._ops.math.blending import Default
 
 OPERATORS: Final = {  # of the operations that have one: "truediv" for `/`, which is `__truediv__`
 %s}
@@ -70,7 +68,7 @@ from typing import TYPE_CHECKING, Literal, overload
 
 import torch
 
-from kd_core._ops.math.operands import reduced_to
+from kd_core._ops.math.binary import reduced_to
 from kd_core._ops.math.reducing import logsumexp, norm, prod, reduced
 from kd_core._protocol.primitives import AbstractContainer
 
@@ -79,7 +77,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from kd_core._ops.entries.updating import KeyFn
+    from kd_core._ops.entries.access import KeyFn
     from kd_core._ops.math.reducing import Dim
 '''
 
@@ -341,7 +339,7 @@ def default_body(row: "BinaryRow") -> tuple[str, ...]:
     apply, operand = applied(row)
     end = "" if apply == "binary" else f", otherwise={apply}"
     call = f"binary_with_default(self, {operand}, {function}, default{end})"
-    load = "from kd_core._ops.math.defaults import binary_with_default"
+    load = "from kd_core._ops.math.blending import binary_with_default"
     return "if default is not None:", f"    {load}", "", f"    return {call}"
 
 

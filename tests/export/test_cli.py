@@ -17,8 +17,7 @@ from tests.export.models import case
 import kd_export
 from kd_core import TensorDict
 from kd_export import Axis, Entry, KeyMismatch, Schema
-from kd_export._commands import header
-from kd_export.cli import main
+from kd_export.cli import header, main
 
 
 @pytest.fixture(scope="module")
@@ -175,7 +174,7 @@ class Filtered(PathFinder):
 sys.meta_path[:] = [Filtered if f is PathFinder else f for f in sys.meta_path]
 import warnings
 warnings.simplefilter("ignore")
-from kd_export._commands import header
+from kd_export.cli import header
 from kd_export.cli import main
 for line in sys.stdin:
     told = io.StringIO()

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 import kd_export
 from kd_export import UntrustedArtifact
-from kd_export._commands import strip
-from kd_export.cli import main
+from kd_export.cli import main, strip
 
 HERE = Path(__file__).name.encode()
 X = torch.arange(6.0).reshape(2, 3)

@@ -13,7 +13,7 @@ from torch import nn
 import kd_export
 from kd_export import ExportError, VerifyError
 from kd_export._schema.onnx_file import schema_field
-from kd_export._schema.vectors import draw
+from kd_export._schema.schema import draw
 from kd_nn import TensorDictModule
 
 

@@ -169,7 +169,7 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
     program.save(folder / "good.onnx")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("kd_export._backends.onnx.LARGEST_INSIDE", 0)
-        patch.setattr("kd_export._backends.onnx_translation.LARGE", 256)
+        patch.setattr("kd_export._backends.onnx_operators.LARGE", 256)
         program.save(folder / "beside.onnx")
     if importlib.util.find_spec("openvino") is not None:
         program.save(folder / "good.xml")

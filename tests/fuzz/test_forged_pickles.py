@@ -32,7 +32,7 @@ from kd_core import (
     lazy_stack,
 )
 from kd_core._batch.descriptor import restore_descriptor
-from kd_core._batch.names import restore_size
+from kd_core._batch.shapes import restore_size
 from kd_core._containers.dense import restore_dense
 from kd_core._containers.lazy_stack import restore_stack
 from kd_core._containers.non_tensor import restore_row_of_batch

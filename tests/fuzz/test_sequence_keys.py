@@ -14,7 +14,7 @@ from tests.fuzz.conftest import Seeds
 from tests.fuzz.key_edits import EDITS, World, expected
 
 from kd_nn import TensorDictModule, TensorDictSequential
-from kd_nn._dispatch.dispatch import keys_of
+from kd_nn._dispatch import keys_of
 
 
 def check(world: World) -> int:

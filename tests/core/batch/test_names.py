@@ -4,7 +4,7 @@ import copy
 import pickle
 
 from kd_core._batch.descriptor import describe
-from kd_core._batch.names import NamedSize, names_of, resized, with_names, without_names
+from kd_core._batch.shapes import NamedSize, names_of, resized, with_names, without_names
 
 
 def test_a_named_size_is_an_integer() -> None:

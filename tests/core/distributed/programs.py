@@ -20,7 +20,7 @@ from kd_core import (
     lazy_stack,
     stack,
 )
-from kd_core._distributed import agreement
+from kd_core._distributed import groups
 
 PROGRAMS = Programs()
 program = PROGRAMS.add
@@ -418,7 +418,7 @@ def calls_that_do_not_agree(rank: int) -> object:
 @program
 def agreement_in_a_large_group(rank: int) -> object:
     """Agree as more ranks do than can gather what each of them says."""
-    few, agreement.FEW_RANKS = agreement.FEW_RANKS, 1  # type: ignore[misc]  # in this process alone
+    few, groups.FEW_RANKS = groups.FEW_RANKS, 1  # type: ignore[misc]  # in this process alone
     try:
         different = error_of(TensorDict({"a": torch.zeros(2 + (rank == 1))}).all_reduce)
         td = plain(rank)
@@ -426,7 +426,7 @@ def agreement_in_a_large_group(rank: int) -> object:
         made = distributed.broadcast(ragged(1) if rank == 1 else None, 1)
         parts = ragged(rank).all_gather()
     finally:
-        agreement.FEW_RANKS = few  # type: ignore[misc]  # as above
+        groups.FEW_RANKS = few  # type: ignore[misc]  # as above
     return [
         different[0],
         td["a"].tolist(),

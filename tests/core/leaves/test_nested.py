@@ -20,7 +20,7 @@ from kd_core import (
     stack,
     store,
 )
-from kd_core._store.decoding import Decoder
+from kd_core._store.codec import Decoder
 from kd_core._store.segments import Spec
 
 LENGTHS = (2, 3, 0, 1)

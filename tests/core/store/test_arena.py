@@ -26,7 +26,7 @@ from kd_core import (
     lazy_stack,
     store,
 )
-from kd_core._store import places
+from kd_core._store import mapped_tensor
 
 
 def sample() -> TensorDict:
@@ -124,7 +124,7 @@ def test_where_leaves_are_is_known(tmp_path: Path) -> None:
     assert not TensorDict().is_memmap()
     del td
     gc.collect()
-    assert not places._LIVE
+    assert not mapped_tensor._LIVE
 
 
 def test_an_arena_is_sealed(tmp_path: Path) -> None:
@@ -268,7 +268,7 @@ def test_other_processes_map_the_same_file(tmp_path: Path) -> None:
     assert td["a"].tolist() == [0, 8, 8]
     del td, other
     gc.collect()
-    assert not places._LIVE
+    assert not mapped_tensor._LIVE
     again = pickle.loads(pickled)  # as in a process that has not mapped it yet
     again["n", "b"].fill_(6)
     assert TensorDict.load_memmap(tmp_path / "td")["n", "b"].tolist() == [[1, 1], [6, 6], [6, 6]]
@@ -287,7 +287,7 @@ def test_all_leaves_are_in_one_mapping(tmp_path: Path) -> None:
     count = 70_000  # a process may have some 65 000 mappings
     td = TensorDict(dict(zip(map(str, range(count)), torch.arange(count).unbind(), strict=True)))
     loaded = td.memmap(tmp_path / "td")
-    assert len(places._LIVE) == 1
+    assert len(mapped_tensor._LIVE) == 1
     assert loaded.saved_path == tmp_path / "td"
     assert torch.equal(torch.stack(list(loaded.values())), torch.arange(count))
 

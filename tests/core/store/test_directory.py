@@ -29,7 +29,7 @@ from kd_core import (
     refresh_archive_checksums,
     unpack_memmap,
 )
-from kd_core._store.canonical import canonical
+from kd_core._store.manifest import canonical
 
 
 def sample() -> TensorDict:

@@ -27,7 +27,7 @@ from kd_core import (
     lazy_stack,
     store,
 )
-from kd_core._store import places
+from kd_core._store import mapped_tensor
 
 
 def sample() -> TensorDict:
@@ -75,7 +75,7 @@ def test_an_empty_container_is_filled_entry_by_entry(tmp_path: Path) -> None:
     again["y"][2] = 6
     assert td["y"].tolist() == [0, 5, 6]
     del td
-    assert len(places._ROOTS) <= 1  # of `again`, which is not the whole of an arena
+    assert len(mapped_tensor._ROOTS) <= 1  # of `again`, which is not the whole of an arena
 
 
 def test_damage_of_any_of_its_files_is_detected(tmp_path: Path) -> None:

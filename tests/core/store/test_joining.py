@@ -22,9 +22,8 @@ from kd_core import (
     store,
 )
 from kd_core.__main__ import main
-from kd_core._store import registered
-from kd_core._store.canonical import canonical
-from kd_core._store.manifest import manifest_of, text_of
+from kd_core._store import manifest
+from kd_core._store.manifest import canonical, manifest_of, text_of
 
 
 class Point(TensorClass):
@@ -98,9 +97,9 @@ def test_the_command_needs_no_class(
     path = tmp_path / "points"
     with monkeypatch.context() as patch:
         for name in ("TYPES", "CLASSES", "_TYPE_NAMES", "_CLASS_NAMES"):
-            patch.setattr(registered, name, {})
-        patch.setattr("kd_core._store.encoding.CLASSES", registered.CLASSES)
-        patch.setattr("kd_core._store.values.TYPES", registered.TYPES)
+            patch.setattr(manifest, name, {})
+        patch.setattr("kd_core._store.codec.CLASSES", manifest.CLASSES)
+        patch.setattr("kd_core._store.manifest.TYPES", manifest.TYPES)
         store.register_class(Point, "joining.Point")
         store.register_type(
             date, "joining.date", encode=str, decode=lambda text: date.fromisoformat(str(text))
@@ -109,7 +108,7 @@ def test_the_command_needs_no_class(
         td = TensorDict({"p": Point(torch.ones(2), batch_size=[2]), "day": days}, [2])
         for _ in range(2):
             td.append_to(path)
-        known = registered._TYPE_NAMES, registered._CLASS_NAMES
+        known = manifest._TYPE_NAMES, manifest._CLASS_NAMES
     with (
         pytest.warns(UserWarning, match=r"joining\.Point"),
         pytest.raises(FormatError, match=r"the type 'joining\.date' is not registered"),
@@ -117,8 +116,8 @@ def test_the_command_needs_no_class(
         TensorDict.load(path)
     assert main(["compact", str(path)]) == 0
     assert "joining.Point (version 1) [4]" in capsys.readouterr().out
-    monkeypatch.setattr(registered, "_TYPE_NAMES", known[0])
-    monkeypatch.setattr(registered, "_CLASS_NAMES", known[1])
+    monkeypatch.setattr(manifest, "_TYPE_NAMES", known[0])
+    monkeypatch.setattr(manifest, "_CLASS_NAMES", known[1])
     loaded = TensorDict.load(path, verify="full")
     point: object = loaded.get("p")
     assert type(point) is Point

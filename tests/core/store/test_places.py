@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from kd_core import TensorDict
-from kd_core._store.places import _LIVE, _STARTS, place_of
+from kd_core._store.mapped_tensor import _LIVE, _STARTS, place_of
 
 
 def test_each_leaf_is_found_in_its_arena(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tests.core.content import containers
 
 from kd_core import NonTensorData, TensorDictBase, lazy_stack
-from kd_core._store.dtypes import WIRE
+from kd_core._store.mapped_tensor import WIRE
 
 DTYPES = tuple(WIRE)
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributions import Normal
 
 from kd_export import NotExportable, export
-from kd_export._capture.foreign import converted, is_foreign, recurrent_keys
+from kd_export._capture.flat_module import converted, is_foreign, recurrent_keys
 from kd_nn import TensorDictModule, TensorDictSequential
 
 Keys = list[Any]

@@ -10,7 +10,7 @@ from torch.export import ExportedProgram
 
 import kd_export
 from kd_export import BackendMissing, Runner, Schema
-from kd_export._running import backend as registry
+from kd_export._running import session as registry
 from kd_export._running.torch_runner import run_program
 
 

@@ -196,7 +196,7 @@ def test_a_model_in_the_format_of_onnxruntime_is_not_read(path: Path) -> None:
 def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A file whose weights are beside it, as those of 2 GiB are."""
     monkeypatch.setattr("kd_export._backends.onnx.LARGEST_INSIDE", 100)
-    monkeypatch.setattr("kd_export._backends.onnx_translation.LARGE", 256)
+    monkeypatch.setattr("kd_export._backends.onnx_operators.LARGE", 256)
     (tmp_path / "in").mkdir()
     model = Keyed(nn.Linear(30, 20), ["x"], ["y"])
     kd_export.save(model, tmp_path / "in" / "model.onnx", {"x": torch.randn(2, 30)})

@@ -9,8 +9,8 @@ from importlib.resources import files
 import pytest
 
 from kd_export import Axis, Entry, ExportError, KeyMismatch, Schema, SchemaVersion, Step, Vector
+from kd_export._schema.files import check_json
 from kd_export._schema.schema import LinearSize
-from kd_export._schema.wire import check_json
 
 SCHEMA = Schema(
     inputs=(Entry(("in", "x"), "in_x", "float32", ("batch", 3), -1.0, 1.0),),

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from kd_export import Axis, Entry, ExportError, Schema, ShapeMismatch, Vector
-from kd_export._schema.vectors import concrete, draw, positions, tolerance
+from kd_export._schema.schema import concrete, draw, positions, tolerance
 
 
 def schema(*entries: Entry) -> Schema:

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kd_export import KeyMismatch
-from kd_export._schema.wire import argument_names, as_key, nest, unnest, wire_key, wire_name
+from kd_export._schema.files import argument_names, as_key, nest, unnest, wire_key, wire_name
 
 KEYS = st.lists(st.text(max_size=4), min_size=1, max_size=3).map(tuple)
 

@@ -14,7 +14,7 @@ from kd_nn import (
     TensorDictModuleWrapper,
     TensorDictSequential,
 )
-from kd_nn._modules.resolved import Resolved, resolve_sequence
+from kd_nn._modules.sequence import Resolved, resolve_sequence
 
 
 def step(reads: str, writes: str) -> TensorDictModule:
@@ -187,6 +187,6 @@ def test_an_export_resolves_a_sequence_once(monkeypatch: pytest.MonkeyPatch) -> 
 
     model = TensorDictSequential(step("a", "b"), step("b", "c"))
     monkeypatch.setattr(Resolved, "is_current", is_current)
-    monkeypatch.setattr("kd_nn._modules.resolved.is_compiling", lambda: True)
+    monkeypatch.setattr("kd_nn._modules.sequence.is_compiling", lambda: True)
     assert resolve_sequence(model).in_keys == ("a",)
     assert len(tried) == 1

@@ -8,9 +8,8 @@ from kd_core._base import TensorDictBase as TensorDictBase
 from kd_core._base import default_is_leaf as default_is_leaf
 from kd_core._base import is_leaf_nontensor as is_leaf_nontensor
 from kd_core._base import is_tensor_collection as is_tensor_collection
-from kd_core._combine.stacking import cat as cat
-from kd_core._combine.stacking import stack as stack
-from kd_core._containers.attributes import TensorAttrs as TensorAttrs
+from kd_core._combine.joining import cat as cat
+from kd_core._combine.joining import stack as stack
 from kd_core._containers.lazy_stack import LazyStackedTensorDict as LazyStackedTensorDict
 from kd_core._containers.lazy_stack import dense_stack_tds as dense_stack_tds
 from kd_core._containers.lazy_stack import lazy_stack as lazy_stack
@@ -25,6 +24,7 @@ from kd_core._containers.redis_store import (
     LazyStackedTensorDictStore as LazyStackedTensorDictStore,
 )
 from kd_core._containers.redis_store import TensorDictStore as TensorDictStore
+from kd_core._containers.tensorclass import TensorAttrs as TensorAttrs
 from kd_core._containers.tensorclass import TensorClass as TensorClass
 from kd_core._containers.tensorclass import TypedTensorDict as TypedTensorDict
 from kd_core._containers.tensorclass import is_tensorclass as is_tensorclass
@@ -56,38 +56,38 @@ from kd_core._keys import unravel_key_list as unravel_key_list
 from kd_core._keys import unravel_key_to_tuple as unravel_key_to_tuple
 from kd_core._naming import publish as _publish
 from kd_core._ops.calls.modules import ModuleBusy as ModuleBusy
-from kd_core._ops.entries.listing import LinkedList as LinkedList
-from kd_core._torch import pickling as _pickling
+from kd_core._ops.entries.access import LinkedList as LinkedList
+from kd_core._torch import functions as _pickling
 from kd_core._torch import pytree as _pytree
 from kd_core._torch.functions import torch_functions as torch_functions
 from kd_core._types import NO_DEFAULT as NO_DEFAULT
 from kd_core._types import NestedKey as NestedKey
 
 if TYPE_CHECKING:
-    from kd_core._combine.collating import collate as collate
-    from kd_core._combine.grouping import group_by as group_by
-    from kd_core._combine.membership import isin as isin
-    from kd_core._combine.membership import remove_duplicates as remove_duplicates
-    from kd_core._combine.merging import merge_tensordicts as merge_tensordicts
+    from kd_core._combine.joining import group_by as group_by
+    from kd_core._combine.joining import isin as isin
+    from kd_core._combine.joining import merge_tensordicts as merge_tensordicts
+    from kd_core._combine.joining import remove_duplicates as remove_duplicates
+    from kd_core._combine.padding import collate as collate
     from kd_core._combine.padding import pad as pad
     from kd_core._combine.padding import pad_sequence as pad_sequence
     from kd_core._combine.padding import unpad_sequence as unpad_sequence
     from kd_core._containers.declaring import from_dataclass as from_dataclass
     from kd_core._containers.declaring import tensorclass as tensorclass
-    from kd_core._containers.factories import from_module as from_module
-    from kd_core._containers.factories import make_tensordict as make_tensordict
-    from kd_core._display.printing import get_printoptions as get_printoptions
-    from kd_core._display.printing import set_printoptions as set_printoptions
-    from kd_core._display.reporting import Buffer as Buffer
-    from kd_core._display.reporting import print_directory_tree as print_directory_tree
-    from kd_core._display.reporting import timeit as timeit
-    from kd_core._leaves.questions import expand_as_right as expand_as_right
-    from kd_core._leaves.questions import expand_right as expand_right
-    from kd_core._leaves.questions import is_bool as is_bool
-    from kd_core._leaves.questions import is_floating as is_floating
-    from kd_core._leaves.questions import is_inexact as is_inexact
-    from kd_core._leaves.questions import is_integer as is_integer
-    from kd_core._ops.values.pack_layout import PackLayout as PackLayout
+    from kd_core._containers.tensordict import from_module as from_module
+    from kd_core._containers.tensordict import make_tensordict as make_tensordict
+    from kd_core._display import Buffer as Buffer
+    from kd_core._display import get_printoptions as get_printoptions
+    from kd_core._display import print_directory_tree as print_directory_tree
+    from kd_core._display import set_printoptions as set_printoptions
+    from kd_core._display import timeit as timeit
+    from kd_core._leaves.loops import expand_as_right as expand_as_right
+    from kd_core._leaves.loops import expand_right as expand_right
+    from kd_core._leaves.loops import is_bool as is_bool
+    from kd_core._leaves.loops import is_floating as is_floating
+    from kd_core._leaves.loops import is_inexact as is_inexact
+    from kd_core._leaves.loops import is_integer as is_integer
+    from kd_core._ops.values.placement import PackLayout as PackLayout
     from kd_core._store.mapped_tensor import MemoryMappedTensor as MemoryMappedTensor
     from kd_core._switches import capture_non_tensor_stack as capture_non_tensor_stack
     from kd_core._switches import get_defaults_to_none as get_defaults_to_none
@@ -135,19 +135,15 @@ __version__: Final = "0.1.0"
 _publish(
     __name__,
     later={
-        "kd_core._combine.collating": "collate",
-        "kd_core._combine.grouping": "group_by",
-        "kd_core._combine.membership": "isin remove_duplicates",
-        "kd_core._combine.merging": "merge_tensordicts",
-        "kd_core._combine.padding": "pad pad_sequence unpad_sequence",
+        "kd_core._combine.joining": "group_by isin merge_tensordicts remove_duplicates",
+        "kd_core._combine.padding": "collate pad pad_sequence unpad_sequence",
         "kd_core._containers.declaring": "from_dataclass tensorclass",
-        "kd_core._containers.factories": "from_module make_tensordict",
-        "kd_core._display.printing": "get_printoptions set_printoptions",
-        "kd_core._display.reporting": "Buffer print_directory_tree timeit",
-        "kd_core._leaves.questions": (
+        "kd_core._containers.tensordict": "from_module make_tensordict",
+        "kd_core._display": "Buffer get_printoptions print_directory_tree set_printoptions timeit",
+        "kd_core._leaves.loops": (
             "expand_as_right expand_right is_bool is_floating is_inexact is_integer"
         ),
-        "kd_core._ops.values.pack_layout": "PackLayout",
+        "kd_core._ops.values.placement": "PackLayout",
         "kd_core._store.mapped_tensor": "MemoryMappedTensor",
         "kd_core._switches": (
             "capture_non_tensor_stack get_defaults_to_none lazy_legacy list_to_stack "
@@ -155,12 +151,12 @@ _publish(
             "set_list_to_stack"
         ),
         "kd_core.convert": (
-            "LeafSchema TensorDictFuture append_memmap from_any from_arrow from_consolidated "
-            "from_csv from_dict from_h5 "
+            "append_memmap from_any from_arrow from_consolidated from_csv from_dict from_h5 "
             "from_json from_list from_modules from_namedtuple from_pandas from_parquet "
             "from_pytree from_safetensors from_schema from_struct_array from_tuple from_zarr "
-            "fromkeys is_memmap_archive load load_memmap memmap pack_memmap "
-            "refresh_archive_checksums save to_arrow to_safetensors unpack_memmap"
+            "fromkeys is_memmap_archive LeafSchema load load_memmap memmap pack_memmap "
+            "refresh_archive_checksums save TensorDictFuture to_arrow to_safetensors "
+            "unpack_memmap"
         ),
     },
 )

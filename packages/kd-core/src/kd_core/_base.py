@@ -12,17 +12,14 @@ from torch import Tensor
 from kd_core._naming import also_named, leaves_out, offered_names, public_in
 from kd_core._nodes import registry
 from kd_core._nodes.entry import TensorData, Values
-from kd_core._ops.calls.apply import Apply
+from kd_core._ops.calls.apply import Apply, Parallel
 from kd_core._ops.calls.modules import Modules
-from kd_core._ops.calls.parallel import Parallel
 from kd_core._ops.entries.access import Access
-from kd_core._ops.entries.arrangement import Arrangement
-from kd_core._ops.entries.structure import Structure
+from kd_core._ops.entries.structure import Arrangement, Structure
 from kd_core._ops.formats.conversion import Conversion
-from kd_core._ops.formats.files import Formats
+from kd_core._ops.formats.files import Formats, Saving
 from kd_core._ops.formats.objects import Objects
 from kd_core._ops.formats.processes import Processes
-from kd_core._ops.formats.saving import Saving
 from kd_core._ops.math.autograd import Autograd
 from kd_core._ops.math.blending import Blending
 from kd_core._ops.math.pointwise import (
@@ -37,25 +34,23 @@ from kd_core._ops.math.pointwise import (
 )
 from kd_core._ops.math.reduction import Reductions
 from kd_core._ops.math.statistics import Statistics
-from kd_core._ops.scopes.contexts import Contexts
+from kd_core._ops.scopes import Contexts
 from kd_core._ops.selection.indexing import Indexing
 from kd_core._ops.selection.partition import Partition
 from kd_core._ops.shape.description import Description
-from kd_core._ops.shape.dimensions import Dimensions
 from kd_core._ops.shape.ragged import Ragged, as_stack, densified
-from kd_core._ops.shape.shaping import Shape
+from kd_core._ops.shape.shaping import Dimensions, Shape
 from kd_core._ops.values.filling import Filling
 from kd_core._ops.values.inventory import Inventory
-from kd_core._ops.values.memory_maps import MemoryMaps
 from kd_core._ops.values.placement import Placement, dense_copy
-from kd_core._ops.values.storage import Storage
-from kd_core._protocol.overrides import call as override
+from kd_core._ops.values.storage import MemoryMaps, Storage
 from kd_core._protocol.primitives import AbstractContainer
+from kd_core._protocol.primitives import call as override
 
 if TYPE_CHECKING:
     from typing import TypeVar
 
-    from kd_core._protocol.composite import Side
+    from kd_core._protocol.primitives import Side
     from kd_core._types import DeviceLike, NestedKey
 
     C = TypeVar("C", bound="TensorDictBase")
@@ -125,13 +120,13 @@ class TensorDictBase(
         return offered_names(self)
 
     def __repr__(self) -> str:
-        from kd_core._display.printing import describe_node  # programs that print nothing need none
+        from kd_core._display import describe_node  # programs that print nothing need none
 
         return describe_node(self)
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows."""
-        from kd_core._display.html import html_of_node  # the `html` of Python loads all entities
+        from kd_core._display import html_of_node  # the `html` of Python loads all entities
 
         return html_of_node(self)
 

@@ -15,7 +15,7 @@ from kd_core._containers.tensordict import TensorDict
 from kd_core._convert.schema import LeafSchema as LeafSchema
 from kd_core._errors import InvalidValue, refuse_pickles
 from kd_core._naming import also_named
-from kd_core._ops.values.memory_maps import TensorDictFuture as TensorDictFuture
+from kd_core._ops.values.storage import TensorDictFuture as TensorDictFuture
 
 if TYPE_CHECKING:
     from kd_core._protocol.primitives import AbstractContainer
@@ -359,7 +359,7 @@ def parse_tensor_dict_string(s: str) -> TensorDictBase:
         >>> parse_tensor_dict_string(repr(td)).schema() == td.schema()
         True
     """
-    from kd_core._convert.printed import container_of_text
+    from kd_core._convert.schema import container_of_text
 
     return cast("TensorDictBase", container_of_text(s))
 
@@ -385,7 +385,7 @@ def from_tensordict_library(value: object) -> TensorDictBase:
         >>> if find_spec("tensordict"):
         ...     assert from_tensordict_library(to_tensordict_library(td))["a"] is td["a"]
     """
-    from kd_core._convert.peer import node_of
+    from kd_core._convert.plain import node_of
 
     return cast("TensorDictBase", node_of(value))
 
@@ -419,7 +419,7 @@ def from_tensordict_directory(path: str | Path) -> TensorDictBase:
         >>> from_tensordict_directory(folder)["a"]
         tensor([1, 2], dtype=torch.uint8)
     """
-    from kd_core._store.foreign import read_directory
+    from kd_core._store.single import read_directory
 
     return cast("TensorDictBase", read_directory(Path(path)))
 
@@ -430,6 +430,6 @@ def to_tensordict_library(td: TensorDictBase) -> object:
     Raises:
         MissingDependency: if that package is not installed.
     """
-    from kd_core._convert.peer import container_of
+    from kd_core._convert.plain import container_of
 
     return container_of(td)

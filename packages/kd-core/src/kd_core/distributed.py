@@ -12,15 +12,8 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from kd_core._base import TensorDictBase
-from kd_core._distributed import (
-    broadcasting,
-    checkpoints,
-    exchanging,
-    gathering,
-    reducing,
-    sharing,
-)
-from kd_core._distributed.handles import Handle as Handle
+from kd_core._distributed import checkpoints, collectives, sharing
+from kd_core._distributed.groups import Handle as Handle
 from kd_core._errors import CommunicationError as CommunicationError
 from kd_core._naming import publish
 
@@ -28,7 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed import ProcessGroup
 
-    from kd_core._distributed.reducing import Op
+    from kd_core._distributed.collectives import Op
     from kd_core._distributed.sharing import Weights
     from kd_core._types import DeviceLike
 
@@ -60,7 +53,7 @@ def broadcast(
         tensor([1., 1.])
         >>> dist.destroy_process_group()
     """
-    return cast("T", broadcasting.broadcast(td, src, group, device))
+    return cast("T", collectives.broadcast(td, src, group, device))
 
 
 def all_reduce(
@@ -82,7 +75,7 @@ def all_reduce(
         >>> handle.wait()
         >>> dist.destroy_process_group()
     """
-    return reducing.all_reduce(td, op, group, async_op, bucket_bytes)
+    return collectives.all_reduce(td, op, group, async_op, bucket_bytes)
 
 
 def reduce(
@@ -104,7 +97,7 @@ def reduce(
         >>> distributed.reduce(TensorDict({"loss": torch.ones(())}), dst=0, op="max")
         >>> dist.destroy_process_group()
     """
-    return reducing.reduce(td, dst, op, group, async_op, bucket_bytes)
+    return collectives.reduce(td, dst, op, group, async_op, bucket_bytes)
 
 
 def all_gather(td: T, *, group: ProcessGroup | None = None) -> list[T]:
@@ -119,7 +112,7 @@ def all_gather(td: T, *, group: ProcessGroup | None = None) -> list[T]:
         1
         >>> dist.destroy_process_group()
     """
-    return cast("list[T]", gathering.all_gather(td, group))
+    return cast("list[T]", collectives.all_gather(td, group))
 
 
 def gather(td: T, dst: int, *, group: ProcessGroup | None = None) -> list[T] | None:
@@ -149,7 +142,7 @@ def gather(td: T, dst: int, *, group: ProcessGroup | None = None) -> list[T] | N
         [tensor([0, 1])]
         >>> dist.destroy_process_group()
     """
-    return cast("list[T] | None", gathering.gather(td, dst, group))
+    return cast("list[T] | None", collectives.gather(td, dst, group))
 
 
 def scatter(
@@ -184,7 +177,7 @@ def scatter(
         tensor([0, 1])
         >>> dist.destroy_process_group()
     """
-    return cast("T", exchanging.scatter(containers, src, group, device))
+    return cast("T", collectives.scatter(containers, src, group, device))
 
 
 def send(td: TensorDictBase, dst: int, *, group: ProcessGroup | None = None, tag: int = 0) -> None:
@@ -195,7 +188,7 @@ def send(td: TensorDictBase, dst: int, *, group: ProcessGroup | None = None, tag
         >>> def pass_on(td: TensorDict, rank: int) -> None:
         ...     distributed.send(td, 1) if rank == 0 else distributed.recv(td, 0)
     """
-    exchanging.isend(td, dst, group, None, tag, "send").wait()
+    collectives.isend(td, dst, group, None, tag, "send").wait()
 
 
 def isend(
@@ -210,7 +203,7 @@ def isend(
         ...     for handle in handles:
         ...         handle.wait()
     """
-    return exchanging.isend(td, dst, group, None, tag)
+    return collectives.isend(td, dst, group, None, tag)
 
 
 def recv(td: TensorDictBase, src: int, *, group: ProcessGroup | None = None, tag: int = 0) -> None:
@@ -221,7 +214,7 @@ def recv(td: TensorDictBase, src: int, *, group: ProcessGroup | None = None, tag
         >>> def pass_on(td: TensorDict, rank: int) -> None:
         ...     distributed.send(td, 1) if rank == 0 else distributed.recv(td, 0)
     """
-    exchanging.irecv(td, src, group, None, tag, "recv").wait()
+    collectives.irecv(td, src, group, None, tag, "recv").wait()
 
 
 def irecv(
@@ -235,7 +228,7 @@ def irecv(
         ...     handle = distributed.irecv(td, 0)
         ...     handle.wait()
     """
-    return exchanging.irecv(td, src, group, None, tag)
+    return collectives.irecv(td, src, group, None, tag)
 
 
 def init_remote(td: TensorDictBase, dst: int, *, group: ProcessGroup | None = None) -> None:
@@ -249,7 +242,7 @@ def init_remote(td: TensorDictBase, dst: int, *, group: ProcessGroup | None = No
         ...     distributed.init_remote(td, 1)
         ...     return td
     """
-    exchanging.init_remote(td, dst, group, False)
+    collectives.init_remote(td, dst, group, False)
 
 
 def from_remote_init(
@@ -265,7 +258,7 @@ def from_remote_init(
         ...     distributed.init_remote(td, 1)
         ...     return td
     """
-    return cast("TensorDictBase", exchanging.from_remote_init(src, group, device, False))
+    return cast("TensorDictBase", collectives.from_remote_init(src, group, device, False))
 
 
 def pad_to_divisor(td: T, divisor: int) -> tuple[T, int]:

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 from kd_core._batch.descriptor import Descriptor as Descriptor
 from kd_core._batch.descriptor import describe as describe
 from kd_core._batch.descriptor import restore_descriptor as restore_descriptor
-from kd_core._compat import signature_of as signature_of
 from kd_core._containers.dense import restore_dense as restore_dense
 from kd_core._containers.lazy_stack import restore_stack as restore_stack
 from kd_core._containers.tensorclass import field_keys as field_keys
@@ -36,19 +35,20 @@ from kd_core._torch_private import assume_constant_result as assume_constant_res
 from kd_core._torch_private import is_batchedtensor as is_batchedtensor
 from kd_core._torch_private import maybe_current_level as maybe_current_level
 from kd_core._torch_private import private_name as private_name
+from kd_core._torch_private import signature_of as signature_of
 from kd_core._torch_private import torch_tree as torch_tree
 
 if TYPE_CHECKING:
-    from kd_core._containers.level_writes import assign_levels as assign_levels
-    from kd_core._display.tables import Table as Table
-    from kd_core._store.registered import StoredClass as StoredClass
-    from kd_core._store.registered import add_class as add_class
+    from kd_core._containers.tensordict import assign_levels as assign_levels
+    from kd_core._display import Table as Table
+    from kd_core._store.manifest import StoredClass as StoredClass
+    from kd_core._store.manifest import add_class as add_class
 
 publish(
     __name__,
     later={
-        "kd_core._containers.level_writes": "assign_levels",
-        "kd_core._display.tables": "Table",
-        "kd_core._store.registered": "StoredClass add_class",
+        "kd_core._containers.tensordict": "assign_levels",
+        "kd_core._display": "Table",
+        "kd_core._store.manifest": "StoredClass add_class",
     },
 )

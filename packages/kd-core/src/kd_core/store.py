@@ -16,9 +16,9 @@ from kd_core._base import TensorDictBase
 from kd_core._errors import FormatError, InvalidArgument, listed, wrong_type
 from kd_core._naming import publish
 from kd_core._nodes import registry
-from kd_core._store import forms, registered
+from kd_core._store import forms, manifest
+from kd_core._store.commit import StoreInfo as StoreInfo
 from kd_core._store.progress import progress as progress
-from kd_core._store.summary import StoreInfo as StoreInfo
 
 if TYPE_CHECKING:
     from kd_core._batch.descriptor import Descriptor
@@ -148,7 +148,7 @@ def register_class(
             return _instance(cls, entries, desc)
         return build(cast("TensorDictBase", registry.make_dense(entries, desc)))
 
-    registered.add_class(registered.StoredClass(name, version, cls, built))
+    manifest.add_class(manifest.StoredClass(name, version, cls, built))
     return cls
 
 
@@ -201,17 +201,15 @@ def register_type(
     """
     if encode is None and decode is None and issubclass(cls, Enum):
         members = cls.__members__
-        stored = registered.StoredType(name, cls, _name_of, lambda key: members[cast(str, key)])
+        stored = manifest.StoredType(name, cls, _name_of, lambda key: members[cast(str, key)])
     elif encode is None or decode is None:
         raise InvalidArgument(
             f"`encode` and `decode` must both be given for `{cls.__qualname__}`, which is not an "
             "enumeration."
         )
     else:
-        stored = registered.StoredType(
-            name, cls, cast("Callable[[object], object]", encode), decode
-        )
-    registered.add_type(stored)
+        stored = manifest.StoredType(name, cls, cast("Callable[[object], object]", encode), decode)
+    manifest.add_type(stored)
     return cls
 
 

@@ -13,22 +13,25 @@ from kd_export._errors import ShapeMismatch as ShapeMismatch
 from kd_export._errors import Specialized as Specialized
 from kd_export._errors import UntrustedArtifact as UntrustedArtifact
 from kd_export._errors import VerifyError as VerifyError
+from kd_export._errors import publish as _publish
 from kd_export._export import Diagnosis as Diagnosis
 from kd_export._export import Finding as Finding
+from kd_export._export import Timing as Timing
+from kd_export._export import benchmark as benchmark
 from kd_export._export import diagnose as diagnose
 from kd_export._export import export as export
 from kd_export._export import save as save
+from kd_export._export import verify as verify
 from kd_export._program import KeyedProgram as KeyedProgram
 from kd_export._program import convert as convert
-from kd_export._public import publish as _publish
-from kd_export._running.backend import Backend as Backend
-from kd_export._running.backend import Runner as Runner
-from kd_export._running.backend import backends as backends
-from kd_export._running.backend import register_backend as register_backend
 from kd_export._running.loading import diff as diff
 from kd_export._running.loading import inspect as inspect
 from kd_export._running.loading import open as open  # noqa: A004  # read as `kd_export.open`
+from kd_export._running.session import Backend as Backend
+from kd_export._running.session import Runner as Runner
 from kd_export._running.session import Session as Session
+from kd_export._running.session import backends as backends
+from kd_export._running.session import register_backend as register_backend
 from kd_export._schema.differences import Difference as Difference
 from kd_export._schema.differences import Differences as Differences
 from kd_export._schema.schema import Axis as Axis
@@ -38,9 +41,6 @@ from kd_export._schema.schema import Step as Step
 from kd_export._schema.schema import Vector as Vector
 from kd_export._verification.comparison import Comparison as Comparison
 from kd_export._verification.comparison import Report as Report
-from kd_export._verify import Timing as Timing
-from kd_export._verify import benchmark as benchmark
-from kd_export._verify import verify as verify
 
 __version__ = "0.1.0"
 

@@ -27,6 +27,7 @@ import contextlib
 import difflib
 import re
 import reprlib
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -223,3 +224,16 @@ def is_own(file: str) -> bool:
     generated = file.startswith("<")
     ours = any(part in ("kd_core", "kd_nn", "kd_probabilistic", "kd_export") for part in parts)
     return not (generated or ours or Path(file).is_relative_to(Path(torch.__file__).parent))
+
+
+# Where public names say that they are defined: the package that users import them from.
+
+
+def publish(package: str) -> None:
+    """Set `__module__` of what a package exports; call it last in the `__init__`.
+
+    `kd_core.extending` has the same for packages that need torch anyway.
+    """
+    for name, value in vars(sys.modules[package]).items():
+        if not name.startswith("_") and f"{value.__module__}.".startswith(f"{package}._"):
+            value.__module__ = package

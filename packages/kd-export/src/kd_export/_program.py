@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 from kd_export._console import stage
 from kd_export._errors import ExportError, NotExportable, VerifyError
-from kd_export._running.backend import Backend, backend_for
 from kd_export._running.loading import check_weights, load, open  # noqa: A004  # the package's own
-from kd_export._running.session import Session
+from kd_export._running.session import Backend, Session, backend_for
 from kd_export._schema.files import open_regular, replacing
 from kd_export._schema.schema import Schema
 from kd_export._verification.comparison import Comparison, Report, Tolerance, compare_trials
@@ -203,8 +202,7 @@ class KeyedProgram:
         allowed: Tolerance,
     ) -> list[Comparison]:
         """Compare a session with an oracle; name the step that is missing."""
-        from kd_export._verification.mending import Rerun, missing_step
-        from kd_export._verification.rollouts import compare_rollouts
+        from kd_export._verification.rollouts import Rerun, compare_rollouts, missing_step
 
         rows, trace = compare_rollouts(
             session,

@@ -8,6 +8,6 @@ from kd_nn.distributions._mappings import expln as expln
 from kd_nn.distributions._mappings import identity as identity
 
 if TYPE_CHECKING:
-    from kd_nn._functional.make_functional import FunctionalForward as FunctionalForward
+    from kd_nn._functional.params import FunctionalForward as FunctionalForward
 
-publish(__name__, later={"kd_nn._functional.make_functional": "FunctionalForward"})
+publish(__name__, later={"kd_nn._functional.params": "FunctionalForward"})

@@ -15,10 +15,16 @@ from torch import Tensor, fx, nn
 from torch.fx.node import Argument, Target
 
 from kd_core import InvalidArgument, TensorDictBase
-from kd_nn._dispatch.call_names import CallNames
-from kd_nn._dispatch.dispatch import describe, dispatch, keys_of
-from kd_nn._dispatch.entries import Inplace, destination, write_entries
-from kd_nn._dispatch.notes import add_step_note
+from kd_nn._dispatch import (
+    CallNames,
+    Inplace,
+    add_step_note,
+    describe,
+    destination,
+    dispatch,
+    keys_of,
+    write_entries,
+)
 from kd_nn._keys.specs import DISCARD
 from kd_nn._modules.base import TensorDictModuleBase, is_special
 from kd_nn._modules.module import TensorDictModule

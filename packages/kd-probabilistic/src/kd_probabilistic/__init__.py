@@ -7,20 +7,18 @@ from kd_probabilistic._estimators import EstimateNotOffered as EstimateNotOffere
 from kd_probabilistic._estimators import estimate as estimate
 from kd_probabilistic._estimators import register_estimator as register_estimator
 from kd_probabilistic._interaction import InteractionType as InteractionType
+from kd_probabilistic._interaction import NotTraceable as NotTraceable
 from kd_probabilistic._interaction import composite_lp_aggregate as composite_lp_aggregate
 from kd_probabilistic._interaction import interaction_type as interaction_type
-from kd_probabilistic._interaction import (
-    set_composite_lp_aggregate as set_composite_lp_aggregate,
-)
+from kd_probabilistic._interaction import set_composite_lp_aggregate as set_composite_lp_aggregate
 from kd_probabilistic._interaction import set_interaction_type as set_interaction_type
 from kd_probabilistic._module import (
     ProbabilisticTensorDictModule as ProbabilisticTensorDictModule,
 )
-from kd_probabilistic._reading import NotTraceable as NotTraceable
-from kd_probabilistic._scoring import ScoringModule as ScoringModule
 from kd_probabilistic._sequential import (
     ProbabilisticTensorDictSequential as ProbabilisticTensorDictSequential,
 )
+from kd_probabilistic._sequential import ScoringModule as ScoringModule
 
 __version__ = "0.1.0"
 

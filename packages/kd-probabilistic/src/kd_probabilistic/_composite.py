@@ -34,8 +34,13 @@ from kd_core import (
 from kd_core.extending import is_prefix
 from kd_probabilistic._construction import Construction, log_prob_of, sum_last
 from kd_probabilistic._estimators import EstimateNotOffered, estimate
-from kd_probabilistic._interaction import InteractionType, composite_lp_aggregate
-from kd_probabilistic._reading import can_read, must_not_look, unchecked
+from kd_probabilistic._interaction import (
+    InteractionType,
+    can_read,
+    composite_lp_aggregate,
+    must_not_look,
+    unchecked,
+)
 
 if TYPE_CHECKING:
     from typing import TypeVar

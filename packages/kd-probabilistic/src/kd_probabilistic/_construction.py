@@ -44,7 +44,7 @@ from kd_core.extending import (
     signature_of,
 )
 from kd_nn.distributions import values_unchecked
-from kd_probabilistic._reading import must_not_look
+from kd_probabilistic._interaction import must_not_look
 
 _NAMED: Final = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 

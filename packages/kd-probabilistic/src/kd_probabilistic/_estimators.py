@@ -23,8 +23,7 @@ from torch.distributions.relaxed_bernoulli import LogitRelaxedBernoulli
 from torch.distributions.relaxed_categorical import ExpRelaxedCategorical
 
 from kd_core import InvalidArgument, KdError
-from kd_probabilistic._interaction import InteractionType, as_interaction_type
-from kd_probabilistic._reading import can_read
+from kd_probabilistic._interaction import InteractionType, as_interaction_type, can_read
 
 Estimator: TypeAlias = Callable[[Distribution], Tensor]
 

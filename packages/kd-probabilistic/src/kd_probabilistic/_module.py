@@ -49,9 +49,10 @@ from kd_probabilistic._interaction import (
     InteractionType,
     as_interaction_type,
     interaction_type,
+    must_not_look,
     set_interaction_type,
+    unchecked,
 )
-from kd_probabilistic._reading import must_not_look, unchecked
 
 _SEEDS = 1 << 62
 """How many seeds there are to draw: as many as for tensordict, so that both draw the same."""

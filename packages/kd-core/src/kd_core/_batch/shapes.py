@@ -6,18 +6,242 @@ integer argument may be. Sizes may be symbolic (under `torch.export`) and stay s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, TypeAlias, cast
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache, wraps
+from types import FunctionType
+from typing import TYPE_CHECKING, Final, ParamSpec, TypeAlias, cast
 
 import torch
-from torch.compiler import is_dynamo_compiling
+from torch.compiler import is_compiling, is_dynamo_compiling
 
-from kd_core._batch.names import named_dim, plain_size, resized
-from kd_core._compat import SYMBOLS_ARE_INT, is_possible, larger, smaller, to_index
-from kd_core._errors import InvalidArgument, InvalidValue, OutOfRange, ShapeMismatch
+from kd_core._errors import (
+    InvalidArgument,
+    InvalidValue,
+    OutOfRange,
+    ShapeMismatch,
+    listed,
+    not_valid,
+    restores,
+    wrong_type,
+)
+from kd_core._keys import nearest_key
+from kd_core._torch_private import (
+    CONSTANT_OBJECTS,
+    SYMBOLS_ARE_INT,
+    TRACES_SUBCLASSED_INT,
+    assume_constant_result,
+    is_constant_size,
+    is_known_size,
+    is_possible,
+    larger,
+    smaller,
+    to_index,
+    traced_as,
+)
 
 if TYPE_CHECKING:
-    from kd_core._types import Batch, BatchSize, Sizes
+    from typing import TypeVar
+
+    from torch import Tensor
+
+    from kd_core._types import Batch, BatchFn, BatchSize, LeafFn, Sizes
+
+    R = TypeVar("R")
+
+
+# Names of batch dimensions: a size that carries the name of its dimension.
+#
+# A batch size with names is a tuple of `NamedSize`, which is an `int` with another hash.
+# Operations that rearrange sizes rearrange the names with them, and the caches of plans and
+# descriptors, which are keyed by batch sizes, keep named ones apart. Containers without names pay
+# nothing.
+#
+# Knows sizes; must not know containers.
+
+Names: TypeAlias = tuple[str | None, ...]
+
+
+class NamedSize(int):
+    """The size of a batch dimension that has a name."""
+
+    name: str
+    plain: int
+    """The size as an `int`. Not every version of dynamo traces `int(size)`."""
+
+    def __new__(cls, size: int, name: str) -> NamedSize:
+        """Return a size with a name."""
+        new = super().__new__(cls, size)
+        new.name = name
+        new.plain = int(new)
+        return new
+
+    def __hash__(self) -> int:
+        return hash((self.plain, self.name))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return NamedSize, (self.plain, self.name)
+
+    def __deepcopy__(self, memo: dict[int, object]) -> NamedSize:
+        return self
+
+
+@restores
+def restore_size(size: int, name: str) -> NamedSize:
+    """Rebuild a size with a name; what a pickle calls that is read with `weights_only=True`."""
+    if type(size) is not int or type(name) is not str:
+        raise not_valid(f"{size!r} and {name!r} are not the size and the name of a dimension")
+    return NamedSize(size, name)
+
+
+def _trace_arithmetic() -> None:
+    """Write the arithmetic of named sizes in Python, which older versions of dynamo can trace."""
+
+    def unary(name: str) -> Callable[[NamedSize], object]:
+        calculate = getattr(operator, name)
+        return lambda size: calculate(size.plain)
+
+    def binary(name: str) -> Callable[[NamedSize, int], object]:
+        calculate = getattr(operator, name)
+        return lambda size, other: calculate(size.plain, plain_size(other))
+
+    def reflected(name: str) -> Callable[[NamedSize, int], object]:
+        calculate = getattr(operator, name)
+        return lambda size, other: calculate(plain_size(other), size.plain)
+
+    for name in ("add", "sub", "mul", "floordiv", "mod"):
+        setattr(NamedSize, f"__{name}__", binary(name))
+        setattr(NamedSize, f"__r{name}__", reflected(name))
+    for name in ("eq", "ne", "lt", "le", "gt", "ge"):
+        setattr(NamedSize, f"__{name}__", binary(name))
+    for name in ("neg", "pos", "abs"):
+        setattr(NamedSize, f"__{name}__", unary(name))
+
+
+if not TRACES_SUBCLASSED_INT:
+    _trace_arithmetic()
+
+
+def resized(old: int, new: int) -> int:
+    """Return a size with the name that another one has."""
+    return as_named(new, old.name) if isinstance(old, NamedSize) else new
+
+
+def as_named(size: int, name: str | None) -> int:
+    """Return a size with a name, if there is one; a size that depends on data has no name."""
+    if name is None or not is_known_size(size):
+        return size
+    return _named(operator.index(size), name)  # to dynamo a known symbol is not a constant
+
+
+@assume_constant_result
+def _named(size: int, name: str) -> int:
+    """Return a size with a name: a constant while dynamo traces, which cannot build one."""
+    return NamedSize(size, name)
+
+
+def names_of(batch: Batch) -> Names:
+    """Return the name of each dimension, or `None`."""
+    return tuple([size.name if isinstance(size, NamedSize) else None for size in batch])
+
+
+def _numbers(_: object, sizes: Batch) -> Batch | None:
+    for size in sizes:
+        if size.__class__ is not int and (size.__class__ is not NamedSize or not size.name):
+            return None  # a symbol, which to dynamo is of neither class
+    return sizes
+
+
+def _static_numbers(_: object, sizes: Sequence[object]) -> Batch | None:
+    known: list[int] = []
+    for size in sizes:
+        if not isinstance(size, int) or not is_constant_size(size):
+            return None
+        # A symbol of known value is not a constant to dynamo.
+        named = isinstance(size, NamedSize) and size.name
+        known.append(size if named else operator.index(size))
+    return tuple(known)
+
+
+def _unknown(_: object, sizes: Batch) -> Batch | None:
+    return None
+
+
+constants_of: Final = (
+    _static_numbers if SYMBOLS_ARE_INT else _numbers if CONSTANT_OBJECTS else _unknown
+)
+"""Return sizes as numbers from which dynamo can compute while it traces; `None` for symbols.
+
+The first argument lets a class take the function as a method, which dynamo does not guard. Names of
+sizes are read for the sake of the guards: what is computed from the sizes has the names.
+"""
+
+
+def has_names(batch: Batch) -> bool:
+    """Return whether a dimension has a name."""
+    for size in batch:  # older versions of dynamo do not trace a generator
+        if isinstance(size, NamedSize):
+            return True
+    return False
+
+
+def with_names(batch: Batch, names: Names) -> Batch:
+    """Return a batch size whose first dimensions have these names; the others keep theirs."""
+    pairs = zip(without_names(batch), names, strict=False)
+    named = [size if name is None else _named(operator.index(size), name) for size, name in pairs]
+    return (*named, *batch[len(named) :])
+
+
+def plain_size(size: int) -> int:
+    """Return a size without its name."""
+    return size.plain if isinstance(size, NamedSize) else size
+
+
+def without_names(batch: Batch) -> Batch:
+    """Return a batch size of plain integers."""
+    return tuple([plain_size(size) for size in batch])
+
+
+def checked_names(names: Sequence[str | None], batch: Batch) -> Names:
+    """Return names as a tuple.
+
+    Raises:
+        InvalidArgument: if they are not a sequence, or one is neither a string nor `None`.
+        InvalidValue: if there is not one for each dimension, or one is given twice.
+    """
+    what: object = names
+    if isinstance(what, str) or not isinstance(what, Sequence):
+        remedy = f"Write `[{what!r}]`." if isinstance(what, str) else ""
+        raise wrong_type("names", "a list of strings or `None`", what, remedy)
+    given = tuple(names)
+    if not all(name is None or isinstance(name, str) for name in given):
+        raise InvalidArgument(f"names must be strings or `None`, got {names!r}.")
+    if len(given) != len(batch):
+        raise InvalidValue(
+            f"names must hold one name or `None` for each of the {len(batch)} batch dimensions, "
+            f"got {len(given)}: {given}."
+        )
+    real = [name for name in given if name is not None]
+    if len(set(real)) < len(real):
+        raise InvalidValue(f"names must differ, got {given}. Use `None` for no name.")
+    return given
+
+
+def named_dim(name: str, batch: Batch) -> int:
+    """Return the position of the dimension with a name.
+
+    Raises:
+        OutOfRange: if there is none.
+    """
+    names = names_of(batch)
+    if name in names:
+        return names.index(name)
+    real = [each for each in names if each is not None]
+    text = f"no batch dimension is named `{name}`; "
+    text += f"the names are {listed(real)}." if real else "the container has no names."
+    near = nearest_key(name, real)
+    raise OutOfRange(text if near is None else f"{text} Did you mean `{near}`?")
+
 
 Simple: TypeAlias = "int | slice | None"
 
@@ -375,3 +599,182 @@ def broadcasts_to(shape: Sequence[int], target: Sequence[int]) -> bool:
     offset = len(target) - len(shape)
     pairs = zip(shape, map(plain_size, target[offset:]), strict=True)
     return offset >= 0 and all(got == expected or got == 1 for got, expected in pairs)
+
+
+# Plans and their cache: what the arguments of an operation mean for one batch size.
+#
+# What `td.reshape(-1, 3)` does to the leaves depends on its arguments and the batch size alone, so
+# it is computed once and cached ("shape" in the benchmarks). A plan holds functions without state
+# and never a tensor, so threads may share it. Under `torch.compile` and `torch.export` sizes may
+# be symbolic, and nothing is cached.
+#
+# A node that holds one value per row follows every operation that moves rows. An operation that
+# computes values, such as a sum, has no meaning for it; its batch function says so by being a
+# `Reduced`, `Padded` or `Fresh`.
+
+P = ParamSpec("P")
+
+
+Plan: TypeAlias = "tuple[LeafFn, Batch, BatchFn]"
+"""What an operation does to a container of one batch size.
+
+Its parts: a function from a leaf to the new leaf; the new batch size; a function from the batch
+size of a nested container, which may have more dimensions, to the new one. A plain tuple is the
+fastest to build while dynamo traces.
+"""
+
+
+def plan(old: Batch, leaf: LeafFn, new: Batch) -> Plan:
+    """Return a plan that replaces the leading dimensions `old` by `new`."""
+    ndim = len(old)
+    return leaf, new, lambda batch: new + batch[ndim:]
+
+
+def unchanged(leaf: Tensor) -> Tensor:
+    """Return a leaf itself: the function of a plan that changes nothing."""
+    return leaf
+
+
+def kept(batch: Batch) -> Plan:
+    """Return the plan that changes nothing: the container itself is the result."""
+    return unchanged, batch, lambda inner: inner
+
+
+def cached(resolve: Callable[P, R]) -> Callable[P, R]:
+    """Cache the results of a function by its arguments.
+
+    To a Python dict 2, 2.0 and True are the same key. So only plain integers, strings, `None`,
+    functions and tuples of these are looked up; other arguments reach the function, which checks
+    them.
+    """
+    known = lru_cache(maxsize=1024)(resolve)
+
+    @traced_as(resolve)
+    @wraps(resolve)
+    def look_up(*args: P.args, **kwargs: P.kwargs) -> R:
+        if is_compiling():
+            return resolve(*args, **kwargs)
+        for arg in args:
+            if arg.__class__ is not int and not _is_exact(arg):
+                return resolve(*args, **kwargs)
+        return known(*args)
+
+    return look_up
+
+
+def _is_exact(arg: object) -> bool:
+    """Return whether an argument can be a key of the cache."""
+    kind = arg.__class__
+    if kind is not tuple:
+        return arg is None or kind is int or kind is str or kind is FunctionType
+    for each in arg:  # type: ignore[attr-defined]  # a tuple
+        if each.__class__ is not int and not _is_exact(each):
+            return False
+    return True
+
+
+class Reduced:
+    """The batch shape after a reduction.
+
+    Args:
+        dims: the batch dimensions that are reduced, counted from the front.
+        keepdim: whether they stay, with size 1.
+        first: the number of leading dimensions that may stay; all beyond are reduced.
+        lead: dimensions that the results have in front, as those of several quantiles.
+    """
+
+    __slots__ = ("dims", "first", "keepdim", "lead")
+
+    def __init__(
+        self,
+        dims: tuple[int, ...] = (),
+        keepdim: bool = False,
+        first: int | None = None,
+        lead: Batch = (),
+    ) -> None:
+        self.dims, self.keepdim, self.first, self.lead = dims, keepdim, first, lead
+
+    def gone(self, ndim: int) -> tuple[int, ...]:
+        """Return the dimensions of a batch that are reduced."""
+        if self.first is None:
+            return tuple(sorted(dim for dim in self.dims if dim < ndim))
+        return tuple(range(self.first, ndim))
+
+    def along(self, stacked: int) -> Reduced:
+        """Return the same for one member of a stack along a dimension that is not reduced."""
+        dims = tuple([dim - (dim > stacked) for dim in self.dims])
+        first = None if self.first is None else self.first - 1
+        return Reduced(dims, self.keepdim, first, self.lead)
+
+    def __call__(self, batch: Batch) -> Batch:
+        dims = self.dims
+        if self.first is not None:
+            left = batch[: self.first]
+        elif self.keepdim:
+            left = tuple([resized(size, 1) if i in dims else size for i, size in enumerate(batch)])
+        elif len(dims) == 1:  # "sum(0)" in the benchmarks
+            left = batch[: dims[0]] + batch[dims[0] + 1 :]
+        else:
+            left = tuple([size for i, size in enumerate(batch) if i not in dims])
+        return (*self.lead, *left) if self.lead else left
+
+
+EVERYTHING = Reduced(first=0)
+"""The batch shape after a reduction of whole leaves: ()."""
+
+EVERYTHING_KEPT = Reduced(tuple(range(64)), keepdim=True)  # torch has no more dimensions
+"""The batch shape after a reduction of whole leaves that keeps dimensions: (1, 1, ...)."""
+
+SAME_SHAPE = Reduced()
+"""The batch shape of an operation along rows that keeps their number, such as `cumsum`."""
+
+
+class Replaced:
+    """The batch shape after its leading dimensions were replaced.
+
+    Args:
+        batch: the new batch size.
+        ndim: the number of dimensions that it replaces; a nested container may have more.
+    """
+
+    __slots__ = ("batch", "ndim")
+
+    def __init__(self, batch: Batch, ndim: int) -> None:
+        self.batch, self.ndim = batch, ndim
+
+    def __call__(self, batch: Batch) -> Batch:
+        return self.batch + batch[self.ndim :]
+
+
+class Padded(Replaced):
+    """The batch shape after rows were added."""
+
+    __slots__ = ()
+
+
+class Viewed(Replaced):
+    """The batch shape after a `view`, whose result always shares storage."""
+
+    __slots__ = ()
+
+
+class Grown(Replaced):
+    """The batch shape after dimensions were inserted: one value for all rows is one per row."""
+
+    __slots__ = ()
+
+
+class Fresh(Padded):
+    """The batch shape of new rows: none of those that were there stays.
+
+    Args:
+        batch: the new batch size.
+        ndim: the number of its dimensions.
+        make: makes new values for an entry that has no rows; `None`: it stays.
+    """
+
+    __slots__ = ("make",)
+
+    def __init__(self, batch: Batch, ndim: int, make: LeafFn | None = None) -> None:
+        super().__init__(batch, ndim)
+        self.make = make

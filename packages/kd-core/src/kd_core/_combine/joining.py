@@ -17,7 +17,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, ClassVar, Final, NoReturn, TypeAlias, cast
+from typing import (
+    TYPE_CHECKING,
+    ClassVar,
+    Final,
+    Literal,
+    NoReturn,
+    TypeAlias,
+    TypeVar,
+    cast,
+    overload,
+)
 
 import torch
 from torch import Tensor
@@ -25,7 +35,7 @@ from torch.compiler import is_compiling
 
 from kd_core._base import TensorDictBase
 from kd_core._batch.descriptor import Descriptor, describe
-from kd_core._batch.shapes import wrap_dim
+from kd_core._batch.shapes import new_dim, plain_size, resized, without_names, wrap_dim
 from kd_core._errors import (
     DeviceMismatch,
     InvalidArgument,
@@ -35,27 +45,27 @@ from kd_core._errors import (
     ShapeMismatch,
     different_keys,
     listed,
+    shape_text,
     wrap_mapping,
     wrong_type,
 )
-from kd_core._keys import format_key
+from kd_core._keys import format_key, path_of
 from kd_core._leaves.foreach import prepare
-from kd_core._leaves.shapeless import explain_shapeless
+from kd_core._leaves.loops import explain_shapeless
 from kd_core._leaves.writes import check_write, is_converted, writable_source, write_all
+from kd_core._naming import also_named
+from kd_core._nodes import registry
 from kd_core._nodes.entry import is_node, is_row_data, is_unbatched
-from kd_core._protocol.composite import Composite
+from kd_core._protocol.primitives import Composite
 
 if TYPE_CHECKING:
-    from typing import TypeVar
-
+    from kd_core._containers.non_tensor import NonTensorDataBase
     from kd_core._keys import KeyPath
     from kd_core._leaves.writes import Write
     from kd_core._nodes.entry import Data, Entries, Entry, Memo
-    from kd_core._types import Batch
+    from kd_core._types import Batch, NestedKey
 
     Column: TypeAlias = Sequence[Entry]
-
-    C = TypeVar("C", bound=TensorDictBase)
 
 
 class Join:
@@ -477,3 +487,406 @@ def _check_leaf_out(how: Join, column: Column, target: Tensor, path: KeyPath) ->
             f"entry {format_key(path)} requires gradients, which `out` does not support. Leave out "
             "`out`, or use `torch.no_grad()`."
         )
+
+
+# Stacking containers along a new batch dimension, and concatenating them along an old one.
+
+
+@also_named(tensors="input")
+def stack(input: Sequence[C], dim: int | str = 0, *, out: C | None = None) -> C:
+    """Stack containers along a new batch dimension; `torch.stack` calls this function too.
+
+    Args:
+        input: containers of the same keys and batch size. Lazy stacks of the same stacked
+            dimension are stacked member by member: the result is a lazy stack.
+        dim: the position of the new dimension; a negative one counts from the end of the result,
+            and the name of a dimension is its position.
+        out: a container into whose leaves the result is written; entries that it does not have
+            are left out.
+
+    Raises:
+        KeySetMismatch: if a container has other keys than the first.
+        ShapeMismatch: if a batch size or the shape of an entry differs.
+        InvalidValue: if an entry of `out` holds one value for all rows, and it differs.
+
+    Example:
+        >>> import torch
+        >>> from kd_core import TensorDict, stack
+        >>> stack([TensorDict({"a": torch.zeros(3)}, [3]) for _ in range(2)]).batch_size
+        torch.Size([2, 3])
+    """
+    if isinstance(dim, str):
+        dim = new_dim(dim, first_of(input, "stack")._kd_desc.batch)
+    how = object.__new__(_Stacking)  # calling a class is slow to trace
+    how.dim = how.wrapped(dim, input, 1)
+    joined = how.members(input) if out is None else None
+    return how.combined(input, out) if joined is None else cast("C", joined)
+
+
+class _Stacking(Join):
+    __slots__ = ()
+
+    name = "stack"
+    call = staticmethod(torch.stack)
+
+    def shape(self, shapes: Sequence[Batch]) -> Batch | None:
+        first = shapes[0]
+        plain = without_names(first)  # see `check_batches`
+        for shape in shapes:
+            if without_names(shape) != plain:
+                return None
+        return self.even(first, len(shapes))
+
+    def even(self, shape: Batch, count: int) -> Batch:
+        return (*shape[: self.dim], count, *shape[self.dim :])
+
+    def members(self, containers: Sequence[object]) -> Composite | None:
+        stacks = _alike(containers)
+        if stacks is None or any(
+            each._kd_desc.batch != stacks[0]._kd_desc.batch for each in stacks
+        ):
+            return None
+        at = stacks[0]._dim
+        inner = self.dim - (self.dim > at)
+        rows = zip(*[cast("list[TensorDictBase]", each._members) for each in stacks], strict=True)
+        return stacks[0]._of([stack(list(row), inner) for row in rows], at + (self.dim <= at))
+
+
+def _alike(containers: Sequence[object]) -> list[Composite] | None:
+    """Return containers that all are lazy stacks along the same dimension; else `None`."""
+    first = containers[0]
+    if not isinstance(first, Composite):
+        return None
+    stacks = [
+        each for each in containers if isinstance(each, Composite) and each._dim == first._dim
+    ]
+    return stacks if len(stacks) == len(containers) else None
+
+
+registry.register("stack", stack)
+
+
+@also_named(tensors="input")
+def cat(input: Sequence[C], dim: int | str = 0, *, out: C | None = None) -> C:
+    """Concatenate containers along a batch dimension; `torch.cat` calls this function too.
+
+    Args:
+        input: containers of the same keys, whose batch sizes may differ only in `dim`. Lazy
+            stacks of the same stacked dimension are joined member by member.
+        dim: the batch dimension along which they are concatenated, or its name.
+        out: a container into whose leaves the result is written; entries that it does not have
+            are left out.
+
+    Raises:
+        KeySetMismatch: if a container has other keys than the first.
+        ShapeMismatch: if a batch size or the shape of an entry differs elsewhere.
+        InvalidValue: if an entry of `out` holds one value for all rows, and it differs.
+
+    Example:
+        >>> import torch
+        >>> from kd_core import TensorDict, cat
+        >>> cat([TensorDict({"a": torch.zeros(n)}, [n]) for n in (2, 3)]).batch_size
+        torch.Size([5])
+    """
+    if isinstance(dim, str):
+        dim = wrap_dim(dim, first_of(input, "cat")._kd_desc.batch)
+    how = object.__new__(_Concatenating)  # calling a class is slow to trace
+    how.dim = how.wrapped(dim, input, 0)
+    joined = how.members(input) if out is None else None
+    return how.combined(input, out) if joined is None else cast("C", joined)
+
+
+class _Concatenating(Join):
+    __slots__ = ()
+
+    name = "cat"
+    call = staticmethod(torch.cat)
+
+    def shape(self, shapes: Sequence[Batch]) -> Batch | None:
+        first, dim = shapes[0], self.dim
+        before, behind = first[:dim], first[dim + 1 :]
+        plain = without_names((*before, *behind))  # see `check_batches`
+        rows = 0
+        for shape in shapes:
+            others = (*shape[:dim], *shape[dim + 1 :])
+            if len(shape) != len(first) or without_names(others) != plain:
+                return None
+            rows += plain_size(shape[dim])
+        return (*before, resized(first[dim], rows), *behind)
+
+    def even(self, shape: Batch, count: int) -> Batch:
+        dim = self.dim
+        return (*shape[:dim], resized(shape[dim], shape[dim] * count), *shape[dim + 1 :])
+
+    def members(self, containers: Sequence[object]) -> Composite | None:
+        stacks = _alike(containers)
+        if stacks is None:
+            return None
+        first, dim = stacks[0], self.dim
+        at, batch = first._dim, first._members[0]._kd_desc.batch
+        rows = [cast("list[TensorDictBase]", each._members) for each in stacks]
+        if dim == at:
+            members = [member for column in rows for member in column]
+            if any(member._kd_desc.batch != batch for member in members):
+                return None
+            return first._of([member._kd_engine.clone(member) for member in members])
+        if any(len(column) != len(rows[0]) for column in rows):
+            return None
+        inner = dim - (dim > at)
+        return first._of([cat(list(column), inner) for column in zip(*rows, strict=True)])
+
+    def rows(self, leaves: Sequence[Tensor]) -> Tensor | None:
+        return _join_rows(leaves)
+
+
+def _join_rows(leaves: Sequence[Tensor]) -> Tensor:
+    """Concatenate nested tensors along their rows."""
+    from kd_core._leaves.loops import joined_rows
+
+    return joined_rows(leaves)
+
+
+class _ConcatenatingOnce(_Concatenating):
+    """Joins the same tensors once: a tensor under several keys of all parts stays one."""
+
+    __slots__ = ("_rows", "call")
+
+    def __init__(self, dim: int) -> None:
+        super().__init__(dim)
+        self.call = _once(torch.cat)
+        self._rows = _once(_join_rows)
+
+    def rows(self, leaves: Sequence[Tensor]) -> Tensor | None:
+        return self._rows(leaves)
+
+
+def _cat_rows(parts: Sequence[TensorDictBase]) -> TensorDictBase:
+    """Concatenate along the first dimension; a tensor under several keys of all parts stays one."""
+    how = _ConcatenatingOnce(wrap_dim(0, parts[0]._kd_desc.ndim))
+    joined = how.members(parts)
+    return how.combined(parts, None) if joined is None else cast(TensorDictBase, joined)
+
+
+def _once(fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return a function that joins the same tensors along the same dimension only once."""
+    known: dict[tuple[int, ...], tuple[list[Tensor], Tensor]] = {}
+
+    def joined(leaves: Sequence[Tensor], *dim: int) -> Tensor:
+        same = (*map(id, leaves), *dim)
+        if same not in known:
+            known[same] = list(leaves), fn(leaves, *dim)  # which keeps their `id`
+        return known[same][1]
+
+    return joined
+
+
+registry.register("cat", cat)
+registry.register("cat_rows", _cat_rows)
+
+
+# Rows of a container that are in another one, and rows without their duplicates.
+
+T = TypeVar("T", bound=TensorDictBase)
+
+
+def isin(input: TensorDictBase, reference: TensorDictBase, key: NestedKey, dim: int = 0) -> Tensor:
+    """Return which rows of a container have an entry that is a row of a reference.
+
+    Args:
+        input: the container whose rows are looked up.
+        reference: the container in which they are looked up.
+        key: the entry that is compared; all of its other dimensions belong to a row.
+        dim: the batch dimension of the rows.
+
+    Returns:
+        One boolean for each row.
+
+    Raises:
+        ShapeMismatch: if rows of the two have different shapes.
+
+    Example:
+        >>> import torch
+        >>> from kd_core import TensorDict, isin
+        >>> td = TensorDict({"id": torch.tensor([[1, 2], [3, 4]])}, [2])
+        >>> isin(td, td[1:], "id")
+        tensor([False,  True])
+    """
+    rows, others = _rows(input, key, dim), _rows(reference, key, dim)
+    if rows.shape[1:] != others.shape[1:]:
+        raise ShapeMismatch(
+            f"rows of entry {format_key(path_of(key))} must have the same shape in both containers,"
+            f" got {shape_text(rows.shape[1:])} and {shape_text(others.shape[1:])}."
+        )
+    if rows[0:0].numel() == 0 and 0 in rows.shape[1:]:
+        return torch.full((len(rows),), len(others) > 0, device=rows.device)
+    together = torch.cat([rows, others])
+    _, group = torch.unique(together, dim=0, return_inverse=True)
+    return torch.isin(group[: len(rows)], group[len(rows) :])
+
+
+@overload
+def remove_duplicates(
+    input: T, key: NestedKey, dim: int = 0, *, return_indices: Literal[False] = False
+) -> T: ...
+@overload
+def remove_duplicates(
+    input: T, key: NestedKey, dim: int = 0, *, return_indices: Literal[True]
+) -> tuple[T, Tensor]: ...
+def remove_duplicates(
+    input: T, key: NestedKey, dim: int = 0, *, return_indices: bool = False
+) -> T | tuple[T, Tensor]:
+    """Return the first row of each group of rows that have an equal entry, in their order.
+
+    Args:
+        input: the container.
+        key: the entry that is compared; all of its other dimensions belong to a row.
+        dim: the batch dimension of the rows.
+        return_indices: also return for each row of `input` the position of its equal in the result.
+
+    Example:
+        >>> import torch
+        >>> from kd_core import TensorDict, remove_duplicates
+        >>> td = TensorDict({"id": torch.tensor([3, 1, 3]), "x": torch.arange(3)}, [3])
+        >>> unique, indices = remove_duplicates(td, "id", return_indices=True)
+        >>> unique["x"], indices
+        (tensor([0, 1]), tensor([0, 1, 0]))
+    """
+    dim = wrap_dim(dim, input._kd_desc.ndim)
+    rows = _rows(input, key, dim)
+    if rows.numel():
+        _, group = torch.unique(rows, dim=0, return_inverse=True)
+    else:
+        group = torch.zeros(len(rows), dtype=torch.int64, device=rows.device)
+    first = torch.full((len(rows),), len(rows), device=rows.device)
+    first.scatter_reduce_(0, group, torch.arange(len(rows), device=rows.device), "amin")
+    kept = first[first < len(rows)].sort().values
+    position = torch.searchsorted(kept, first[group])
+    unique = cast("T", torch.index_select(cast("Tensor", input), dim, kept))
+    return (unique, position) if return_indices else unique
+
+
+def _rows(td: TensorDictBase, key: NestedKey, dim: int) -> Tensor:
+    """Return an entry with the dimension of the rows in front."""
+    leaf: object = td._kd_read(path_of(key))
+    if not isinstance(leaf, Tensor):
+        raise wrong_type(f"entry {format_key(path_of(key))}", "a tensor", leaf)
+    return leaf.movedim(wrap_dim(dim, td._kd_desc.ndim), 0)
+
+
+# Grouping the rows of a container by the values of an entry.
+
+C = TypeVar("C", bound=TensorDictBase)
+
+
+def group_by(tensordict: C, key: NestedKey) -> tuple[Tensor, tuple[C, ...]]:
+    """Group the rows along the first batch dimension by the values of one entry.
+
+    Args:
+        tensordict: the container; rows of a group keep their order.
+        key: an entry with one value, or one vector of values, for each row; values that are not
+            tensors must be hashable and comparable, as strings are.
+
+    Returns:
+        The values that occur, sorted: a tensor, or a list of other values; and a container of the
+        rows of each.
+
+    Raises:
+        KeyNotFound: if there is no such entry.
+        ShapeMismatch: if the container has no batch dimension.
+        InvalidArgument: if values cannot be sorted.
+
+    Example:
+        >>> import torch
+        >>> from kd_core import TensorDict, group_by
+        >>> td = TensorDict({"who": torch.tensor([1, 0, 1]), "x": torch.arange(3)}, [3])
+        >>> who, groups = group_by(td, "who")
+        >>> who, [group["x"].tolist() for group in groups]
+        (tensor([0, 1]), [[1], [0, 2]])
+    """
+    values = tensordict._kd_read(path_of(key))
+    if isinstance(values, TensorDictBase) or is_unbatched(values):
+        raise wrong_type(f"entry {format_key(key)}", "a tensor or non-tensor data", values)
+    if not tensordict._kd_desc.ndim:
+        raise ShapeMismatch(
+            "`group_by` expected a batch dimension, got batch_size (). Set the batch size first."
+        )
+    found: Tensor | list[object]
+    if isinstance(values, Tensor):
+        found, group = torch.unique(values, dim=0, return_inverse=True)
+    else:
+        found, group = _unique(cast("NonTensorDataBase", values).tolist(), key)
+    order = group.argsort(stable=True)
+    counts = torch.bincount(group, minlength=len(found)).tolist()
+    return cast("Tensor", found), tensordict.index_select(0, order).split(counts)
+
+
+def _unique(rows: object, key: NestedKey) -> tuple[list[object], Tensor]:
+    """Return the values of rows without repetitions, sorted, and the number of that of each row."""
+    each = [_hashable(row) for row in cast("list[object]", rows)]
+    try:
+        found: list[object] = sorted(set(each))  # type: ignore[type-var]  # or it raises
+        numbers = {value: number for number, value in enumerate(found)}
+    except TypeError as error:
+        raise InvalidArgument(
+            f"the values of entry {format_key(key)} must be hashable and comparable to group by "
+            f"them: {error}. Store a number for each of them, and group by it."
+        ) from None
+    return found, torch.tensor([numbers[value] for value in each], dtype=torch.int64, device="cpu")
+
+
+def _hashable(value: object) -> object:
+    """Return a list, of the values of several rows or stored as one value, as a tuple."""
+    return tuple(map(_hashable, value)) if isinstance(value, list) else value
+
+
+# Merging the entries of several containers into one.
+
+
+def merge_tensordicts(
+    first: C,
+    *others: TensorDictBase,
+    callback_exist: Callable[[object, object], object] | None = None,
+) -> C:
+    """Merge the entries of several containers, nested ones too; the tensors are shared.
+
+    Args:
+        first: gives the kind and the batch size.
+        *others: containers of the same batch size; of a key that several have, the first
+            container's entry stays.
+        callback_exist: called with the two entries of a key that both have, those that are not
+            containers; what it returns is stored instead.
+
+    Raises:
+        ShapeMismatch: if a batch size differs.
+
+    Example:
+        >>> from kd_core import TensorDict, merge_tensordicts
+        >>> merged = merge_tensordicts(TensorDict(a=1, b={"c": 2}), TensorDict(b={"d": 3}))
+        >>> list(merged.keys(True, True))
+        ['a', ('b', 'c'), ('b', 'd')]
+    """
+    batch = first_of([first, *others], "merge_tensordicts")._kd_desc.batch
+    for number, other in enumerate(others, start=1):
+        if other._kd_desc.batch != batch:
+            raise batches_differ(batch, other._kd_desc.batch, number, "merge_tensordicts", ())
+    merged = first._kd_engine.clone(first, recurse=False)
+    for other in others:
+        _add_missing(merged, other._kd_engine.clone(other, recurse=False), callback_exist)
+    return merged
+
+
+def _add_missing(
+    target: TensorDictBase,
+    source: TensorDictBase,
+    callback: Callable[[object, object], object] | None,
+) -> None:
+    """Store the entries of a container that another one lacks, level by level."""
+    for key, value in source._kd_engine.items(source):
+        mine: object = TensorDictBase.get(target, key)
+        entry: object = value
+        if mine is None:
+            target._kd_engine.set(target, key, entry)
+        elif isinstance(mine, TensorDictBase) and isinstance(entry, TensorDictBase):
+            _add_missing(mine, entry, callback)
+        elif callback is not None:
+            target._kd_engine.set(target, key, callback(mine, entry))

@@ -30,11 +30,11 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from kd_core._compat import annotations_of
 from kd_core._errors import InvalidArgument, InvalidValue, a_type, listed
 from kd_core._keys import format_key
 from kd_core._nodes import registry
 from kd_core._nodes.entry import is_data, is_node, is_row_data
+from kd_core._torch_private import annotations_of
 
 if TYPE_CHECKING:
     from kd_core._batch.descriptor import Descriptor

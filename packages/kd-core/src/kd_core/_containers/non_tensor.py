@@ -17,9 +17,16 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from kd_core._batch.descriptor import LOCKED_BY_USER, Descriptor, describe, describe_on, restored
-from kd_core._batch.names import checked_names, names_of, with_names
-from kd_core._batch.plans import Fresh, Grown, Padded, Reduced
-from kd_core._batch.shapes import batch_of
+from kd_core._batch.shapes import (
+    Fresh,
+    Grown,
+    Padded,
+    Reduced,
+    batch_of,
+    checked_names,
+    names_of,
+    with_names,
+)
 from kd_core._errors import (
     InvalidArgument,
     InvalidKey,
@@ -38,8 +45,8 @@ from kd_core._leaves.writes import Targets
 from kd_core._naming import explain_attribute, leaves_out
 from kd_core._nodes import registry
 from kd_core._nodes.entry import Encodes, Values, is_data, is_node
-from kd_core._ops.entries.listing import LinkedList
-from kd_core._ops.selection.index_plan import resolve
+from kd_core._ops.entries.access import LinkedList
+from kd_core._ops.selection.indexing import resolve
 from kd_core._protocol.primitives import check_not_held
 from kd_core._torch_private import traced_as
 

@@ -23,20 +23,12 @@ from dataclasses import MISSING, Field, field
 from functools import wraps
 from inspect import signature
 from types import FunctionType
-from typing import (
-    TYPE_CHECKING,
-    ClassVar,
-    Final,
-    Generic,
-    TypeVar,
-    cast,
-    dataclass_transform,
-)
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar, cast, dataclass_transform
 
 from torch import Tensor
 
 from kd_core._base import TensorDictBase
-from kd_core._batch.descriptor import describe_on
+from kd_core._batch.descriptor import describe, describe_on
 from kd_core._batch.shapes import batch_of
 from kd_core._containers.dense import Dense
 from kd_core._containers.field_declarations import (
@@ -55,7 +47,8 @@ from kd_core._containers.field_declarations import (
     signature_of,
     split_options,
 )
-from kd_core._containers.tensordict import TensorDict, fill
+from kd_core._containers.non_tensor import NonTensorData
+from kd_core._containers.tensordict import TensorDict, fill, make_dense
 from kd_core._errors import (
     FROZEN,
     FrozenField,
@@ -69,9 +62,9 @@ from kd_core._errors import (
 from kd_core._keys import format_key, nearest_key
 from kd_core._naming import explain_attribute
 from kd_core._nodes import registry
-from kd_core._nodes.entry import is_data
-from kd_core._ops.formats.building import build
-from kd_core._ops.shape.rebatching import named as with_names
+from kd_core._nodes.entry import Entry, Node, is_data, tensor_of
+from kd_core._ops.formats.conversion import build
+from kd_core._ops.shape.description import named as with_names
 from kd_core._protocol.primitives import AbstractContainer, lock
 from kd_core._protocol.validation import with_plain_keys
 from kd_core._types import NO_DEFAULT
@@ -82,7 +75,7 @@ if TYPE_CHECKING:
     import torch
 
     from kd_core._batch.descriptor import Descriptor
-    from kd_core._nodes.entry import AnyKey, Entry
+    from kd_core._nodes.entry import AnyKey
     from kd_core._types import BatchSize, DeviceLike
 
     class _Start(TypedDict, total=False):
@@ -949,3 +942,52 @@ def is_tensorclass(obj: object) -> bool:
     kind = obj if isinstance(obj, type) else type(obj)
     fields_of = getattr(kind, "_kd_tensor_class", None)
     return fields_of is not None and not issubclass(fields_of, TypedTensorDict)
+
+
+# What each leaf of a container is, as a container of typed records.
+
+_READ: Final[dict[str, Callable[[Tensor], object]]] = {
+    "device": lambda leaf: leaf.device,
+    "dtype": lambda leaf: leaf.dtype,
+    "shape": lambda leaf: NonTensorData(leaf.shape),  # it would become a tensor of numbers
+}
+
+
+class TensorAttrs(TensorClass):
+    """The device, dtype and shape of one tensor, as `TensorDict.attrs` returns them.
+
+    Example:
+        >>> import torch
+        >>> from kd_core import TensorDict
+        >>> TensorDict({"a": torch.ones(3, 2)}, [3]).attrs()["a"].tgt_shape
+        torch.Size([3, 2])
+    """
+
+    tgt_device: Any = None
+    tgt_dtype: Any = None
+    tgt_shape: Any = None
+
+
+def attributes_of(td: Node, fields: tuple[str, ...]) -> Node:
+    """Return a container without batch that has these attributes of each leaf."""
+    unknown = [field for field in fields if field not in _READ]
+    if unknown:
+        raise InvalidArgument(f"`fields` may hold {listed(_READ)}, got `{unknown[0]}`.")
+    entries: dict[str, Entry] = {}
+    for key, entry in cast("AbstractContainer", td)._kd_entries.items():
+        leaf = tensor_of(entry)
+        if leaf is not None:
+            entries[key] = _attributes(leaf, fields)
+        elif isinstance(entry, AbstractContainer):
+            entries[key] = attributes_of(entry, fields)
+        else:
+            entries[key] = cast("Node", entry)._kd_with_descriptor(describe(()))
+    return make_dense(entries, describe(()))
+
+
+def _attributes(leaf: Tensor, fields: tuple[str, ...]) -> TensorAttrs:
+    device, dtype, shape = (read(leaf) if name in fields else None for name, read in _READ.items())
+    return TensorAttrs(tgt_device=device, tgt_dtype=dtype, tgt_shape=shape, batch_size=[])
+
+
+registry.register("attributes_of", attributes_of)

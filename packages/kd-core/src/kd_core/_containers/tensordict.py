@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import GenericAlias
-from typing import TYPE_CHECKING, Generic, Literal, SupportsIndex, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, SupportsIndex, cast, overload
 
 from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
@@ -17,8 +17,8 @@ from kd_core._keys import format_key
 from kd_core._leaves.loops import MANY, all_fit, common_batch, leaf_fits
 from kd_core._nodes import registry
 from kd_core._ops.calls.modules import Scope
-from kd_core._ops.formats.building import build
-from kd_core._ops.shape.rebatching import named
+from kd_core._ops.formats.conversion import build
+from kd_core._ops.shape.description import named
 from kd_core._protocol.primitives import AbstractContainer
 from kd_core._protocol.validation import MAX_DEPTH, as_entry, is_foreign, with_plain_keys
 from kd_core._torch_private import traced_as
@@ -291,20 +291,20 @@ class TensorDict(Dense):
             >>> with params.clone().to_module(net):
             ...     out = net(torch.ones(1, 2))
         """
-        from kd_core._ops.calls import module_state
+        from kd_core._ops.calls import modules
 
-        module_state.check_module(module)
+        modules.check_module(module)
         td = cls.__new__(cls)
         if use_state_dict:
-            td._kd_entries = module_state.state_entries(module)
+            td._kd_entries = modules.state_entries(module)
         else:
-            td._kd_entries = module_state.module_entries(module, None, not filter_empty)
+            td._kd_entries = modules.module_entries(module, None, not filter_empty)
         td._kd_desc = describe(())
         td._kd_nested = True
         made: TensorDictBase = td
         if as_module:
             source = None if use_state_dict else module
-            made = cast("TensorDictBase", module_state.as_module(td, source))
+            made = cast("TensorDictBase", modules.as_module(td, source))
         return made.lock_() if lock else made
 
 
@@ -519,3 +519,132 @@ def _swap_of(exchange: Scope) -> Node:
 
 
 registry.register("swap_of", _swap_of)
+
+
+# Functions that create a `TensorDict` from keywords or from a module.
+
+
+def make_tensordict(
+    source: Mapping[str, object] | None = None,
+    batch_size: BatchSize | None = None,
+    device: DeviceLike | None = None,
+    *,
+    auto_batch_size: bool = False,
+    **entries: object,
+) -> TensorDict:
+    """Create a `TensorDict` from a mapping, from keywords, or from both.
+
+    Args:
+        source: nested mappings of values.
+        batch_size: the leading dimensions of every entry.
+        device: the device to which every entry is moved.
+        auto_batch_size: infer the batch size: all leading dimensions that the leaves share.
+        **entries: more values.
+
+    Example:
+        >>> import torch
+        >>> from kd_core import make_tensordict
+        >>> make_tensordict(a=torch.zeros(3, 4), b=torch.ones(3), auto_batch_size=True).batch_size
+        torch.Size([3])
+    """
+    named = cast("dict[str, Any]", entries)
+    if batch_size is None and auto_batch_size:
+        return TensorDict.from_dict({**(source or {}), **named}, None, device, auto_batch_size=True)
+    return TensorDict(source, batch_size, device, **named)
+
+
+def from_module(
+    module: nn.Module,
+    as_module: bool = False,
+    *,
+    lock: bool = False,
+    use_state_dict: bool = False,
+    filter_empty: bool = True,
+) -> TensorDictBase:
+    """Collect the parameters and buffers of a module: `TensorDict.from_module` as a function.
+
+    Args:
+        module: the module; it is not changed.
+        as_module: return a `kd_nn.TensorDictParams`, which is an `nn.Module`; needs kd-nn.
+        lock: lock the container.
+        use_state_dict: take the entries of `module.state_dict()`.
+        filter_empty: leave out modules without state.
+
+    Example:
+        >>> import torch
+        >>> from kd_core import from_module
+        >>> sorted(from_module(torch.nn.Linear(2, 3)).keys())
+        ['bias', 'weight']
+    """
+    return TensorDict.from_module(
+        module, as_module, lock=lock, use_state_dict=use_state_dict, filter_empty=filter_empty
+    )
+
+
+# Storing what a plan makes, in a container and one level below it: all or none.
+#
+# What a step writes below `next` was a twentieth of the program "world_model" of the benchmarks,
+# as long as its keys were sorted by level on each call. A plan knows them beforehand.
+
+
+def assign_levels(td: TensorDictBase, entries: dict[str, object], levels: tuple[str, ...]) -> None:
+    """Store a value at each key, as `assign` does, some of them below containers that stay.
+
+    Args:
+        td: the container that is written.
+        entries: values by key.
+        levels: the keys whose value is a dict of what is stored below that key.
+
+    Raises:
+        ShapeMismatch: if a value does not fit the batch size; nothing is stored then.
+        Locked: if the container is locked.
+
+    Example:
+        >>> from kd_core import TensorDict
+        >>> from kd_core.extending import assign_levels
+        >>> td = TensorDict({"a": {"b": 0.0}})
+        >>> assign_levels(td, {"a": {"c": 1.0}, "d": 2.0}, ("a",))
+        >>> td.to_dict()
+        {'a': {'b': tensor(0.), 'c': tensor(1.)}, 'd': tensor(2.)}
+    """
+    if td.__class__ is not TensorDict or is_dynamo_compiling() or not _fit(td, entries, levels):
+        td.assign(_by_path(entries, levels))
+        return
+    own, desc = td._kd_entries, td._kd_desc
+    for key, value in entries.items():
+        if key not in levels:
+            own[key] = cast("Tensor", value)
+        elif key in own:
+            cast("TensorDict", own[key])._kd_entries.update(cast("dict[str, Tensor]", value))
+        else:
+            own[key] = make_dense(cast("dict[str, Tensor]", value), desc, False)  # type: ignore[arg-type]  # entries
+            td._kd_nested = True
+
+
+def _fit(td: TensorDict, entries: dict[str, object], levels: tuple[str, ...]) -> bool:
+    """Return whether nothing has to be checked any more: locks, keys, shapes, what is there."""
+    own, desc = td._kd_entries, td._kd_desc
+    if not desc.plain:
+        return False
+    for key, value in entries.items():
+        if key not in levels:
+            if value.__class__ is not Tensor or not leaf_fits(value, desc):
+                return False
+            continue
+        level = own.get(key)
+        if level is not None and (level.__class__ is not TensorDict or level._kd_desc is not desc):
+            return False
+        if not all_fit(cast("dict[str, object]", value), desc):
+            return False
+    return True
+
+
+def _by_path(entries: dict[str, object], levels: tuple[str, ...]) -> dict[NestedKey, object]:
+    flat: dict[NestedKey, object] = {}
+    for key, value in entries.items():
+        if key in levels:
+            below = cast("dict[str, object]", value)
+            flat.update({(key, name): leaf for name, leaf in below.items()})
+        else:
+            flat[key] = value
+    return flat

@@ -20,8 +20,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from kd_core._batch.descriptor import describe, describe_on, restored
-from kd_core._batch.plans import Fresh, Reduced
-from kd_core._batch.shapes import batch_of
+from kd_core._batch.shapes import Fresh, Reduced, batch_of
 from kd_core._errors import (
     InvalidValue,
     KeySetMismatch,
@@ -360,7 +359,7 @@ class UnbatchedTensor(TensorData):
         return restore_unbatched, (tensor, desc.batch, desc.device)
 
     def __repr__(self) -> str:
-        from kd_core._display.printing import describe_leaf  # loaded when something is printed
+        from kd_core._display import describe_leaf  # loaded when something is printed
 
         _, _, described = describe_leaf(self._tensor).partition("(")
         return f"{type(self).__name__}({described}"

@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
+import importlib
 from collections import namedtuple
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import cache
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias, cast
 
 import torch
 from torch import Tensor
 
-from kd_core._batch.descriptor import describe
-from kd_core._errors import InvalidValue, wrong_type
+from kd_core._batch.descriptor import describe, describe_on
+from kd_core._errors import InvalidValue, KeyCollision, MissingDependency, a_type, wrong_type
 from kd_core._keys import format_key
+from kd_core._leaves.loops import find_entry
 from kd_core._nodes import registry
-from kd_core._nodes.entry import Entry, Node, is_node, is_unbatched
-from kd_core._protocol.primitives import AbstractContainer, refuse_unbatched
-from kd_core._protocol.validation import shape_of_lists, values_of_rows
+from kd_core._nodes.entry import Entry, Node, is_node, is_row_data, is_unbatched
+from kd_core._protocol.primitives import AbstractContainer, Composite, refuse_unbatched
+from kd_core._protocol.validation import (
+    is_foreign,
+    is_foreign_unbatched,
+    shape_of_lists,
+    values_of_rows,
+)
+from kd_core._torch_private import torch_tree, without_torch_function
+
+if TYPE_CHECKING:
+    from kd_core._batch.descriptor import Descriptor
+
+    Foreign: TypeAlias = Any
 
 
 class AnyNamedTuple(Protocol):
@@ -249,3 +262,189 @@ def _array_of(leaf: Tensor, path: tuple[str, ...]) -> object:
             f"entry {format_key(path)} is of dtype `{leaf.dtype}`, which numpy does not have: "
             f"{error}. Convert it first, for example with `td.float()`."
         ) from None
+
+
+# Trees of torch (`torch.utils._pytree`) as containers that remember their structure, and back.
+#
+# The structure of the tree is non-tensor data of the container, under the key `STRUCTURE`.
+
+STRUCTURE: Final = "_pytree_type"
+
+
+class Structure(NamedTuple):
+    """What a tree is beside its leaves.
+
+    Attributes:
+        spec: its nodes.
+        paths: the key of each leaf.
+    """
+
+    spec: torch_tree.TreeSpec
+    paths: tuple[tuple[str, ...], ...]
+
+
+def tree_of_pytree(pytree: object) -> dict[tuple[str, ...], object]:
+    """Return the leaves of a tree by their paths, and its structure.
+
+    Raises:
+        InvalidValue: if the tree is a single leaf.
+        KeyCollision: if two leaves have the same path.
+    """
+    leaves, spec = torch_tree.tree_flatten_with_path(pytree)
+    entries: dict[tuple[str, ...], object] = {}
+    for path, leaf in leaves:
+        key = tuple(name for part in path for name in _names_of(part))
+        if not key:
+            raise InvalidValue(
+                f"`pytree` must be a tree of several leaves, got {a_type(pytree)}. Wrap "
+                "it in a dict or a list."
+            )
+        if key in entries:
+            raise KeyCollision(f"two leaves of the tree have the path {format_key(key)}.")
+        entries[key] = leaf
+    paths = tuple(entries)
+    entries[(STRUCTURE,)] = Structure(spec, paths)
+    return entries
+
+
+def _names_of(part: object) -> Sequence[str]:
+    """Return the names that a step of a path is: keys of containers are tuples."""
+    for attribute in ("key", "idx", "name"):
+        if hasattr(part, attribute):
+            name = getattr(part, attribute)
+            return name if isinstance(name, tuple) and name else (str(name),)
+    return (str(part),)
+
+
+def pytree_of(td: AbstractContainer) -> object | None:
+    """Return the tree that a container was made from, with the current leaves.
+
+    Returns `None` if it was not made from a tree.
+    """
+    node = td._kd_entries.get(STRUCTURE)
+    structure = None if node is None or isinstance(node, Tensor) else node._kd_item()
+    if not isinstance(structure, Structure):
+        return None
+    leaves: list[object] = []
+    for path in structure.paths:
+        entry = find_entry(td._kd_entries, path)
+        if entry is None:
+            raise InvalidValue(
+                f"the container was made from a tree with a leaf {format_key(path)}, which it has "
+                f"lost. Remove `{STRUCTURE}` from the container, then it becomes nested dicts."
+            )
+        leaves.append(entry if isinstance(entry, Tensor) else entry._kd_item())
+    return cast("object", torch_tree.tree_unflatten(leaves, structure.spec))
+
+
+# Optional libraries, imported when a format needs them.
+
+Library: TypeAlias = Any
+"""A module without types: most of these libraries ship none."""
+
+
+def load(module: str, purpose: str) -> Library:
+    """Return an optional module.
+
+    Args:
+        module: its dotted name; the package to install has the name of the first part.
+        purpose: the method that needs it, for the message.
+
+    Raises:
+        MissingDependency: if it is not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        package = module.partition(".")[0]
+        raise MissingDependency(
+            f"`{purpose}` requires {package}. Install it with `pip install {package}`."
+        ) from error
+
+
+# Containers of the package tensordict, and back, without copying tensors.
+#
+# A container of that package has imported it, so reading one imports nothing.
+
+_ROWS: Final = "NonTensorStack"
+_DATA: Final = "NonTensorDataBase"
+_LAZY: Final = "LazyStackedTensorDict"
+
+
+def node_of(value: Foreign) -> Node:
+    """Return a container, or data, of the package tensordict as one of ours.
+
+    Tensors are shared. Lazy stacks stay lazy, tensor classes become plain containers.
+
+    Raises:
+        InvalidArgument: if it is not a container of that package.
+    """
+    if not is_foreign(value):
+        remedy = "Use `from_any` for other objects."
+        raise wrong_type("the container", "one of the package tensordict", value, remedy)
+    kinds = {kind.__name__ for kind in type(value).__mro__}
+    desc = describe_on(tuple(value.batch_size), value.device)
+    if _ROWS in kinds:
+        rows = values_of_rows(_plain_list(value.tolist()), desc.batch, "the data")
+        return registry.wrap_list(rows, desc)
+    if kinds & {_DATA, "NonTensorData"}:
+        return registry.wrap_data(value.data, desc)
+    if _LAZY in kinds:
+        members = [node_of(member) for member in value.tensordicts]
+        return registry.lazy_stack(members, value.stack_dim)
+    entries: dict[str, Entry] = {
+        str(key): _leaf_of(entry, desc) if isinstance(entry, Tensor) else node_of(entry)
+        for key, entry in value.items()
+    }
+    return registry.make_dense(entries, desc)
+
+
+def _leaf_of(leaf: Tensor, desc: Descriptor) -> Entry:
+    return unbatched_of(leaf)._kd_with_descriptor(desc) if is_foreign_unbatched(leaf) else leaf
+
+
+def unbatched_of(leaf: Tensor) -> Node:
+    """Return a tensor without batch dimensions, which is one of a subclass there."""
+    with without_torch_function():
+        return registry.wrap_tensor(leaf.as_subclass(Tensor), describe(()))
+
+
+def _plain_list(values: object) -> object:
+    return [_plain_list(value) for value in values] if isinstance(values, list) else values
+
+
+def container_of(td: AbstractContainer) -> object:
+    """Return a container of the package tensordict that shares the tensors of one of ours.
+
+    Raises:
+        MissingDependency: if that package is not installed.
+    """
+    return cast("object", _given_back(load("tensordict", "to_tensordict_library"), td))
+
+
+def _given_back(library: Foreign, node: Node | AbstractContainer) -> Foreign:
+    desc = node._kd_desc
+    if isinstance(node, Composite):
+        members = [_given_back(library, member) for member in node._members]
+        return library.LazyStackedTensorDict(*members, stack_dim=node._dim)
+    if not isinstance(node, AbstractContainer):
+        if is_unbatched(node):
+            return library.UnbatchedTensor(node._tensor)
+        if is_row_data(node):
+            return _rows(library, node._kd_item(), desc, len(desc.batch))
+        return library.NonTensorData(node._kd_item(), batch_size=desc.batch, device=desc.device)
+    made = library.TensorDict({}, batch_size=desc.batch, device=desc.device)
+    for key, entry in node._kd_entries.items():
+        made.set(key, entry if isinstance(entry, Tensor) else _given_back(library, entry))
+    return made
+
+
+def _rows(library: Foreign, values: object, desc: Descriptor, dims: int) -> Foreign:
+    if dims == 0:
+        return library.NonTensorData(values, batch_size=(), device=desc.device)
+    inner = [_rows(library, value, desc, dims - 1) for value in cast("Sequence[object]", values)]
+    return library.NonTensorStack(*inner, stack_dim=0)
+
+
+registry.register("foreign_node", node_of)
+registry.register("foreign_tensor", unbatched_of)

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import ast
+import re
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from kd_core._batch.descriptor import describe
-from kd_core._errors import wrong_type
+from kd_core._display import short_name
+from kd_core._errors import InvalidValue, wrong_type
 from kd_core._keys import format_key, path_of
 from kd_core._leaves.loops import kinds_of
 from kd_core._naming import public_in
 from kd_core._nodes import registry
-from kd_core._nodes.entry import is_unbatched
+from kd_core._nodes.entry import Entry, Node, is_unbatched
 from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
@@ -135,3 +138,143 @@ def _shape_and_dtype(
             "Write for example `((84, 84), torch.float32)`.",
         )
     return tuple(shapes[0]), dtypes[0], "tensor"
+
+
+# Printed containers, read back as containers of zeros: from a log to something that runs.
+
+_HEAD: Final = re.compile(r"\s*\w+\(batch_size=\[([\d, ]*)\][^{}]*, fields=\{")
+_BLANK: Final = re.compile(r"\s*")
+_INNER: Final = re.compile(r"(?:\w+ )?(?:batch_size=\[([\d, ]*)\] )?\{")
+_SHORT_LEAF: Final = re.compile(r"(unbatched )?(\w+)\[([\d,]*)\](?: [\w:]+)?(?=[,}])")
+_SHORT_KEY: Final = re.compile(
+    r"(.*?): (?=(?:unbatched )?\w+\[[\d,]*\]|(?:\w+ )?(?:batch_size=\S.*?\] )?\{|['\"\[({\d-]"
+    r"|None|True|False|b['\"])",
+    re.DOTALL,
+)
+_ENDS: Final = re.compile(r"(?=,\s|\})")
+_DTYPES: Final = {
+    short_name(dtype): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)
+}
+_OPEN: Final = re.compile(r"\s*(\w+)\(\s*fields=\{\s*")
+_KEY: Final = re.compile(r"\s*(.*?): (?=\w+\()", re.DOTALL)
+_LEAF: Final = re.compile(
+    r"\w+\(shape=torch\.Size\(\[([\d, ]*)\]\)[^()]*dtype=torch\.(\w+)[^()]*\)"
+)
+_DATA: Final = re.compile(
+    r"\w+\(data=(.*?), batch_size=torch\.Size\(\[[\d, ]*\]\)[^()\n]*\)", re.DOTALL
+)
+_SIZE: Final = re.compile(r"\s*\},?\s*batch_size=torch\.Size\(\[([\d, ]*)\]\)[^()]*\)")
+
+
+def container_of_text(text: str) -> Node:
+    """Return a container of zeros from what `repr` of a container says.
+
+    Raises:
+        InvalidValue: if the text is not of this form; the message shows the place.
+    """
+    head = _HEAD.match(text)
+    made, end = _container(text, 0) if head is None else _compact(text, head)
+    if text[end:].strip():
+        raise _unreadable(text, end)
+    return made
+
+
+def _compact(text: str, head: re.Match[str]) -> tuple[Node, int]:
+    """Read a container that was printed with a short line for each leaf."""
+    made, end = _level(text, head.end(), _sizes(head[1]))
+    if text[end : end + 1] != ")":
+        raise _unreadable(text, end)
+    return made, end + 1
+
+
+def _level(text: str, at: int, batch: tuple[int, ...]) -> tuple[Node, int]:
+    """Read the entries between braces; `at` is behind the first one."""
+    entries: dict[str, Entry] = {}
+    at = _BLANK.match(text, at).end()  # type: ignore[union-attr]  # it matches nothing, too
+    while text[at : at + 1] != "}":
+        key = _SHORT_KEY.match(text, at)
+        if key is None:
+            raise _unreadable(text, at)
+        entries[key[1]], at = _short(text, key.end(), batch)
+        if text[at : at + 1] == ",":
+            at = _BLANK.match(text, at + 1).end()  # type: ignore[union-attr]  # as above
+        elif text[at : at + 1] != "}":
+            raise _unreadable(text, at)
+    return registry.nest_mapping(entries, describe(batch), ()), at + 1
+
+
+def _short(text: str, at: int, batch: tuple[int, ...]) -> tuple[Entry, int]:
+    """Read the value of one key."""
+    inner = _INNER.match(text, at)
+    if inner is not None:
+        return _level(text, inner.end(), batch if inner[1] is None else _sizes(inner[1]))
+    leaf = _SHORT_LEAF.match(text, at)
+    if leaf is not None:
+        dtype = _DTYPES.get(leaf[2])
+        if dtype is None:
+            raise _unreadable(text, at)
+        zeros = torch.zeros((*(() if leaf[1] else batch), *_sizes(leaf[3])), dtype=dtype)
+        return (registry.wrap_tensor(zeros, describe(())) if leaf[1] else zeros), leaf.end()
+    for end in _ENDS.finditer(text, at):
+        try:
+            value = ast.literal_eval(text[at : end.start()])
+        except (ValueError, SyntaxError):
+            continue
+        return registry.wrap_data(value, describe(())), end.start()
+    raise _unreadable(text, at)
+
+
+def _container(text: str, at: int) -> tuple[Node, int]:
+    opened = _OPEN.match(text, at)
+    if opened is None:
+        raise _unreadable(text, at)
+    at = opened.end()
+    entries: dict[str, Entry] = {}
+    closed = _SIZE.match(text, at)
+    while closed is None:
+        key = _KEY.match(text, at)
+        if key is None:
+            raise _unreadable(text, at)
+        entries[key[1]], at = _entry(text, key.end())
+        closed = _SIZE.match(text, at)
+        if closed is None:
+            if text[at : at + 1] != ",":
+                raise _unreadable(text, at)
+            at += 1
+    desc = describe(_sizes(closed[1]))
+    return registry.nest_mapping(entries, desc, ()), closed.end()
+
+
+def _entry(text: str, at: int) -> tuple[Entry, int]:
+    if _OPEN.match(text, at):
+        return _container(text, at)
+    leaf = _LEAF.match(text, at)
+    if leaf is not None:
+        return _zeros(leaf[1], leaf[2], text, at), leaf.end()
+    data = _DATA.match(text, at)
+    if data is None:
+        raise _unreadable(text, at)
+    try:
+        value = ast.literal_eval(data[1])
+    except (ValueError, SyntaxError):
+        raise _unreadable(text, at) from None
+    return registry.wrap_data(value, describe(())), data.end()
+
+
+def _zeros(sizes: str, dtype: str, text: str, at: int) -> Tensor:
+    found = getattr(torch, dtype, None)
+    if not isinstance(found, torch.dtype):
+        raise _unreadable(text, at)
+    return torch.zeros(_sizes(sizes), dtype=found)
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    return tuple(int(size) for size in text.replace(",", " ").split())
+
+
+def _unreadable(text: str, at: int) -> InvalidValue:
+    return InvalidValue(
+        f"expected a printed container with shapes and dtypes, got {text[at : at + 60]!r} at "
+        f"position {at}. Print it with `set_printoptions(compact=False)`, which does not cut long "
+        "data."
+    )

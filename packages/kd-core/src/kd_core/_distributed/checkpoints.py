@@ -15,17 +15,42 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 
-from kd_core._distributed.agreement import Proposal, agree
-from kd_core._distributed.groups import team_of
+from kd_core._distributed.groups import Proposal, agree, team_of
 from kd_core._distributed.outlines import outlined
 from kd_core._errors import InvalidValue, KdError
 from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+    from torch.distributed.checkpoint.metadata import Metadata
 
     from kd_core._distributed.groups import Team
+
+
+# What is read of a checkpoint, where checkpoints of several kinds are loaded.
+
+
+class StatedPlanner(DefaultLoadPlanner):
+    """Read what a checkpoint states of containers beside their tensors; else leave it as it is.
+
+    `save` of torch writes the tensors of a container alone.
+    """
+
+    def set_up_planner(
+        self,
+        state_dict: dict[str, dict[str, object]],
+        metadata: Metadata | None = None,
+        is_coordinator: bool = False,
+    ) -> None:
+        saved = {} if metadata is None else metadata.state_dict_metadata
+        stated = {
+            key: data
+            for key, data in state_dict.items()
+            if any(f"{key}.{name}" in saved for name in data)
+        }
+        super().set_up_planner(stated, metadata, is_coordinator)
 
 
 def save_checkpoint(
@@ -74,8 +99,6 @@ def load_checkpoint(
 ) -> None:
     """Load a checkpoint, if it fits the containers on all ranks."""
     from torch.distributed.checkpoint.state_dict_loader import load
-
-    from kd_core._distributed.planners import StatedPlanner
 
     containers = _containers(state)
     data = {key: _without_tensors(_state_of(td)) for key, td in containers.items()}

@@ -20,12 +20,11 @@ from torch.nn import Parameter
 from kd_core._errors import InvalidValue
 from kd_core._keys import KeyPath, format_key
 from kd_core._leaves.foreach import run_copies
-from kd_core._leaves.shapeless import is_shapeless
+from kd_core._leaves.loops import is_shapeless
 from kd_core._leaves.writes import check_write
 from kd_core._nodes.entry import is_unbatched, tensor_of
-from kd_core._protocol.composite import Composite
-from kd_core._protocol.primitives import AbstractContainer
-from kd_core._store.canonical import canonical
+from kd_core._protocol.primitives import AbstractContainer, Composite
+from kd_core._store.manifest import canonical
 from kd_core._torch_private import check_of, unflatten
 
 if TYPE_CHECKING:

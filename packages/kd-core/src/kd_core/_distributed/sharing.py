@@ -12,8 +12,7 @@ from torch import Tensor
 
 from kd_core._errors import InvalidArgument, InvalidValue, ShapeMismatch
 from kd_core._keys import format_key, path_of
-from kd_core._protocol.composite import Composite
-from kd_core._protocol.primitives import AbstractContainer
+from kd_core._protocol.primitives import AbstractContainer, Composite
 
 if TYPE_CHECKING:
     from kd_core._types import NestedKey

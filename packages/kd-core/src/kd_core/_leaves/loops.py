@@ -14,29 +14,595 @@ of `Node` is a node.
 
 from __future__ import annotations
 
+import operator
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, cast
 
+import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
-from kd_core._batch.plans import Padded, Reduced
+from kd_core._batch.shapes import Padded, Reduced
 from kd_core._errors import (
+    InvalidValue,
     KeyNotFound,
     KeySetMismatch,
+    ShapeMismatch,
     a_type,
     different_keys,
     listed,
+    shape_text,
     walks_through_leaf,
+    wrong_type,
 )
 from kd_core._keys import format_key, nearest_key
-from kd_core._leaves.foreach import FOREACH_FROM
-from kd_core._leaves.shapeless import is_shapeless
+from kd_core._leaves.foreach import (
+    FOREACH_FROM,
+    StandIn,
+    are_unwrapped,
+    is_ragged,
+    prepare,
+    wraps_tensors,
+)
 from kd_core._nodes.entry import Node, is_node, tensor_of
+from kd_core._torch_private import (
+    make_subclass,
+    nested_view_from_buffer,
+    no_torch_function,
+    without_torch_function,
+)
 
 if TYPE_CHECKING:
     from kd_core._batch.descriptor import Descriptor
-    from kd_core._nodes.entry import Entries, Entry, Memo, Node, PartsMemo
+    from kd_core._nodes.entry import Entries, Entry, Memo, PartsMemo
     from kd_core._types import BatchFn, LeafFn, PartsFn
+
+
+# Nested tensors of the jagged layout: rows of different lengths in one tensor.
+#
+# torch has no indexing, splitting, repeating or joining of these along the batch. An operation
+# that moves rows is applied to the numbers of the rows instead, and the rows are taken by their
+# numbers.
+#
+# Knows `torch.nested`; must not know containers.
+
+
+def row_lengths(leaf: Tensor) -> Tensor:
+    """Return the length of each row in the ragged dimension."""
+    if leaf.layout is not torch.jagged:
+        return torch.tensor([row.shape[0] for row in leaf.unbind()], device=leaf.device)
+    lengths: Tensor | None = leaf.lengths()  # type: ignore[attr-defined]  # of a nested tensor
+    if lengths is not None:
+        return lengths
+    offsets: Tensor = leaf.offsets()  # type: ignore[attr-defined]  # as above
+    return offsets.diff()
+
+
+def stored_in(leaf: Tensor) -> list[Tensor]:
+    """Return the tensors that a leaf is made of: values, offsets and perhaps lengths of rows."""
+    if leaf.layout is not torch.jagged:
+        return [leaf]
+    lengths: Tensor | None = leaf.lengths()  # type: ignore[attr-defined]  # of a nested tensor
+    parts = [_values(leaf), _offsets(leaf)]
+    return parts if lengths is None else [*parts, lengths]
+
+
+def restored_from(leaf: Tensor, parts: Sequence[Tensor]) -> Tensor:
+    """Return a leaf like another one, made of what stands for its `stored_in`."""
+    if leaf.layout is not torch.jagged:
+        return parts[0]
+    values, offsets, *lengths = parts
+    made: Tensor = torch.nested.nested_tensor_from_jagged(
+        values, offsets, lengths[0] if lengths else None, jagged_dim=_ragged_dim(leaf) + 1
+    )
+    return made
+
+
+def padded_leaf(leaf: Tensor, padding: float) -> Tensor:
+    """Return a nested tensor padded to its longest row."""
+    if leaf.layout is not torch.jagged or _ragged_dim(leaf):
+        padded: Tensor = torch.nested.to_padded_tensor(leaf, padding)
+        return padded
+    real = row_mask(leaf)  # torch pads a nested tensor without a known longest row too far
+    leaf = _taken(leaf, _numbers(leaf))
+    values = _values(leaf)
+    filled = values.new_full((*real.shape, *values.shape[1:]), padding)
+    return filled.index_put((real,), values)
+
+
+def row_mask(leaf: Tensor) -> Tensor:
+    """Return a mask of shape (rows, longest row): true for elements that are not padding."""
+    lengths = row_lengths(leaf)
+    longest = int(lengths.max()) if lengths.numel() else 0
+    return torch.arange(longest, device=lengths.device) < lengths[:, None]
+
+
+def moved_rows(leaf: Tensor, fn: LeafFn) -> Tensor:
+    """Apply a function that moves rows to a nested tensor.
+
+    Raises:
+        InvalidValue: if the result would have other than one batch dimension.
+    """
+    if leaf.layout is not torch.jagged or is_dynamo_compiling():
+        return fn(leaf)
+    return _taken(leaf, fn(_numbers(leaf)))
+
+
+def moved_parts(leaf: Tensor, fn: PartsFn) -> Sequence[Tensor]:
+    """Apply a function that divides rows to a nested tensor; see `moved_rows`."""
+    if leaf.layout is not torch.jagged or is_dynamo_compiling():
+        return fn(leaf)
+    return [_taken(leaf, part) for part in fn(_numbers(leaf))]
+
+
+def _numbers(leaf: Tensor) -> Tensor:
+    return torch.arange(leaf.shape[0], device=leaf.device)
+
+
+def _taken(leaf: Tensor, rows: Tensor) -> Tensor:
+    """Return the rows of a nested tensor with these numbers; one row is a plain tensor."""
+    if not rows.ndim:
+        return leaf[int(rows)]
+    if rows.ndim > 1:
+        raise InvalidValue(
+            f"a nested tensor of the jagged layout has one batch dimension, and cannot have the "
+            f"batch_size {tuple(rows.shape)}. Use `to_lazystack()`, or `to_padded_tensor()` first."
+        )
+    lengths, starts = row_lengths(leaf)[rows], _offsets(leaf)[:-1][rows]
+    offsets = _shared_offsets([leaf], rows, lengths, _TAKEN)
+    first = torch.repeat_interleave(starts - offsets[:-1], lengths)
+    where = first + torch.arange(first.shape[0], device=first.device)
+    dim = _ragged_dim(leaf)
+    return _jagged(_values(leaf).index_select(dim, where), offsets, dim)
+
+
+class _Made:
+    """Offsets that were made for a leaf, or for leaves that were joined.
+
+    torch combines nested tensors only if they share the tensor of offsets. So the last one is kept,
+    for the next leaf of the same operation.
+    """
+
+    __slots__ = ("offsets", "rows", "sources")
+
+    def __init__(self, sources: list[weakref.ref[Tensor]], rows: Tensor, offsets: Tensor) -> None:
+        self.sources = sources
+        self.rows = rows
+        self.offsets = offsets
+
+
+_TAKEN: Final[list[_Made]] = []
+_JOINED: Final[list[_Made]] = []
+
+
+def _shared_offsets(
+    leaves: Sequence[Tensor], rows: Tensor, lengths: Tensor, last: list[_Made]
+) -> Tensor:
+    """Return offsets for some lengths; the same tensor for leaves that shared theirs.
+
+    Args:
+        leaves: the leaves whose rows they are.
+        rows: the numbers of the rows.
+        lengths: the length of each.
+        last: what was made last by the same operation.
+    """
+    sources = [part for leaf in leaves for part in _parts(leaf)]
+    for made in last:
+        known = [source() for source in made.sources]
+        if (
+            len(known) == len(sources)
+            and all(map(operator.is_, known, sources))
+            and made.rows.shape == rows.shape
+            and torch.equal(made.rows, rows)
+        ):
+            return made.offsets
+    offsets = _ends(lengths)
+    last[:] = [_Made([weakref.ref(source) for source in sources], rows, offsets)]
+    return offsets
+
+
+def _parts(leaf: Tensor) -> list[Tensor]:
+    """Return the tensors that say where rows start and end."""
+    lengths: Tensor | None = leaf.lengths()  # type: ignore[attr-defined]  # of a nested tensor
+    return [_offsets(leaf)] if lengths is None else [_offsets(leaf), lengths]
+
+
+def flat_values(leaf: Tensor) -> Tensor:
+    """Return all elements as a vector; of a nested tensor those of its rows."""
+    return _values(_without_gaps(leaf)).reshape(-1) if is_ragged(leaf) else leaf.reshape(-1)
+
+
+def reduced_rows(leaves: Sequence[Tensor], fn: LeafFn) -> Tensor:
+    """Apply a reduction of a vector to the elements of each row of all leaves; rows come last."""
+    every = [_without_gaps(leaf) if is_ragged(leaf) else leaf for leaf in leaves]
+    if not every[0].shape[0]:
+        dtype = torch.cat([flat_values(leaf)[:0] for leaf in every])
+        return fn(dtype.new_ones(1)).unsqueeze(-1)[..., :0]
+    rows = zip(*[leaf.unbind() for leaf in every], strict=True)
+    return torch.stack([fn(torch.cat([part.reshape(-1) for part in row])) for row in rows], -1)
+
+
+def mapped_rows(leaf: Tensor, fn: LeafFn, together: bool = False) -> Tensor:
+    """Apply a function of a vector, which keeps its shape, to each row, or to all together."""
+    leaf = _without_gaps(leaf)
+    dim, values = _ragged_dim(leaf), _values(leaf)
+    rows = [values] if together or not leaf.shape[0] else leaf.unbind()
+    made = [fn(row.reshape(-1)).reshape(row.shape) for row in rows]
+    return _jagged(torch.cat(made, dim), _offsets(leaf), dim)
+
+
+def chosen_rows(leaf: Tensor, mask: Tensor, other: Tensor | float) -> Tensor:
+    """Return the rows of a nested tensor where a mask is true, and those of another elsewhere.
+
+    Args:
+        leaf: the nested tensor.
+        mask: one boolean for each row, or for all.
+        other: a nested tensor of as many rows, a tensor of one value for each row, or one value.
+    """
+    leaf = _without_gaps(leaf)
+    mask = mask.to(leaf.device).expand(leaf.shape[0])
+    if isinstance(other, Tensor) and other.is_nested:
+        other = _without_gaps(other)
+        if _offsets(other) is not _offsets(leaf):
+            numbers = _numbers(leaf)
+            both = joined_rows([leaf, other])
+            return _taken(both, torch.where(mask, numbers, numbers + leaf.shape[0]))
+        other = _values(other)
+    elif isinstance(other, Tensor) and other.ndim:
+        other = _beside_values(leaf, other.to(leaf.device).expand(leaf.shape[0]))
+    chosen = torch.where(_beside_values(leaf, mask), _values(leaf), other)
+    return _jagged(chosen, _offsets(leaf), _ragged_dim(leaf))
+
+
+def _beside_values(leaf: Tensor, rows: Tensor) -> Tensor:
+    """Return one value for each row, repeated to be broadcast over the values of the rows."""
+    dim, values = _ragged_dim(leaf), _values(leaf)
+    repeated = torch.repeat_interleave(rows, row_lengths(leaf))
+    return repeated.reshape([-1 if axis == dim else 1 for axis in range(values.ndim)])
+
+
+def _without_gaps(leaf: Tensor) -> Tensor:
+    """Return a nested tensor whose values are those of its rows, and no others."""
+    offsets = _offsets(leaf)
+    lengths: Tensor | None = leaf.lengths()  # type: ignore[attr-defined]  # of a nested tensor
+    whole = lengths is None and int(offsets[0]) == 0
+    whole = whole and int(offsets[-1]) == _values(leaf).shape[_ragged_dim(leaf)]
+    return leaf if whole else _taken(leaf, _numbers(leaf))
+
+
+def joined_rows(leaves: Sequence[Tensor]) -> Tensor:
+    """Concatenate nested tensors of the jagged layout along their rows."""
+    dim = _ragged_dim(leaves[0])
+    values = torch.cat([_values(_without_gaps(leaf)) for leaf in leaves], dim)
+    lengths = [row_lengths(leaf) for leaf in leaves]
+    counts = torch.tensor([len(each) for each in lengths])
+    return _jagged(values, _shared_offsets(leaves, counts, torch.cat(lengths), _JOINED), dim)
+
+
+def strided_parts(leaf: Tensor) -> tuple[Tensor, Tensor]:
+    """Return all values of a nested tensor of the strided layout in a row, and the sizes of rows.
+
+    The sizes are those of each row, one row each.
+    """
+    rows = [row.reshape(-1) for row in leaf.unbind()]
+    values = torch.cat(rows) if rows else torch.empty(0, dtype=leaf.dtype, device=leaf.device)
+    sizes: Tensor = leaf._nested_tensor_size()
+    return values.detach(), sizes.clone()
+
+
+def strided_view(values: Tensor, sizes: Tensor) -> Tensor:
+    """Return a nested tensor of the strided layout that shares the memory of its values.
+
+    Args:
+        values: the values of all rows, one behind the other, in one dimension.
+        sizes: the sizes of each row, one row each; their products must sum to all values.
+    """
+    if not len(sizes):
+        return torch.nested.nested_tensor([], dtype=values.dtype)
+    counts = sizes.prod(1)
+    behind = sizes.flip(1).cumprod(1).flip(1)[:, 1:]  # how far apart neighbours are
+    strides = torch.cat([behind, sizes.new_ones(len(sizes), 1)], 1)[:, : sizes.shape[1]]
+    starts = counts.cumsum(0) - counts
+    return nested_view_from_buffer(values, sizes, strides, starts)
+
+
+def _offsets(leaf: Tensor) -> Tensor:
+    offsets: Tensor = leaf.offsets()  # type: ignore[attr-defined]  # of a nested tensor
+    return offsets
+
+
+def _values(leaf: Tensor) -> Tensor:
+    values: Tensor = leaf.values()
+    return values
+
+
+def _ends(lengths: Tensor) -> Tensor:
+    """Return the offsets of rows that stand one behind the other."""
+    return torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+
+
+def _ragged_dim(leaf: Tensor) -> int:
+    """Return the ragged dimension of the values, which have no batch dimension."""
+    ragged: int = getattr(leaf, "_ragged_idx")  # noqa: B009  # of a nested tensor
+    return ragged - 1
+
+
+def _jagged(values: Tensor, offsets: Tensor, dim: int) -> Tensor:
+    made: Tensor = torch.nested.nested_tensor_from_jagged(values, offsets, jagged_dim=dim + 1)
+    return made
+
+
+# Writes into leaves of classes that decide when they are written what they refuse.
+#
+# A leaf made of other tensors, as a `DTensor` is, refuses plain tensors beside it, or an index
+# across its parts: one write of each kind is tried on a copy. A class of the user's may raise in
+# the middle of a copy: the old values are kept, and written back. Other leaves may have been
+# written by then.
+
+
+class Refused:
+    """A write that was refused.
+
+    Attributes:
+        position: which of the writes it is.
+        reason: what the leaf said.
+    """
+
+    __slots__ = ("position", "reason")
+
+    def __init__(self, position: int, reason: str) -> None:
+        self.position = position
+        self.reason = reason
+
+
+@contextmanager
+def kept(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> Iterator[None]:
+    """Write the old values of the targets back if a copy into one of them raises.
+
+    Nothing is kept unless a class of the user's takes part: torch itself was asked before.
+    """
+    old: list[tuple[Tensor, Tensor]] = []
+    if any(map(_decides, (*targets, *sources))):
+        old = [pair for pair in map(_old_values, targets) if pair is not None]
+    prepare(zip(targets, sources, strict=True))
+    try:
+        yield
+    except BaseException:
+        with without_torch_function(), torch.no_grad():
+            for plain, values in old:
+                plain.copy_(values)
+        raise
+
+
+def _decides(leaf: Tensor) -> bool:
+    """Return whether code of the class of a leaf runs when it is copied; wrappers are tried."""
+    kind = type(leaf)
+    if issubclass(kind, StandIn):
+        return False  # it never raises, prepared
+    function = getattr(kind.__torch_function__, "__func__", kind.__torch_function__)
+    usual = (getattr(Tensor.__torch_function__, "__func__"), no_torch_function)  # noqa: B009  # stubs call it a function
+    if function in usual and kind.__torch_dispatch__ is Tensor.__torch_dispatch__:
+        return kind.copy_ is not Tensor.copy_
+    return not wraps_tensors(leaf)
+
+
+def _old_values(target: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Return a plain tensor in the memory of a leaf, and a copy; `None` where it has none."""
+    try:
+        with without_torch_function(), torch.no_grad():
+            if not target.untyped_storage().data_ptr():
+                return None
+            plain = make_subclass(Tensor, target)
+            return plain, plain.clone()
+    except (RuntimeError, NotImplementedError, TypeError):
+        return None
+
+
+def first_refused(
+    write: Callable[..., object], targets: Sequence[Tensor], *columns: Sequence[object]
+) -> Refused | None:
+    """Return the first write that a leaf or operand made of other tensors refuses.
+
+    One write of each kind is tried on a copy. A single kind is not: if the first write of all is
+    refused, nothing has been written.
+
+    Args:
+        write: the function, called with a leaf and the value of each operand there.
+        targets: the tensors that are written.
+        *columns: for each operand, its value at each leaf.
+    """
+    kinds: dict[object, int] = {}
+    for position, values in enumerate(zip(targets, *columns, strict=True)):
+        kinds.setdefault(_kind_of(values), position)
+    if len(kinds) < 2:
+        return None
+    kinds.pop(None, None)
+    for position in kinds.values():
+        try:
+            with torch.no_grad():
+                copy = targets[position].detach().clone()
+                write(copy, *[column[position] for column in columns])
+        except RuntimeError as error:
+            return Refused(position, str(error).partition("\n")[0].rstrip("."))
+    return None
+
+
+def _kind_of(values: tuple[object, ...]) -> object:
+    """Return what decides whether a write is refused; `None`: all values are plain."""
+    if are_unwrapped(*values):
+        return None
+    return tuple(
+        (value.dtype, value.shape, _parts_of_wrapped(value))
+        for value in values
+        if isinstance(value, Tensor)
+    )
+
+
+def _parts_of_wrapped(value: Tensor) -> object:
+    """Return how a `DTensor` is spread; of others made of tensors, which one it is."""
+    if not wraps_tensors(value):
+        return None
+    placements = getattr(value, "placements", None)
+    return id(value) if placements is None else (getattr(value, "device_mesh", None), placements)
+
+
+# Questions about tensors and dtypes, and tensors that get the shape of others from the left.
+#
+# Knows tensors; must not know entries or containers.
+
+
+def expand_right(tensor: Tensor, shape: Sequence[int]) -> Tensor:
+    """Return a view of a tensor that is expanded to a shape, new dimensions on the right.
+
+    Args:
+        tensor: the tensor.
+        shape: the shape, which must start with that of the tensor.
+
+    Raises:
+        ShapeMismatch: if it does not.
+
+    Example:
+        >>> import torch
+        >>> from kd_core import expand_right
+        >>> expand_right(torch.tensor([1, 2]), (2, 3))
+        tensor([[1, 1, 1],
+                [2, 2, 2]])
+    """
+    wanted = tuple(shape)
+    aligned = tuple(tensor.shape) + (1,) * (len(wanted) - tensor.ndim)
+    fits = all(have in (1, want) for have, want in zip(aligned, wanted, strict=False))
+    if tensor.ndim > len(wanted) or not fits:
+        raise ShapeMismatch(
+            f"a tensor of shape {shape_text(tensor.shape)} cannot be expanded on the right to "
+            f"{shape_text(wanted)}: its dimensions must be the first ones of that shape, or 1."
+        )
+    return tensor.reshape(aligned).expand(wanted)
+
+
+def expand_as_right(tensor: Tensor, dest: Tensor) -> Tensor:
+    """Return a view of a tensor that is expanded to the shape of another; see `expand_right`.
+
+    Args:
+        tensor: the tensor.
+        dest: the other tensor, or a container.
+
+    Raises:
+        ShapeMismatch: if its shape does not start with that of the tensor.
+
+    Example:
+        >>> import torch
+        >>> from kd_core import expand_as_right
+        >>> expand_as_right(torch.zeros(2), torch.zeros(2, 3)).shape
+        torch.Size([2, 3])
+    """
+    return expand_right(tensor, dest.shape)
+
+
+def is_floating(*args: Tensor | torch.dtype) -> bool:
+    """Return whether all tensors or dtypes are of floating point.
+
+    Example:
+        >>> import torch
+        >>> from kd_core import is_floating
+        >>> is_floating(torch.zeros(2), torch.bfloat16), is_floating(torch.int8)
+        (True, False)
+    """
+    return _all(args, lambda dtype: dtype.is_floating_point)
+
+
+def is_inexact(*args: Tensor | torch.dtype) -> bool:
+    """Return whether all tensors or dtypes are of floating point or complex.
+
+    Example:
+        >>> import torch
+        >>> from kd_core import is_inexact
+        >>> is_inexact(torch.complex64)
+        True
+    """
+    return _all(args, lambda dtype: dtype.is_floating_point or dtype.is_complex)
+
+
+def is_bool(*args: Tensor | torch.dtype) -> bool:
+    """Return whether all tensors or dtypes are boolean.
+
+    Example:
+        >>> import torch
+        >>> from kd_core import is_bool
+        >>> is_bool(torch.zeros(2) == 0)
+        True
+    """
+    return _all(args, lambda dtype: dtype is torch.bool)
+
+
+def is_integer(*args: Tensor | torch.dtype) -> bool:
+    """Return whether all tensors or dtypes are of integers; booleans are not.
+
+    Example:
+        >>> import torch
+        >>> from kd_core import is_integer
+        >>> is_integer(torch.arange(2)), is_integer(torch.bool)
+        (True, False)
+    """
+    return _all(args, _is_integer)
+
+
+def _is_integer(dtype: torch.dtype) -> bool:
+    return not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool)
+
+
+def _all(args: Sequence[object], question: Callable[[torch.dtype], bool]) -> bool:
+    return all(question(_dtype_of(arg)) for arg in args)
+
+
+def _dtype_of(value: object) -> torch.dtype:
+    dtype = value if isinstance(value, torch.dtype) else getattr(value, "dtype", None)
+    if not isinstance(dtype, torch.dtype):
+        raise wrong_type("each argument", "a tensor or a dtype", value)
+    return dtype
+
+
+# Tensors without a shape: nested tensors of the layout `torch.strided`.
+#
+# torch raises an internal error wherever their shape is read. They fit containers of at most one
+# batch dimension, that of their rows. Loops do not ask for them; what fails on one asks here why.
+
+
+def is_shapeless(leaf: Tensor) -> bool:
+    """Return whether the shape of a tensor cannot be read."""
+    return leaf.is_nested and leaf.layout is torch.strided
+
+
+def have_same_rows(one: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors without a shape have rows of the same sizes."""
+    if not (is_shapeless(one) and is_shapeless(other)):
+        return False
+    return torch.equal(one._nested_tensor_size(), other._nested_tensor_size())
+
+
+def explain_shapeless(error: Exception | None, what: str, *tensors: Tensor) -> None:
+    """Raise the clear error if the one of torch is that a tensor has no shape.
+
+    Raises:
+        InvalidValue: if one of the tensors has none.
+    """
+    if any(map(is_shapeless, tensors)):
+        raise without_shape(what) from error
+
+
+def without_shape(what: str) -> InvalidValue:
+    """Build the error for a tensor without a shape where one is needed.
+
+    Args:
+        what: the value, with its key.
+    """
+    return InvalidValue(
+        f"{what} must have a shape, got a nested tensor of the layout torch.strided, which has "
+        "none. Build it with `layout=torch.jagged`, or pad it with "
+        "`torch.nested.to_padded_tensor`."
+    )
+
 
 MANY: Final = 24
 """From this number of entries on, separate passes to check and to copy them are faster than one."""
@@ -120,7 +686,6 @@ def mapped(leaf: Tensor, fn: LeafFn, batch: BatchFn | None) -> Tensor:
     """Apply `fn` to a leaf that may be a nested tensor, whose rows torch does not move."""
     if batch is None or not leaf.is_nested or isinstance(batch, (Reduced, Padded)):
         return fn(leaf)
-    from kd_core._leaves.nested import moved_rows
 
     return moved_rows(leaf, fn)
 
@@ -146,7 +711,6 @@ def map_to_parts(
 def _parts_of(leaf: Tensor, fn: PartsFn) -> Sequence[Tensor]:
     if not leaf.is_nested:
         return fn(leaf)
-    from kd_core._leaves.nested import moved_parts
 
     return moved_parts(leaf, fn)
 

@@ -22,20 +22,36 @@ Containers that are made of members implement more: see `composite`.
 
 from __future__ import annotations
 
+import difflib
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar, TypeGuard, cast
+from contextlib import contextmanager
+from operator import itemgetter
+from typing import TYPE_CHECKING, ClassVar, Final, Literal, TypeAlias, TypeGuard, cast
 
+import torch
 from torch import Tensor
-from torch.compiler import is_compiling
+from torch.compiler import is_compiling, is_dynamo_compiling
+from torch.utils.checkpoint import checkpoint
 
 from kd_core._batch.descriptor import LOCKED_BY_USER
-from kd_core._errors import InvalidValue, KdError, Locked, locked, shape_text, wrong_type
-from kd_core._keys import format_key, path_of
+from kd_core._errors import (
+    InvalidArgument,
+    InvalidValue,
+    KdError,
+    Locked,
+    ShapeMismatch,
+    UnsupportedFunction,
+    locked,
+    shape_text,
+    wrong_type,
+)
+from kd_core._keys import format_key, nearest_key, path_of
 from kd_core._leaves.loops import (
     collect,
     collect_pairs,
     entries_of,
+    find_entry,
     has_entry,
     kinds_of,
     map_each,
@@ -43,21 +59,28 @@ from kd_core._leaves.loops import (
     missing_key,
     name_of_leaf,
     rebuild,
+    refuse_leaf,
     walk_error,
     zip_each,
 )
 from kd_core._leaves.writes import writable_source
 from kd_core._nodes import registry
-from kd_core._nodes.entry import Node, encodes, is_data, is_unbatched
+from kd_core._nodes.entry import Node, encodes, is_data, is_node, is_unbatched, tensor_of
 from kd_core._protocol.validation import as_entry, refuse_cycle
+from kd_core._torch_private import (
+    HigherOrderOperator,
+    assume_constant_result,
+    without_torch_function,
+)
+from kd_core._types import NO_DEFAULT
 
 if TYPE_CHECKING:
     from typing import Self, TypeVar
 
     from kd_core._batch.descriptor import Descriptor
-    from kd_core._batch.plans import Plan
+    from kd_core._batch.shapes import Plan
     from kd_core._leaves.writes import Write
-    from kd_core._nodes.entry import Entry, Memo, Node, PartsMemo
+    from kd_core._nodes.entry import Entry, Memo, PartsMemo
     from kd_core._types import Batch, BatchFn, LeafFn, PartsFn
 
     W = TypeVar("W", bound="AbstractContainer")
@@ -69,7 +92,7 @@ class AbstractContainer(Node):
     __slots__ = ()
 
     _kd_scope: object
-    """How the operation that made the container is undone; see `kd_core._ops.scopes.undoing`."""
+    """How the operation that made the container is undone; see `kd_core._ops.scopes`."""
 
     _kd_tensor_class: ClassVar[type | None] = None
     """The class whose fields are attributes: of an instance, or of the members of a lazy stack."""
@@ -469,3 +492,342 @@ def note_entry(
 
 def _same(leaf: Tensor) -> Tensor:
     return leaf
+
+
+# The base class of containers that are made of members, as lazy stacks are.
+#
+# An operation that does not need the whole batch runs on each member (`_by_member`), so members
+# keep their own keys, shapes, dtypes and storage. An operation that changes the structure changes
+# all members or none (`_change_members`). All others read `_kd_entries`, which stacks the members.
+
+
+class MemberList(list[object]):
+    """The entry of each member of a stack, which may differ in shape."""
+
+
+Side: TypeAlias = "Literal['left', 'right']"
+
+
+class Reading:
+    """How an entry is read whose shapes differ among the members of a stack; see `reading`."""
+
+    __slots__ = ("form", "layout", "padding_side", "padding_value")
+
+    def __init__(
+        self,
+        form: Literal["list", "padded", "nested"],
+        padding_value: float,
+        padding_side: Side,
+        layout: torch.layout,
+    ) -> None:
+        self.form, self.layout = form, layout
+        self.padding_value, self.padding_side = padding_value, padding_side
+
+
+class Composite(AbstractContainer):
+    """Members stacked along a batch dimension."""
+
+    __slots__ = ()
+
+    _kd_owns_leaves: ClassVar[bool] = False
+
+    _dim: int
+    """The batch dimension along which members are stacked."""
+
+    _members: list[AbstractContainer]
+
+    @abstractmethod
+    def _of(self, members: Sequence[AbstractContainer], dim: int | None = None) -> Self:
+        """Return a container of other members, stacked along another dimension if one is given."""
+
+    @abstractmethod
+    def _replace_members(self, members: Sequence[AbstractContainer]) -> None:
+        """Take other members, which fit the descriptor that is set next."""
+
+    @abstractmethod
+    def _rows_of_operand(self, other: Entry) -> Sequence[Entry]:
+        """Return the part of another container that belongs to each member."""
+
+    @abstractmethod
+    def _row_writes(self, index: object, value: object, path: tuple[str, ...]) -> list[Write]:
+        """Return the checked writes that store a value in the rows at an index."""
+
+    @abstractmethod
+    def _read_as(self, path: tuple[str, ...], default: object, how: Reading) -> object:
+        """Return an entry whose shapes may differ; `default` where a member lacks it."""
+
+    def _by_member(self, fn: Callable[..., AbstractContainer], *others: object) -> Self:
+        """Apply `fn` to each member and its rows of other containers; stack the results."""
+        columns = [self._rows_of_operand(cast("Entry", other)) for other in others]
+        return self._of([fn(*row) for row in zip(self._members, *columns, strict=True)])
+
+    def _change_members(
+        self, action: str, change: Callable[..., object], *columns: Sequence[object]
+    ) -> None:
+        """Change the structure of each member; if one fails, restore all.
+
+        Args:
+            action: the action, for the message of a locked container.
+            change: called once for each member, with the member and its item of each column.
+            *columns: further arguments of `change`, one item for each member.
+        """
+        self._kd_check_unlocked(action)
+        rows = {id(row[0]): row for row in zip(self._members, *columns, strict=True)}
+        with unchanged_on_error(self):
+            for row in rows.values():
+                change(*row)
+
+
+def reading(
+    as_list: bool,
+    as_padded_tensor: bool,
+    as_nested_tensor: bool,
+    padding_value: float = 0.0,
+    padding_side: Side = "right",
+    layout: torch.layout = torch.jagged,
+) -> Reading:
+    """Return how an entry is read, from the arguments of `get`, of which one is true."""
+    if as_list + as_padded_tensor + as_nested_tensor > 1:
+        raise InvalidArgument(
+            "`as_list`, `as_padded_tensor` and `as_nested_tensor` cannot be combined. Pass one."
+        )
+    form: Literal["list", "padded", "nested"] = "list" if as_list else "padded"
+    return Reading("nested" if as_nested_tensor else form, padding_value, padding_side, layout)
+
+
+def read_as(
+    container: AbstractContainer, path: tuple[str, ...], default: object, how: Reading
+) -> object:
+    """Return an entry, read as is said if it is in a stack, or `default` where there is none."""
+    stack, below = stack_above(container, path)
+    if stack is not None:
+        return stack._read_as(below, default, how)
+    found = find_entry(container._kd_entries, path)
+    return default if found is None else found
+
+
+def absent(container: AbstractContainer, path: tuple[str, ...], default: object) -> object:
+    """Return the default of a read; if none is given, `None`, unless it goes on below a tensor."""
+    if default is not NO_DEFAULT:
+        return default
+    refuse_leaf(container._kd_entries, path)
+    return None
+
+
+def holds_entries(container: AbstractContainer) -> bool:
+    """Return whether there is an entry; of a stack, in any member: they need not be in all."""
+    if isinstance(container, Composite):
+        return any(map(holds_entries, container._members))
+    return bool(container._kd_entries)
+
+
+def stack_above(
+    container: AbstractContainer, path: tuple[str, ...]
+) -> tuple[Composite | None, tuple[str, ...]]:
+    """Return the first stack on the way to an entry, and the path of the entry in it."""
+    level: object = container
+    for depth, part in enumerate(path):
+        if isinstance(level, Composite):
+            return level, path[depth:]
+        if not isinstance(level, AbstractContainer):
+            break
+        level = level._kd_entries.get(part)
+    return None, ()
+
+
+def rows_or_stacked(stack: Composite, key: str) -> object:
+    """Return an entry of a stack; one that cannot be stacked as the list of its rows."""
+    try:
+        return stack._kd_entries[key]
+    except ShapeMismatch:
+        return MemberList(
+            rows_or_stacked(member, key)
+            if isinstance(member, Composite)
+            else member._kd_entries[key]
+            for member in stack._members
+        )
+
+
+def are_alike(one: Composite, other: Composite) -> bool:
+    """Return whether two stacks have as many members along the same dimension."""
+    return one._dim == other._dim and len(one._members) == len(other._members)
+
+
+def takes(fn: LeafFn, index: object, batch: Batch = ()) -> LeafFn:
+    """Record on a leaf function its index of the batch, so that a stack can select members.
+
+    An index that may hold `...` is recorded with the batch size that it indexes.
+    """
+    if type(fn) is not itemgetter and not is_dynamo_compiling():
+        fn.__dict__["index"] = index, batch
+    return fn
+
+
+def index_of(fn: LeafFn) -> tuple[object, Batch] | None:
+    """Return what `takes` recorded on a leaf function: an index and a batch size."""
+    if type(fn) is itemgetter:
+        return cast("tuple[object, tuple[object]]", fn.__reduce__())[1][0], ()
+    return getattr(fn, "index", None)
+
+
+@contextmanager
+def unchanged_on_error(root: AbstractContainer) -> Iterator[None]:
+    """Restore the entries of a container, and of all below it, if the block raises."""
+    saved = [(level, dict(level._kd_entries)) for level in _levels(root)]
+    try:
+        yield
+    except BaseException:
+        for level, entries in saved:
+            _restore(level, entries)
+        raise
+
+
+def _levels(level: AbstractContainer) -> Iterator[AbstractContainer]:
+    """Iterate over all containers that hold entries of their own."""
+    if not isinstance(level, Composite):
+        yield level
+    for node in level._kd_below():
+        if isinstance(node, AbstractContainer):
+            yield from _levels(node)
+
+
+def _restore(level: AbstractContainer, entries: dict[str, Entry]) -> None:
+    """Restore the entries of a level, in their order."""
+    old, wanted = list(level._kd_entries), list(entries)
+    same = 0
+    while same < min(len(old), len(wanted)) and old[same] == wanted[same]:
+        same += 1
+    for key in old[same:]:
+        if not level._kd_keeps(key):
+            level._kd_del_entry(key)
+    now = level._kd_entries  # read here: a kind may compute it, and entries are gone by now
+    for key, entry in entries.items():
+        if now.get(key) is not entry:
+            level._kd_set_entry(key, entry)
+
+
+def take_leaves(td: AbstractContainer, made: AbstractContainer) -> None:
+    """Replace the leaves of a container by those of another one of the same structure."""
+    with unchanged_on_error(td):
+        _take_leaves(td, made)
+
+
+def _take_leaves(td: AbstractContainer, made: AbstractContainer) -> None:
+    if isinstance(td, Composite) and isinstance(made, Composite):
+        for member, other in zip(td._members, made._members, strict=True):
+            _take_leaves(member, other)
+        return
+    for key, value in made._kd_entries.items():
+        mine = td._kd_entries[key]
+        if tensor_of(value) is not None:
+            td._kd_set_entry(key, value)
+        elif isinstance(mine, AbstractContainer) and isinstance(value, AbstractContainer):
+            _take_leaves(mine, value)
+
+
+# Dispatch of `__torch_function__`: what is called when a torch function gets a container.
+#
+# There are three tables. `METHODS` maps a torch function to the *name* of a method, so that
+# subclasses can override it; its second name is the method to call when the container is the
+# second operand (`tensor - td` is `td.__rsub__(tensor)`). `FUNCTIONS` maps a torch function of
+# several containers (`torch.stack`) to its implementation, `ELEMENTWISE` one that treats each
+# leaf, or each element, alone. While dynamo traces, names are constants, and a table of few
+# functions adds few guards: "ops" in the benchmarks. Knows tables; must not know a container.
+
+TorchFunction: TypeAlias = Callable[..., object]
+
+FUNCTIONS: Final[dict[TorchFunction, Callable[..., object]]] = {}
+ELEMENTWISE: Final[dict[TorchFunction, Callable[..., object]]] = {}
+METHODS: Final[dict[TorchFunction, tuple[str, str | None]]] = {}
+_INSTEAD: Final[dict[TorchFunction, str]] = {
+    torch.equal: "Write `(a == b).all()`, which compares the leaves of equal keys.",
+    torch.allclose: "Write `torch.testing.assert_close(a, b)`, or `((a - b).abs() < atol).all()`.",
+}
+"""What to write for functions that give one answer for two containers."""
+
+
+def call(
+    cls: type,
+    func: TorchFunction,
+    types: Sequence[type],
+    args: Sequence[object] = (),
+    kwargs: Mapping[str, object] | None = None,
+) -> object:
+    """Call the implementation of a torch function for containers: their `__torch_function__`.
+
+    Raises:
+        UnsupportedFunction: if the function is in no table; the message names a similar one.
+    """
+    own = FUNCTIONS.get(func)
+    if own is None:
+        names = _method_of(func)
+        if names is not None:
+            return _call_method(func, names, args, {} if kwargs is None else dict(kwargs))
+        own = ELEMENTWISE.get(func)
+    if own is None:
+        if is_dynamo_compiling() and (func is checkpoint or isinstance(func, HigherOrderOperator)):
+            with without_torch_function():  # it calls a function of the user
+                return func(*args, **kwargs) if kwargs else func(*args)
+        raise UnsupportedFunction(_unsupported(func))
+    return own(*args, **kwargs) if kwargs else own(*args)
+
+
+def _call_method(
+    func: TorchFunction,
+    names: tuple[str, str | None],
+    args: Sequence[object],
+    kwargs: dict[str, object],
+) -> object:
+    if not args and "input" in kwargs:
+        args = (kwargs.pop("input"),)
+    if is_node(args[0]) and hasattr(args[0], names[0]):
+        if getattr(args[0], "_kd_tensor_class", None) is not None:
+            return getattr(args[0]._kd_engine, names[0])(*args, **kwargs)  # type: ignore[attr-defined]  # a container
+        return getattr(args[0], names[0])(*args[1:], **kwargs)
+    if names[1] is None or len(args) < 2 or not is_node(args[1]):
+        raise UnsupportedFunction(
+            f"the first argument of `{name_of(func)}` must be a container, got a "
+            f"`{type(args[0]).__name__}`. Exchange the operands, or use `apply`."
+        )
+    if getattr(args[1], "_kd_tensor_class", None) is not None:
+        return getattr(args[1]._kd_engine, names[1])(args[1], args[0], *args[2:], **kwargs)  # type: ignore[attr-defined]  # as above
+    return getattr(args[1], names[1])(args[0], *args[2:], **kwargs)
+
+
+@assume_constant_result
+def _method_of(func: TorchFunction) -> tuple[str, str | None] | None:
+    return METHODS.get(func)
+
+
+def functions() -> list[TorchFunction]:
+    """List the functions of all tables."""
+    return [*FUNCTIONS, *ELEMENTWISE, *METHODS]
+
+
+def name_of(func: TorchFunction) -> str:
+    """Return the public name of a torch function."""
+    name = getattr(func, "__name__", repr(func))
+    for space, prefix in ((torch, "torch"), (Tensor, "torch.Tensor")):
+        if getattr(space, name, None) is func:
+            return f"{prefix}.{name}"
+    public = torch.overrides.resolve_name(func)
+    return name if public is None else public
+
+
+def _alike(name: str, other: str) -> bool:
+    """Return whether two names are similar; strict, because names of functions are short."""
+    return difflib.SequenceMatcher(None, name, other).ratio() > 0.75 or other.strip("_") in name
+
+
+@assume_constant_result
+def _unsupported(func: TorchFunction) -> str:
+    """Return the text of the error for a function that is in no table."""
+    name = name_of(func)
+    bare = {name_of(each).rpartition(".")[2]: name_of(each) for each in functions()}
+    last = name.rpartition(".")[2]
+    near = nearest_key(last, bare)
+    text = f"`{name}` is not supported for containers."
+    if near is not None and _alike(last, str(near)):
+        text += f" The most similar supported function is `{bare[str(near)]}`."
+    remedy = _INSTEAD.get(func, f"Use `td.apply({name})` to apply it to each leaf.")
+    return f"{text} {remedy}"

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from kd_core._batch.names import names_of, with_names
-from kd_core._batch.plans import unchanged
+from kd_core._batch.shapes import names_of, unchanged, with_names
 from kd_core._errors import (
     InvalidKey,
     InvalidValue,
@@ -28,8 +27,7 @@ from kd_core._errors import (
     given_twice,
 )
 from kd_core._keys import format_key, is_key, path_of
-from kd_core._leaves.loops import entries_of, leaf_fits
-from kd_core._leaves.shapeless import is_shapeless, without_shape
+from kd_core._leaves.loops import entries_of, is_shapeless, leaf_fits, without_shape
 from kd_core._nodes import registry
 from kd_core._nodes.entry import is_data, is_node, is_row_data, is_unbatched
 from kd_core._switches import list_to_stack
@@ -216,7 +214,7 @@ def _as_tensor(
         shape = _shape_of_nothing(value)
         if shape is not None:
             return torch.empty(shape)
-    from kd_core._leaves.arrays import tensor_of_array, tensor_of_list
+    from kd_core._leaves.packing import tensor_of_array, tensor_of_list
 
     try:
         stacked = tensor_of_list(value)

@@ -11,21 +11,29 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from errno import ENOENT
 from pathlib import Path
 from secrets import token_hex
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
-from kd_core._errors import FormatError, InvalidValue, listed
+import torch
+from torch import Tensor
+
+from kd_core._errors import FormatError, InvalidValue, KdError, listed
+from kd_core._keys import KeyPath, format_key
 from kd_core._store import files
-from kd_core._store.canonical import RESTORE
+from kd_core._store.codec import Decoder, Encoder, Json, blob_of, specs_of
 from kd_core._store.manifest import (
     MOST_BYTES,
+    RESTORE,
     SEGMENT,
+    VERSION,
     Manifest,
     NewerFormat,
     Segment,
     manifest_of,
+    parsed,
     text_of,
 )
 
@@ -241,3 +249,232 @@ def _check_is_store(folder: int, path: Path, create: bool) -> None:
             f"`{path}` must be an empty directory or a store, got one with {listed(strange, 3)}. "
             "Choose another path."
         )
+
+
+# The parts of a store as one, on its nodes: classes and types need not be registered.
+
+
+class Joiner:
+    """Joins nodes whose rows fit, as `check_fits` says.
+
+    Args:
+        decoder: reads the tensors of the nodes.
+        encoder: takes the tensors of the result.
+    """
+
+    def __init__(self, decoder: Decoder, encoder: Encoder) -> None:
+        self._decoder = decoder
+        self._encoder = encoder
+        self._joined: dict[tuple[object, ...], Tensor] = {}
+
+    def node_of(self, nodes: list[Json], path: KeyPath = ()) -> Json:
+        """Return the node of rows, joined along their first dimension; of one node a copy."""
+        [kind] = nodes[0]
+        values: list[Any] = [node[kind] for node in nodes]
+        match kind:
+            case "td":
+                return {kind: self._level(values, path)}
+            case "class":
+                name, version, _ = values[0]
+                return {kind: [name, version, self._level([level for *_, level in values], path)]}
+            case "lazy":
+                members = [self.node_of([member], path) for v in values for member in v["members"]]
+                return {kind: {**values[0], "members": members}}
+            case "tensor":
+                return self._encoder.add(self._tensor(nodes), path)
+            case "jagged":
+                return {kind: self._jagged(values, path)}
+            case "strided":
+                parts = [[value[at] for value in values] for at in range(2)]
+                return {kind: [self.node_of(part, path) for part in parts]}
+            case "rows":
+                return {kind: {**_batch_of(values), "values": self._rows(values, path)}}
+            case _:
+                return {kind: {**values[0], **_batch_of(values)}}
+
+    def _level(self, levels: list[Any], path: KeyPath) -> Json:
+        others = [dict(level["entries"]) for level in levels]
+        entries = [
+            [key, self.node_of([entries[key] for entries in others], (*path, key))]
+            for key, _ in levels[0]["entries"]
+        ]
+        return {**levels[0], **_batch_of(levels), "entries": entries}
+
+    def _tensor(self, nodes: list[Json]) -> Tensor:
+        leaves = [self._decoder.leaf_of(node) for node in nodes]
+        if len(leaves) == 1:
+            return leaves[0]
+        return self._once(("tensor", *map(id, leaves)), lambda: _cat(leaves))
+
+    def _once(self, what: tuple[object, ...], join: Callable[[], Tensor]) -> Tensor:
+        """Return what is joined; what is under two keys stays one."""
+        if what not in self._joined:
+            self._joined[what] = join()
+        return self._joined[what]
+
+    def _rows(self, values: list[Any], path: KeyPath) -> Json:
+        blobs = [self._decoder.leaf_of(value["values"]) for value in values]
+        if len(blobs) == 1:
+            return self._encoder.add(blobs[0], path)
+        rows: list[object] = []
+        for blob in blobs:
+            rows += cast("list[object]", parsed(blob.numpy().tobytes(), "non-tensor data"))
+        return self._encoder.add(blob_of(rows), path)
+
+    def _jagged(self, values: list[Any], path: KeyPath) -> list[object]:
+        *parts, dim = values[0]
+        if len(values) == 1:
+            return [None if part is None else self.node_of([part], path) for part in parts] + [dim]
+        data, offsets = ([self._decoder.leaf_of(value[at]) for value in values] for at in (0, 1))
+        bounds = tuple(map(id, offsets))
+        joined = [
+            self._once((dim, *map(id, data), *bounds), lambda: _cat_filled(data, offsets, dim - 1)),
+            self._once(("offsets", *bounds), lambda: _cat_offsets(offsets)),
+        ]
+        return [*(self._encoder.add(part, path) for part in joined), None, dim]
+
+
+def _batch_of(values: list[Any]) -> Json:
+    if "batch" not in values[0] or len(values) == 1:
+        return {key: values[0][key] for key in ("batch", "names", "device") if key in values[0]}
+    rest = values[0]["batch"][1:]
+    return {**_batch_of(values[:1]), "batch": [sum(v["batch"][0] for v in values), *rest]}
+
+
+def _cat_filled(data: list[Tensor], offsets: list[Tensor], dim: int) -> Tensor:
+    """Return the values of the rows of jagged tensors, without those in front and behind."""
+    parts = zip(data, offsets, strict=True)
+    return torch.cat(
+        [part.narrow(dim, int(ends[0]), int(ends[-1] - ends[0])) for part, ends in parts], dim
+    )
+
+
+def _cat_offsets(offsets: list[Tensor]) -> Tensor:
+    joined, end = [offsets[0][:1] * 0], 0
+    for ends in offsets:
+        joined.append(ends[1:] - ends[0] + end)
+        end += int(ends[-1] - ends[0])
+    return torch.cat(joined)
+
+
+def _cat(leaves: list[Tensor]) -> Tensor:
+    """Return rows of contiguous tensors of one dtype as one tensor, also where torch cannot."""
+    octets = torch.cat([leaf.view(-1).view(torch.uint8) for leaf in leaves])
+    rows = sum(len(leaf) for leaf in leaves)
+    return octets.view(leaves[0].dtype).view(rows, *leaves[0].shape[1:])
+
+
+# What a store holds, read from its manifest alone.
+
+
+@dataclass(frozen=True)
+class StoreInfo:
+    """What a store holds.
+
+    Attributes:
+        path: where it is.
+        form: `"directory"`, `"file"`, or `"safetensors"` for a file of another origin.
+        version: the version of the format; 0 for a file of another origin.
+        generation: how often the store was saved to.
+        files: the files that hold tensors.
+        nbytes: the bytes of these files.
+        parts: how many containers were saved and appended.
+        leaves: the number of tensors.
+        lines: one line for each entry, indented by its depth.
+
+    Example:
+        >>> from kd_core import TensorDict, store
+        >>> _ = TensorDict({"a": [1, 2], "n": {"w": "word"}}, [2]).save("info.kd")
+        >>> print(store.inspect("info.kd"))
+        info.kd: directory, format 1, generation 1, 1 file, 80 bytes, 1 part, 1 tensor
+        td [2]
+          a: int64 [2]
+          n: td [2]
+            w: data
+    """
+
+    path: str
+    form: str
+    version: int
+    generation: int
+    files: tuple[str, ...]
+    nbytes: int
+    parts: int
+    leaves: int
+    lines: tuple[str, ...]
+
+    def __str__(self) -> str:
+        counts = [
+            _counted(len(self.files), "file"),
+            _counted(self.nbytes, "byte"),
+            _counted(self.parts, "part"),
+            _counted(self.leaves, "tensor"),
+        ]
+        head = f"{self.path}: {self.form}, format {self.version}, generation {self.generation}"
+        return "\n".join([f"{head}, {', '.join(counts)}", *self.lines])
+
+
+def info_of(path: str, form: str, manifest: Manifest, names: tuple[str, ...]) -> StoreInfo:
+    """Return what the manifest of a store says.
+
+    Args:
+        path: where the store is.
+        form: its form.
+        manifest: its manifest.
+        names: the files that hold tensors.
+
+    Raises:
+        FormatError: if the tree of the manifest is not valid.
+    """
+    tree: Any = manifest.tree
+    try:
+        specs = specs_of(tree, max(len(manifest.segments), 1))
+        lines = tuple(_lines(tree, "", 0))
+        parts = len(tree["cat"]) if "cat" in tree else 1
+    except KdError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise FormatError(f"the tree of `{path}` is not valid: {error}. {RESTORE}") from error
+    return StoreInfo(
+        path,
+        form,
+        VERSION,
+        manifest.generation,
+        names,
+        sum(segment.size for segment in manifest.segments),
+        parts,
+        sum(map(len, specs)),
+        lines,
+    )
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def _lines(node: Any, name: str, depth: int) -> Iterator[str]:
+    """Yield one line for a node, and one for each below it."""
+    [(kind, value)] = node.items()
+    start = f"{'  ' * depth}{name}: " if name else "  " * depth
+    match kind:
+        case "tensor":
+            yield f"{start}{value[2]} {value[3]}"
+        case "jagged":
+            yield f"{start}jagged {value[0]['tensor'][2]}, {value[1]['tensor'][3][0] - 1} rows"
+        case "strided":
+            yield f"{start}nested {value[0]['tensor'][2]}, {value[1]['tensor'][3][0]} rows"
+        case "data" | "rows":
+            yield f"{start}{kind}"
+        case "lazy":
+            yield f"{start}stack of {len(value['members'])} along dimension {value['dim']}"
+            for member in value["members"]:
+                yield from _lines(member, "", depth + 1)
+        case "cat":
+            for part in value:
+                yield from _lines(part, name, depth)
+        case _:
+            level = value[2] if kind == "class" else value
+            title = f"{value[0]} (version {value[1]})" if kind == "class" else kind
+            yield f"{start}{title} {level['batch']}"
+            for key, inner in level["entries"]:
+                yield from _lines(inner, format_key(key).strip("`") or '""', depth + 1)

@@ -9,13 +9,28 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kd_core._errors import FormatError, KdError, listed
 from kd_core._store import files
-from kd_core._store.appending import MISSHAPEN, check_fits, check_parts, parts_of
-from kd_core._store.canonical import RESTORE
-from kd_core._store.commit import is_own, read_manifest, reading, writing
-from kd_core._store.decoding import LEVELS, Decoder, Specs, specs_of, wanted_of
-from kd_core._store.encoding import Encoder
-from kd_core._store.joining import Joiner
-from kd_core._store.manifest import Manifest, Segment
+from kd_core._store.codec import (
+    LEVELS,
+    MISSHAPEN,
+    Decoder,
+    Encoder,
+    Specs,
+    check_fits,
+    check_parts,
+    parts_of,
+    specs_of,
+    wanted_of,
+)
+from kd_core._store.commit import (
+    Joiner,
+    StoreInfo,
+    info_of,
+    is_own,
+    read_manifest,
+    reading,
+    writing,
+)
+from kd_core._store.manifest import RESTORE, Manifest, Segment
 from kd_core._store.segments import (
     MappedFile,
     check_header,
@@ -27,11 +42,10 @@ from kd_core._store.segments import (
     without_collection,
     written,
 )
-from kd_core._store.summary import StoreInfo, info_of
 
 if TYPE_CHECKING:
     from kd_core._protocol.primitives import AbstractContainer
-    from kd_core._store.encoding import Json
+    from kd_core._store.codec import Json
     from kd_core._types import NestedKey
 
 

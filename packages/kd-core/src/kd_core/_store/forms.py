@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Final, cast
 from kd_core._errors import InvalidValue, listed
 from kd_core._keys import format_key, path_of
 from kd_core._protocol.primitives import AbstractContainer
-from kd_core._store import arena, directory, files, growing, single
+from kd_core._store import arena, directory, files, single
 from kd_core._store.commit import read_manifest
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kd_core._store.summary import StoreInfo
+    from kd_core._store.commit import StoreInfo
     from kd_core._types import DeviceLike, NestedKey
 
 SUFFIXES: Final = frozenset((".bin", ".ckpt", ".pt", ".pth", ".safetensors", ".st", ".tdz", ".zip"))
@@ -110,12 +110,12 @@ def add_entry(
     td: AbstractContainer, keys: tuple[str, ...], leaf: Tensor, *, filled: bool = True
 ) -> Tensor:
     """Add an entry to the arena of a container, and to the container; return it."""
-    return growing.add_entry(td, keys, leaf, filled=filled)
+    return arena.add_entry(td, keys, leaf, filled=filled)
 
 
 def refresh(td: AbstractContainer) -> None:
     """Add the entries to a container that its arena has by now."""
-    growing.refresh(td)
+    arena.refresh(td)
 
 
 def seal(path: str | Path) -> None:

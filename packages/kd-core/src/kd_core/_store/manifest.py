@@ -6,12 +6,79 @@ value of JSON. Its rename is the only commit of a store.
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import json
+import math
 import re
-from typing import Final, NamedTuple
+import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, NamedTuple, Never, TypeAlias, cast
 
-from kd_core._errors import FormatError
-from kd_core._store.canonical import RESTORE, canonical, parsed
+from kd_core._errors import FormatError, InvalidArgument, InvalidValue, listed, with_article
+from kd_core._keys import format_key
+from kd_core._protocol.primitives import AbstractContainer
+from kd_core._protocol.validation import MAX_DEPTH
+
+if TYPE_CHECKING:
+    from kd_core._batch.descriptor import Descriptor
+    from kd_core._nodes.entry import Entry, Node
+
+
+# The one way to write a value of JSON as bytes, and reading such bytes without surprises.
+#
+# Keys are sorted, nothing stands between tokens, and all characters are ASCII, so that equal
+# values are equal bytes. Keys that are given twice, numbers that are not finite, and nesting so
+# deep that a parser would fail are refused.
+
+RESTORE: Final = "Restore the file from a copy."
+
+
+def canonical(value: object) -> bytes:
+    """Return the bytes of a value of JSON."""
+    return _ENCODER.encode(value).encode("ascii")
+
+
+def parsed(data: bytes, what: str, encoding: str = "ascii") -> object:
+    """Return the value that bytes of JSON stand for.
+
+    Args:
+        data: the bytes.
+        what: what they are, for messages.
+        encoding: `"utf-8"` for files of other origins.
+
+    Raises:
+        FormatError: if they are not JSON, or a key is given twice, or a number is not finite.
+    """
+    try:
+        return _DECODER.decode(data.decode(encoding))
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"{what} must be JSON: {error}. {RESTORE}") from None
+
+
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        raise ValueError("an object has a key twice")
+    return made
+
+
+def _not_finite(name: str) -> Never:
+    raise ValueError(f"`{name}` is not a number of JSON")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(f"`{text}` is not a finite number")
+    return value
+
+
+_ENCODER: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)
+_DECODER: Final = json.JSONDecoder(
+    object_pairs_hook=_unique, parse_float=_finite, parse_constant=_not_finite
+)
+
 
 FORMAT: Final = "kd"
 VERSION: Final = 1
@@ -158,3 +225,310 @@ def _segment_of(row: object, what: str) -> Segment:
 
 def _are_checksums(sums: object) -> bool:
     return isinstance(sums, list) and {*map(type, sums)} <= {int}
+
+
+# Classes and types of users, by the names under which files refer to them.
+#
+# A file holds a name, never code, and nothing is imported because a file names it. A class of
+# containers is found by its full name among those that the program has defined, or by the name
+# under which it is registered; a type of data must have been registered.
+
+Build: TypeAlias = "Callable[[dict[str, Entry], Descriptor, object], Node]"
+"""Returns a container of entries, a descriptor and its state; checks all three."""
+
+
+class StoredType:
+    """A type of non-tensor data."""
+
+    __slots__ = ("cls", "decode", "encode", "name")
+
+    def __init__(
+        self,
+        name: str,
+        cls: type,
+        encode: Callable[[object], object],
+        decode: Callable[[object], object],
+    ) -> None:
+        self.name = name
+        self.cls = cls
+        self.encode = encode
+        self.decode = decode
+
+
+class StoredClass:
+    """A class of containers, and how it is read from files.
+
+    Args:
+        name: the name under which files refer to it.
+        version: the version that is written.
+        cls: the class.
+        build: returns a container of entries, a descriptor, and what `state` returned.
+        state: returns what a file keeps of a container beside its entries: strings, numbers,
+            lists, tuples and dicts; `None`: nothing, and `build` takes `None`.
+    """
+
+    __slots__ = ("build", "cls", "name", "state", "version")
+
+    def __init__(
+        self,
+        name: str,
+        version: int,
+        cls: type,
+        build: Build,
+        state: Callable[..., object] | None = None,
+    ) -> None:
+        self.name, self.version, self.cls = name, version, cls
+        self.build, self.state = build, state
+
+
+TYPES: Final[dict[type, StoredType]] = {}
+CLASSES: Final[dict[type, StoredClass]] = {}
+_TYPE_NAMES: Final[dict[str, StoredType]] = {}
+_CLASS_NAMES: Final[dict[str, StoredClass]] = {}
+
+
+def add_type(stored: StoredType) -> None:
+    """Register a type of non-tensor data; registering the same one again changes nothing."""
+    known = _TYPE_NAMES.get(stored.name)
+    _check_free(stored.name, known.cls if known else None, stored.cls)
+    _TYPE_NAMES[stored.name] = TYPES[stored.cls] = stored
+
+
+def add_class(stored: StoredClass) -> None:
+    """Register a class of containers; registering the same one again changes nothing."""
+    known = _CLASS_NAMES.get(stored.name)
+    _check_free(stored.name, known.cls if known else None, stored.cls)
+    _CLASS_NAMES[stored.name] = CLASSES[stored.cls] = stored
+
+
+def _check_free(name: str, known: type | None, cls: type) -> None:
+    if known is None or (known.__module__, known.__qualname__) == (
+        cls.__module__,
+        cls.__qualname__,
+    ):
+        return
+    raise InvalidValue(
+        f"the name {name!r} is registered for `{known.__qualname__}` already. Choose another one "
+        f"for `{cls.__qualname__}`."
+    )
+
+
+def type_named(name: object) -> StoredType:
+    """Return a registered type of non-tensor data.
+
+    Raises:
+        FormatError: if there is none of this name.
+    """
+    known = _TYPE_NAMES.get(name) if isinstance(name, str) else None
+    if known is None:
+        raise FormatError(
+            f"the type {name!r} is not registered; registered types: {listed(_TYPE_NAMES)}. "
+            "Register it with `kd_core.store.register_type` before loading."
+        )
+    return known
+
+
+def class_named(name: object, version: object) -> StoredClass | None:
+    """Return a registered class of containers; `None` if there is none of this name.
+
+    Raises:
+        FormatError: if the file has a newer version of it.
+    """
+    known = _CLASS_NAMES.get(name) if isinstance(name, str) else None
+    if known is not None and (type(version) is not int or not 1 <= version <= known.version):
+        raise FormatError(
+            f"version {version!r} of the class {name!r} is not known, expected 1 to "
+            f"{known.version}. Load it with the version of the program that saved it."
+        )
+    return known
+
+
+BY_FULL_NAME: Final = 0
+"""The version of a class that is not registered: a file names it by module and class."""
+
+
+def full_name(cls: type) -> str:
+    """Return the name of a class that is not registered."""
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def class_defined(name: object, version: object) -> type[AbstractContainer] | None:
+    """Return the class of containers of a full name, the newest one; `None` if there is none."""
+    if version != BY_FULL_NAME:
+        return None
+    found = None
+    seen: set[type] = set()
+    rest: list[type[AbstractContainer]] = [AbstractContainer]  # type: ignore[type-abstract]  # its subclasses are asked for
+    while rest:
+        for cls in rest.pop().__subclasses__():
+            if cls not in seen:
+                seen.add(cls)
+                rest.append(cls)
+                if full_name(cls) == name and cls._kd_tensor_class in (None, cls):
+                    found = cls
+    return found
+
+
+def warn_unknown(name: object) -> None:
+    """Warn that a container is loaded as a plain one, because its class is not known."""
+    warnings.warn(
+        f"the class {str(name)[:200]!r} of a saved container is not defined here, or has other "
+        "fields: a `TensorDict` is loaded. Import the class before loading, or register it with "
+        "`kd_core.store.register_class`.",
+        UserWarning,
+        stacklevel=2,
+    )
+
+
+# Which data that is not a tensor is kept, and how it is written as JSON.
+#
+# `None`, `bool`, `int`, `str`, finite floats and lists stand for themselves. Everything else is an
+# object with one key:
+#
+# | object | value |
+# | --- | --- |
+# | `{"f": "nan"}` | a float that is not finite: `nan`, `inf` or `-inf` |
+# | `{"d": [[key, value], ...]}` | a dict with string keys, in its order |
+# | `{"t": [...]}` | a tuple |
+# | `{"b": "..."}` | bytes, in base 64 |
+# | `{"r": [name, value]}` | a value of a registered type, enumerations among them |
+#
+# A value comes back with its own type. Other values are refused when they are saved.
+
+_PLAIN: Final = frozenset({type(None), bool, str})
+_FLOATS: Final = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+_MOST_DIGITS: Final = 4000
+"""Python refuses to write and read integers of more than 4300."""
+
+
+def written(value: object, path: tuple[str, ...], depth: int = 0) -> object:
+    """Return what stands for a value in JSON.
+
+    Args:
+        value: the value.
+        path: the entry that holds it, for messages.
+        depth: how many lists and dicts enclose it.
+
+    Raises:
+        InvalidArgument: if its type is not kept.
+        InvalidValue: if it is nested too deeply, or an integer has too many digits.
+    """
+    kind = type(value)
+    if kind in _PLAIN:
+        return value
+    if isinstance(value, int) and kind is int:
+        if abs(value) >= 10**_MOST_DIGITS:
+            raise InvalidValue(
+                f"entry {format_key(path)} must hold integers of at most {_MOST_DIGITS} digits. "
+                "Save it as a string or as bytes."
+            )
+        return value
+    if isinstance(value, float) and kind is float:
+        return value if math.isfinite(value) else {"f": repr(value)}
+    if depth >= MAX_DEPTH:
+        raise InvalidValue(
+            f"entry {format_key(path)} must be nested at most {MAX_DEPTH} levels deep. Check it "
+            "for a cycle."
+        )
+    if isinstance(value, (list, tuple)) and kind in (list, tuple):
+        items = [written(item, path, depth + 1) for item in value]
+        return items if kind is list else {"t": items}
+    if isinstance(value, dict) and kind is dict:
+        if not all(type(key) is str for key in value):
+            raise InvalidArgument(
+                f"entry {format_key(path)} must be a dict with string keys to be saved. Convert "
+                "the keys to strings, or save a list of pairs."
+            )
+        return {"d": [[key, written(item, path, depth + 1)] for key, item in value.items()]}
+    if isinstance(value, bytes) and kind is bytes:
+        return {"b": base64.b64encode(value).decode("ascii")}
+    stored = TYPES.get(kind)
+    if stored is None:
+        raise InvalidArgument(
+            f"entry {format_key(path)} holds {with_article(kind.__qualname__)}, which cannot be "
+            "saved: non-tensor data must be strings, numbers, booleans, `None`, bytes, lists, "
+            "tuples or dicts with string keys. Register the type with "
+            "`kd_core.store.register_type`, or `exclude` the entry."
+        )
+    return {"r": [stored.name, written(stored.encode(value), path, depth + 1)]}
+
+
+def read(value: object, depth: int = 0) -> object:
+    """Return the value that stands behind what `written` returned.
+
+    Raises:
+        FormatError: if it is none of the forms.
+    """
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if depth > MAX_DEPTH:
+        raise FormatError(f"non-tensor data is nested more than {MAX_DEPTH} levels deep. {RESTORE}")
+    if isinstance(value, list):
+        return [read(item, depth + 1) for item in value]
+    if isinstance(value, dict) and len(value) == 1:
+        [(tag, inner)] = value.items()
+        reader = _READERS.get(tag)
+        if reader is not None:
+            return reader(inner, depth + 1)
+    raise _unknown(value)
+
+
+def _float(inner: object, depth: int) -> object:
+    if not isinstance(inner, str) or inner not in _FLOATS:
+        raise _unknown(inner)
+    return _FLOATS[inner]
+
+
+def _dict(inner: object, depth: int) -> object:
+    made: dict[str, object] = {}
+    for pair in _list(inner):
+        match pair:
+            case [str(key), item] if key not in made:
+                made[key] = read(item, depth)
+            case _:
+                raise _unknown(pair)
+    return made
+
+
+def _tuple(inner: object, depth: int) -> object:
+    return tuple([read(item, depth) for item in _list(inner)])
+
+
+def _bytes(inner: object, depth: int) -> object:
+    try:
+        return base64.b64decode(cast(str, inner), validate=True)
+    except (ValueError, TypeError):
+        raise _unknown(inner) from None
+
+
+def _registered(inner: object, depth: int) -> object:
+    match inner:
+        case [name, item]:
+            stored = type_named(name)
+            value = read(item, depth)
+            try:
+                return stored.decode(value)
+            except Exception as error:
+                raise FormatError(
+                    f"{value!r} is not a valid value of the registered type {name!r}: {error}."
+                ) from error
+    raise _unknown(inner)
+
+
+def _list(inner: object) -> list[object]:
+    if not isinstance(inner, list):
+        raise _unknown(inner)
+    return inner
+
+
+_READERS: Final[dict[str, Callable[[object, int], object]]] = {
+    "f": _float,
+    "d": _dict,
+    "t": _tuple,
+    "b": _bytes,
+    "r": _registered,
+}
+
+
+def _unknown(found: object) -> FormatError:
+    return FormatError(f"expected non-tensor data, got {str(found)[:80]!r}. {RESTORE}")

@@ -9,9 +9,15 @@ from __future__ import annotations
 import math
 import mmap
 import os
+import re
+import weakref
+from bisect import bisect_right, insort
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self, SupportsIndex, TypeAlias, cast
+from secrets import token_hex
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, SupportsIndex, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -19,13 +25,228 @@ from torch import Tensor
 from kd_core._errors import InvalidArgument, InvalidValue, shape_text, wrong_type
 from kd_core._naming import public_in
 from kd_core._protocol.primitives import AbstractContainer, leaves_of
-from kd_core._store.places import place_of, roots_at
+from kd_core._store import files
 from kd_core._torch_private import no_torch_function, without_torch_function
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from kd_core._types import DeviceLike, Index
+
+
+# Under which name and shape of safetensors a tensor of some dtype is stored.
+#
+# Most dtypes have a name there. Complex numbers of other sizes are stored as their real and
+# imaginary parts in a last dimension of two, and other dtypes of one byte as bytes. The manifest
+# holds the dtype and the shape of the tensor itself.
+
+
+class Wire(NamedTuple):
+    """How a dtype is stored."""
+
+    name: str
+    itemsize: int
+    """Bytes of one element of the tensor, both parts of a complex number."""
+    more: tuple[int, ...] = ()
+    """The dimensions that the stored shape has in addition."""
+
+
+_NAMES: Final = {
+    "float64": Wire("F64", 8),
+    "float32": Wire("F32", 4),
+    "float16": Wire("F16", 2),
+    "bfloat16": Wire("BF16", 2),
+    "int64": Wire("I64", 8),
+    "int32": Wire("I32", 4),
+    "int16": Wire("I16", 2),
+    "int8": Wire("I8", 1),
+    "uint64": Wire("U64", 8),
+    "uint32": Wire("U32", 4),
+    "uint16": Wire("U16", 2),
+    "uint8": Wire("U8", 1),
+    "bool": Wire("BOOL", 1),
+    "complex128": Wire("F64", 16, (2,)),
+    "complex64": Wire("C64", 8),
+    "complex32": Wire("F16", 4, (2,)),
+    "float8_e4m3fn": Wire("F8_E4M3", 1),
+    "float8_e5m2": Wire("F8_E5M2", 1),
+    "float8_e4m3fnuz": Wire("U8", 1),
+    "float8_e5m2fnuz": Wire("U8", 1),
+    "float8_e8m0fnu": Wire("U8", 1),
+    "float4_e2m1fn_x2": Wire("U8", 1),
+}
+
+WIRE: Final = {getattr(torch, name): wire for name, wire in _NAMES.items() if hasattr(torch, name)}
+"""How each dtype that this version of torch has is stored."""
+
+NAMES: Final = {dtype: str(dtype).removeprefix("torch.") for dtype in WIRE}
+"""The names that a manifest holds, by their dtypes."""
+
+DTYPES: Final = {name: dtype for dtype, name in NAMES.items()}
+"""The dtypes by the names that a manifest holds."""
+
+FOREIGN: Final = {wire.name: dtype for dtype, wire in reversed(WIRE.items()) if not wire.more} | {
+    "U8": torch.uint8
+}
+"""The dtypes by their names in files of other origins."""
+
+
+# Which tensors lie in an arena, and where: by their addresses, because they are plain tensors.
+#
+# Which container is the whole of an arena is known, too, because an empty one has no tensors.
+
+
+class Place:
+    """An arena that is mapped into memory.
+
+    Attributes:
+        address: where its memory begins.
+        size: the number of its bytes.
+        path: the directory, as an absolute path.
+        file: the name of the file in it.
+    """
+
+    __slots__ = ("address", "file", "path", "size")
+
+    def __init__(self, address: int, size: int, path: str, file: str) -> None:
+        self.address = address
+        self.size = size
+        self.path = path
+        self.file = file
+
+
+_LIVE: Final[dict[int, tuple[Place, weakref.ref[mmap.mmap]]]] = {}
+_STARTS: Final[list[int]] = []
+"""The addresses of `_LIVE`, sorted."""
+
+
+def record(memory: mmap.mmap, path: str, file: str) -> None:
+    """Record where an arena is mapped, until no tensor refers to it."""
+    address = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
+    place = Place(address, len(memory), path, file)
+    _LIVE[address] = place, weakref.ref(memory, lambda _: _forget(address))
+    insort(_STARTS, address)
+
+
+def _forget(address: int) -> None:
+    _STARTS.remove(address)
+    del _LIVE[address]
+
+
+def place_of(leaf: Tensor) -> Place | None:
+    """Return the arena in which a tensor lies."""
+    if not _LIVE or leaf.layout is not torch.strided or not leaf.is_cpu or not leaf.numel():
+        return None
+    start = leaf.data_ptr()
+    starts = _STARTS.copy()  # an arena that nothing refers to leaves at any time
+    below = bisect_right(starts, start)
+    found = _LIVE.get(starts[below - 1]) if below else None
+    if found is None or start >= found[0].address + found[0].size:
+        return None
+    return found[0]
+
+
+def memory_of(path: str, file: str) -> mmap.mmap | None:
+    """Return the memory of an arena that is mapped already."""
+    for place, memory in list(_LIVE.values()):  # as above
+        if (place.path, place.file) == (path, file):
+            return memory()
+    return None
+
+
+_ROOTS: Final[dict[int, tuple[str, weakref.ref[object]]]] = {}
+
+
+def record_root(container: object, path: str) -> None:
+    """Record that a container is the whole of an arena, as long as it lives."""
+    key = id(container)
+    _ROOTS[key] = path, weakref.ref(container, lambda _: _ROOTS.pop(key, None))
+
+
+def root_of(container: object) -> str | None:
+    """Return the directory of the arena whose whole a container is."""
+    found = _ROOTS.get(id(container))
+    return found[0] if found is not None and found[1]() is container else None
+
+
+def roots_at(path: str) -> list[object]:
+    """Return the containers that are the whole of the arena in a directory."""
+    found = [root() for place, root in list(_ROOTS.values()) if place == path]
+    return [root for root in found if root is not None]
+
+
+# Files under a temporary name, beside the name that they get when they are whole.
+#
+# The writer of one holds a lock on it. One that nobody has locked is what a killed writer left.
+
+_NAME: Final = re.compile(r"\.(.*)\.tmp-[0-9a-f]{32}", re.DOTALL)
+
+
+@contextmanager
+def temporary(name: str, folder: int) -> Iterator[tuple[str, int]]:
+    """Create a file for a block that fills and renames or links it; return name and descriptor.
+
+    Args:
+        name: the name that it gets.
+        folder: the directory.
+    """
+    while True:
+        made = f".{name}.tmp-{token_hex(16)}"
+        with _made_folder(made, folder) as descriptor, _removed(made, folder):
+            files.lock(descriptor, wait=True)
+            if files.has_name(descriptor):  # else a sweep was faster than the lock
+                yield made, descriptor
+                return
+
+
+@contextmanager
+def _made_folder(name: str, folder: int) -> Iterator[int]:
+    """Create a file and close it behind the block."""
+    descriptor = files.create(name, folder)
+    try:
+        yield descriptor
+    finally:
+        files.close(descriptor)
+
+
+@contextmanager
+def _removed(name: str, folder: int) -> Iterator[None]:
+    """Remove a file behind the block, unless it was renamed."""
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # the next sweep tries again
+            files.remove(name, folder)
+
+
+def sweep(folder: int, name: str | None = None) -> None:
+    """Remove the temporary files of writers that were killed.
+
+    Args:
+        folder: the directory.
+        name: the name that they should have got; `None`: any.
+    """
+    for each in files.names_in(folder):
+        found = _NAME.fullmatch(each)
+        if found and name in (None, found[1]):
+            with suppress(OSError), files.opened(each, folder) as file:
+                files.lock(file.descriptor, wait=False)
+                files.remove(each, folder)
+
+
+_SWEPT: Final[set[tuple[int, int]]] = set()
+
+
+def sweep_once(folder: int) -> None:
+    """Remove what killed writers left in a directory, the first time that this process asks.
+
+    A directory may hold thousands of tensors: it is not listed for each.
+    """
+    place = files.place_of(folder)
+    if place not in _SWEPT:
+        sweep(folder)
+        _SWEPT.add(place)
+
 
 PathLike: TypeAlias = "str | Path"
 Number: TypeAlias = "bool | int | float | complex"
@@ -623,7 +844,6 @@ def _created(
 ) -> Tensor:
     """Create a file under a temporary name, map and fill it, and give it its name."""
     from kd_core._store import files  # requires POSIX
-    from kd_core._store.temporary import sweep_once, temporary  # as above
 
     size = torch.Size(shape).numel() * dtype.itemsize
     with files.opened_folder(path.parent) as folder:

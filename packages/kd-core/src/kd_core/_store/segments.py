@@ -23,8 +23,8 @@ from torch import Tensor
 
 from kd_core._errors import FormatError
 from kd_core._store import files
-from kd_core._store.canonical import RESTORE, canonical
-from kd_core._store.dtypes import WIRE
+from kd_core._store.manifest import RESTORE, canonical
+from kd_core._store.mapped_tensor import WIRE
 from kd_core._store.progress import reported
 from kd_core._torch_private import flatten
 

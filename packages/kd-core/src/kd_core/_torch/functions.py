@@ -11,25 +11,41 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.reduction import ForkingPickler
 from types import FunctionType
-from typing import Final, cast
+from typing import Any, Final, cast
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from kd_core._base import TensorDictBase
-from kd_core._batch.plans import EVERYTHING, SAME_SHAPE
-from kd_core._batch.shapes import broadcasts_to
-from kd_core._combine.stacking import cat, stack
+from kd_core._batch.descriptor import restore_descriptor
+from kd_core._batch.shapes import EVERYTHING, SAME_SHAPE, NamedSize, broadcasts_to, restore_size
+from kd_core._combine.joining import cat, stack
+from kd_core._containers.dense import Dense, restore_dense
+from kd_core._containers.lazy_stack import restore_stack
+from kd_core._containers.non_tensor import (
+    MetaData,
+    NonTensorData,
+    restore_meta,
+    restore_row_of_batch,
+    restore_value,
+)
+from kd_core._containers.non_tensor_stack import restore_rows
+from kd_core._containers.stack_writes import MemberStorage
+from kd_core._containers.unbatched import UnbatchedTensor, restore_unbatched
 from kd_core._errors import InvalidArgument, InvalidValue, ShapeMismatch, shape_text, wrong_type
 from kd_core._keys import KeyPath, format_key
+from kd_core._leaves.packing import restore_from_bits
+from kd_core._nodes import registry
 from kd_core._nodes.entry import Entry
-from kd_core._ops.math.operands import as_operand, check_batches, pad_to_leaves
+from kd_core._nodes.registry import NamedKind
+from kd_core._ops.math.binary import as_operand, check_batches, pad_to_leaves
 from kd_core._ops.math.pointwise import OPERATORS, Arithmetic, Comparisons, Logic, Unary
 from kd_core._ops.math.reduction import Reductions
 from kd_core._ops.values.filling import fill_like
-from kd_core._protocol import overrides
+from kd_core._protocol import primitives
 from kd_core._protocol.primitives import AbstractContainer, note_entry, refuse_unbatched
 from kd_core._torch_private import collate_as
 
@@ -39,14 +55,14 @@ _MIRRORED = {"eq": "eq", "ne": "ne", "lt": "gt", "le": "ge", "gt": "lt", "ge": "
 def _list_rows() -> None:
     """Register the functions and operators that are generated as methods."""
     for name in (*_methods_of(Unary), *_methods_of(Reductions)):
-        overrides.METHODS[getattr(torch, name)] = (name, None)
+        primitives.METHODS[getattr(torch, name)] = (name, None)
     for name in (*_methods_of(Arithmetic), *_methods_of(Logic), *_methods_of(Comparisons)):
         operator = OPERATORS.get(name)
         method = (name, _MIRRORED.get(name) or (f"__r{operator}__" if operator else None))
-        overrides.METHODS[getattr(torch, name)] = method
-        overrides.METHODS[getattr(Tensor, name)] = method
+        primitives.METHODS[getattr(torch, name)] = method
+        primitives.METHODS[getattr(Tensor, name)] = method
         if operator is not None:
-            overrides.METHODS[getattr(Tensor, f"__{operator}__")] = method
+            primitives.METHODS[getattr(Tensor, f"__{operator}__")] = method
 
 
 def _methods_of(concern: type) -> list[str]:
@@ -56,7 +72,7 @@ def _methods_of(concern: type) -> list[str]:
 def _list_methods(names: str) -> None:
     """Register methods that have the name of a torch function."""
     for name in names.split():
-        overrides.METHODS[getattr(torch, name)] = (name, None)
+        primitives.METHODS[getattr(torch, name)] = (name, None)
 
 
 _list_rows()
@@ -84,7 +100,7 @@ def _where(condition: Tensor, input: object, other: object) -> object:
     return other._kd_engine.where(other, ~condition, cast("Tensor | float", input))
 
 
-overrides.FUNCTIONS.update(
+primitives.FUNCTIONS.update(
     {
         torch.stack: inspect.unwrap(stack),  # torch knows its parameters
         torch.cat: inspect.unwrap(cat),
@@ -108,7 +124,7 @@ def torch_functions() -> list[str]:
         >>> "torch.clone" in torch_functions()
         True
     """
-    return sorted({overrides.name_of(func) for func in overrides.functions()})
+    return sorted({primitives.name_of(func) for func in primitives.functions()})
 
 
 ACTIVATIONS: Final = (
@@ -131,7 +147,7 @@ def activation(fn: Callable[..., Tensor]) -> Callable[..., object]:
     def activated(input: AbstractContainer, *args: object, **options: object) -> object:
         given = dict(zip(names[1:], args, strict=False)) | options
         if given.pop("inplace", False):
-            call = overrides.name_of(fn)
+            call = primitives.name_of(fn)
             if given:
                 settings = [f"{name}={value!r}" for name, value in given.items()]
                 call = f"lambda leaf: {call}(leaf, {', '.join(settings)})"
@@ -179,7 +195,7 @@ def loss(fn: Callable[..., Tensor]) -> Callable[..., object]:
             try:
                 results.append(fn(**dict(zip(operands, row, strict=True)), **given))
             except (RuntimeError, ValueError) as error:
-                name, key = overrides.name_of(fn), list(paths_of(td, ()))[len(results)]
+                name, key = primitives.name_of(fn), list(paths_of(td, ()))[len(results)]
                 text = f"`{name}` of entry {format_key(key)} failed: {error}"
                 raise InvalidValue(text) from error
         alone = given.get("reduction") != "none"
@@ -273,12 +289,12 @@ def softmax(name: str) -> Callable[..., object]:
 
 for _name in ACTIVATIONS.split():
     _function = getattr(functional, _name)
-    overrides.ELEMENTWISE[_function] = activation(_function)
+    primitives.ELEMENTWISE[_function] = activation(_function)
 for _name in LOSSES.split():
     _function = getattr(functional, _name)
-    overrides.ELEMENTWISE[_function] = loss(_function)
+    primitives.ELEMENTWISE[_function] = loss(_function)
 for _name in ("softmax", "log_softmax"):
-    overrides.ELEMENTWISE[getattr(functional, _name)] = softmax(_name)
+    primitives.ELEMENTWISE[getattr(functional, _name)] = softmax(_name)
 for _like in (
     torch.zeros_like,
     torch.ones_like,
@@ -288,7 +304,7 @@ for _like in (
     torch.randn_like,
     torch.randint_like,
 ):
-    overrides.ELEMENTWISE[_like] = fill_like(_like)
+    primitives.ELEMENTWISE[_like] = fill_like(_like)
 
 
 def _collate(
@@ -299,3 +315,65 @@ def _collate(
 
 
 collate_as(TensorDictBase, _collate)
+
+
+# Containers in `torch.load(weights_only=True)`, and on their way to another process.
+#
+# Rebuilding a container does not call code of its class, so every kind can be named, also one that
+# is defined later. A pickle can call the functions that restore containers, which check what they
+# are given, and nothing else of this library; kinds of other libraries are listed as safe
+# themselves.
+
+
+def _allow(cls: type) -> None:
+    ours = issubclass(cls, (Dense, MemberStorage)) or cls.__module__.startswith("kd_core.")
+    torch.serialization.add_safe_globals([NamedKind(cls) if ours else cls])
+    ForkingPickler.register(cls, _reduced_for_processes)
+
+
+def _reduced_for_processes(container: object) -> tuple[Any, ...]:
+    # Between processes tensors go through shared memory, whatever the protocol: protocol 3 keeps
+    # them tensors.
+    function, args, *rest = cast("tuple[Any, ...]", container.__reduce_ex__(3))
+    if function is restore_dense:
+        cls, entries, *more = args
+        originals = cast("Dense", container)._kd_entries
+        args = (cls, {key: _in_arena(originals[key], entries[key]) for key in entries}, *more)
+    return function, args, *rest
+
+
+def _unbatched_for_processes(entry: UnbatchedTensor) -> tuple[Any, ...]:
+    function, (reduced, *more) = entry.__reduce_ex__(3)
+    return function, (_in_arena(entry._tensor, reduced), *more)
+
+
+def _in_arena(entry: object, reduced: object) -> object:
+    """Return what stands for an entry in another process: a leaf of an arena is mapped there."""
+    if not isinstance(entry, Tensor):
+        return reduced
+    from kd_core._store.mapped_tensor import place_of
+
+    if place_of(entry) is None:
+        return reduced
+    from kd_core._store.arena import MappedLeaf
+
+    return MappedLeaf(entry)
+
+
+# `restore` of the descriptor is for kinds of other libraries, which are pickled as any object is.
+torch.serialization.add_safe_globals(
+    [
+        restore_dense,
+        restore_stack,
+        restore_descriptor,
+        restore_row_of_batch,
+        restore_rows,
+        restore_unbatched,
+        restore_from_bits,
+        NamedKind(NamedSize, restore_size),
+        NamedKind(NonTensorData, restore_value),
+        NamedKind(MetaData, restore_meta),
+    ]
+)
+ForkingPickler.register(UnbatchedTensor, _unbatched_for_processes)
+registry.on_new_kind(_allow)

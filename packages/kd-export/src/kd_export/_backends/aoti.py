@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from kd_export._console import muted
 from kd_export._errors import BackendMissing, ExportError, NotExportable, raised_as
-from kd_export._running.backend import COMPILERS, Runner, picked
 from kd_export._running.loading import check_digest
+from kd_export._running.session import COMPILERS, Runner, picked
 from kd_export._schema.files import (
     FORMAT_FILES,
     SCHEMA_FILE,

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, BinaryIO, Protocol, cast
 
 from kd_export._console import muted
 from kd_export._errors import ExportError, NotExportable, UntrustedArtifact, quoted, raised_as
-from kd_export._running.backend import Runner, picked, require
 from kd_export._running.loading import check_digest
+from kd_export._running.session import Runner, picked, require
 from kd_export._schema.files import check_schema_size, foreign
 from kd_export._schema.schema import Entry, Schema, check_fit, fixed
 

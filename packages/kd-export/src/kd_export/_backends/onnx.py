@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Protocol, cast
 
 from kd_export._errors import DtypeMismatch, ExportError, kind_of, raised_as
-from kd_export._running.backend import Direct, Runner, require
+from kd_export._running.session import Direct, Runner, require
 from kd_export._schema.derived import derived_onnx
-from kd_export._schema.files import contents, mapped
+from kd_export._schema.files import Number, contents, mapped, unused_name
 from kd_export._schema.onnx_file import (
     check_external,
     companion,
@@ -26,9 +26,7 @@ from kd_export._schema.onnx_file import (
     schema_field,
     weights_digest,
 )
-from kd_export._schema.schema import Entry, Schema, check_fit, completed, described
-from kd_export._schema.vectors import Drawn
-from kd_export._schema.wire import Number, unused_name
+from kd_export._schema.schema import Drawn, Entry, Schema, check_fit, completed, described
 
 if TYPE_CHECKING:
     import numpy as np
@@ -71,7 +69,7 @@ class OnnxBackend:
         """
         require("onnx", _EXTRA)
         require("onnxscript", _EXTRA)
-        from kd_export._backends.onnx_translation import translated, write_model
+        from kd_export._backends.onnx_operators import translated, write_model
 
         data = path.with_name(companion(path.name))
         write_model(translated(program, schema), path, data)

@@ -26,7 +26,7 @@ from xml.parsers import expat
 from kd_export._backends.onnx import ArrayRunner
 from kd_export._backends.onnx import backend as onnx
 from kd_export._errors import ExportError, NotExportable, UntrustedArtifact, brief, raised_as
-from kd_export._running.backend import Runner, picked, require
+from kd_export._running.session import Runner, picked, require
 from kd_export._schema.files import check_extent, check_schema_size, foreign, mapped
 from kd_export._schema.schema import Entry, Schema, check_fit, completed, described
 
@@ -191,7 +191,7 @@ class OpenVinoBackend:
         runtime = cast("_OpenVino", require("openvino", _EXTRA))
         require("onnx", "onnx")
         require("onnxscript", "onnx")
-        from kd_export._backends.onnx_translation import translated, write_model
+        from kd_export._backends.onnx_operators import translated, write_model
 
         with tempfile.TemporaryDirectory() as folder:
             source, data = Path(folder) / "model.onnx", Path(folder) / "model.onnx.data"

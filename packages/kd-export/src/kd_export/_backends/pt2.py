@@ -16,13 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, cast
 
 from kd_export._console import silenced
-from kd_export._errors import (
-    ExportError,
-    NotExportable,
-    UntrustedArtifact,
-    printable,
-    raised_as,
-)
+from kd_export._errors import ExportError, NotExportable, UntrustedArtifact, printable, raised_as
 from kd_export._schema.derived import derived_program
 from kd_export._schema.files import SCHEMA_FILE, read_zip_schema
 from kd_export._schema.schema import Schema, check_fit, fixed
@@ -31,7 +25,7 @@ from kd_export._schema.trust import conditions_of, disarm
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
-    from kd_export._running.backend import Runner
+    from kd_export._running.session import Runner
     from kd_export._running.torch_runner import TorchRunner
     from kd_export._torch_private import OpOverload
 

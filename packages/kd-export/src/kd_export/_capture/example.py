@@ -25,9 +25,17 @@ from kd_export._errors import (
     quoted,
 )
 from kd_export._running.torch_runner import build_tensor, numbers_of
-from kd_export._schema.schema import Entry, First, Schema, Vector, find_entry
-from kd_export._schema.vectors import MOST_STORED, concrete, draw
-from kd_export._schema.wire import Number, as_key, check_mapping, unnest, wire_key, wire_name
+from kd_export._schema.files import Number, as_key, check_mapping, unnest, wire_key, wire_name
+from kd_export._schema.schema import (
+    MOST_STORED,
+    Entry,
+    First,
+    Schema,
+    Vector,
+    concrete,
+    draw,
+    find_entry,
+)
 
 
 def read_example(example: Example[Word], in_keys: Sequence[Key]) -> dict[Key, Tensor]:

@@ -36,8 +36,8 @@ from torch import Tensor, fx
 from torch.export import Dim, ExportedProgram
 
 from kd_export._errors import ExportError, Key, KeyMismatch, ShapeMismatch, nearest, quoted
+from kd_export._schema.files import as_key, wire_key, wire_name
 from kd_export._schema.schema import Axis, LinearSize, Schema
-from kd_export._schema.wire import as_key, wire_key, wire_name
 from kd_export._torch_private import ASSERT_SCALAR, EXACT_LIMITS, tree_leaves
 
 BATCH = "batch"

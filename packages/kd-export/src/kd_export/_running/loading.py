@@ -18,8 +18,7 @@ from typing import BinaryIO
 
 from kd_export._console import stage
 from kd_export._errors import ExportError, UntrustedArtifact, VerifyError, brief, printable
-from kd_export._running.backend import Backend, backend_for
-from kd_export._running.session import Session
+from kd_export._running.session import Backend, Session, backend_for
 from kd_export._schema.differences import (
     Differences,
     content_differences,

@@ -31,11 +31,10 @@ from torch.export.graph_signature import InputKind
 
 from kd_core.extending import exact_constant
 from kd_export._errors import DtypeMismatch, UntrustedArtifact, kind_of
-from kd_export._running.backend import Direct, picked
-from kd_export._schema.schema import Entry, LinearSize, Schema
+from kd_export._running.session import Direct, picked
+from kd_export._schema.files import Number, unused_name
+from kd_export._schema.schema import Drawn, Entry, LinearSize, Schema
 from kd_export._schema.serialized_program import is_name
-from kd_export._schema.vectors import Drawn
-from kd_export._schema.wire import Number, unused_name
 from kd_export._torch_private import ASSERT_METADATA, HOMES
 
 Core = Callable[..., tuple[Tensor, ...]]

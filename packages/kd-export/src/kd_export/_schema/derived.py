@@ -13,21 +13,22 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 from kd_export._errors import ExportError, Key, NotExportable
-from kd_export._schema.files import contents, foreign
-from kd_export._schema.onnx_file import PRODUCER, damaged, fields_in, varint
-from kd_export._schema.schema import Axis, Entry, LinearSize, Schema
-from kd_export._schema.serialized_program import SOURCE
-from kd_export._schema.trust import read_program
-from kd_export._schema.wire import (
+from kd_export._schema.files import (
     Json,
     as_dict,
     as_int,
     as_list,
     as_str,
+    contents,
+    foreign,
     unused_name,
     wire_key,
     wire_name,
 )
+from kd_export._schema.onnx_file import PRODUCER, damaged, fields_in, varint
+from kd_export._schema.schema import Axis, Entry, LinearSize, Schema
+from kd_export._schema.serialized_program import SOURCE
+from kd_export._schema.trust import read_program
 
 UNKNOWN = "?"
 """A size that the file does not tell, or that no axis name stands for."""

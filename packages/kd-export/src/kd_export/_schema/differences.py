@@ -8,9 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from kd_export._console import Row, html_table, plain_table
-from kd_export._schema.schema import Entry, Schema, Step, Vector
-from kd_export._schema.vectors import distance, magnitude, tolerance
-from kd_export._schema.wire import Json, Number
+from kd_export._schema.files import Json, Number
+from kd_export._schema.schema import Entry, Schema, Step, Vector, distance, magnitude, tolerance
 
 _HEADER = ("differs", "name")
 _ABSENT = "-"

@@ -26,6 +26,7 @@ from typing import BinaryIO, cast
 from kd_export._errors import ExportError, UntrustedArtifact
 from kd_export._schema.files import (
     FORMAT_FILES,
+    Json,
     copy_member,
     foreign,
     members,
@@ -33,7 +34,6 @@ from kd_export._schema.files import (
     unknown_member,
 )
 from kd_export._schema.serialized_program import check_program, check_weights
-from kd_export._schema.wire import Json
 
 _SYMBOLIC = """
 _operator.getitem _operator.eq _operator.ne _operator.lt _operator.le _operator.gt _operator.ge

@@ -15,16 +15,19 @@ from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
 from kd_export._console import Row, html_table, plain_table
 from kd_export._errors import ExportError, VerifyError
 from kd_export._running.session import Session
-from kd_export._schema.schema import RANDOM, Entry, Vector, known_size
-from kd_export._schema.vectors import (
+from kd_export._schema.files import Json
+from kd_export._schema.schema import (
+    RANDOM,
+    Entry,
+    Vector,
     distance,
     draw,
+    known_size,
     magnitude,
     positions,
     stored_count,
     tolerance,
 )
-from kd_export._schema.wire import Json
 from kd_export._verification.trials import Trial, shown
 
 if TYPE_CHECKING:

@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from kd_export._running.torch_runner import numbers_of
-from kd_export._schema.schema import Entry, Schema, Vector, axes_of
-from kd_export._schema.vectors import MOST_STORED, concrete
-from kd_export._schema.wire import Number
+from kd_export._schema.files import Number
+from kd_export._schema.schema import MOST_STORED, Entry, Schema, Vector, axes_of, concrete
 
 Change = Callable[[Tensor, int], Tensor]
 _UNCHANGED: Change = lambda tensor, limit: tensor  # noqa: E731  # one of a list of functions

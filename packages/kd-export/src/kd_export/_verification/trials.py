@@ -9,9 +9,17 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from kd_export._errors import ExportError, VerifyError
-from kd_export._schema.schema import RANDOM, Axis, Schema, Vector, axis_sizes
-from kd_export._schema.vectors import concrete, draw, positions
-from kd_export._schema.wire import Number
+from kd_export._schema.files import Number
+from kd_export._schema.schema import (
+    RANDOM,
+    Axis,
+    Schema,
+    Vector,
+    axis_sizes,
+    concrete,
+    draw,
+    positions,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor

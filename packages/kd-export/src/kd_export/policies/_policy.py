@@ -8,16 +8,28 @@ Knows keyed modules, states and what an oracle is; must not know frameworks or f
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeVar, cast
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from kd_core import NestedKey, TensorDict, unravel_key
+from kd_export._capture.flat_module import Recurrent as Recurrent
 from kd_export._capture.flat_module import detached
 from kd_export._errors import ExportError, Key, KeyMismatch, ShapeMismatch, quoted
-from kd_export._schema.wire import as_key, check_mapping, nest, unnest, wire_name
+from kd_export._schema.files import (
+    Json,
+    Number,
+    argument_names,
+    as_key,
+    check_mapping,
+    nest,
+    unnest,
+    wire_name,
+)
+from kd_export._schema.schema import Axis, Entry, Schema
 from kd_export._verification.rollouts import arranged
 from kd_nn import TensorDictModule, TensorDictSequential
 
@@ -223,3 +235,440 @@ def _leaves(value: object) -> list[object]:
     if isinstance(value, Mapping):
         return [leaf for one in value.values() for leaf in _leaves(one)]
     return [value]
+
+
+# The steps between an environment and a network: what turns observations into numbers, and back.
+#
+# Each is a small module that prints its settings. Knows tensors; must not know frameworks, keys or
+# spaces.
+
+
+class Normalise(nn.Module):
+    """Subtract a mean and divide by a deviation, in the dtype of both.
+
+    Args:
+        mean: The mean.
+        deviation: The deviation, with what keeps it from zero.
+        dtype: The dtype of the result, if it is not that of the computation.
+
+    Example:
+        >>> step = Normalise(torch.tensor([1.0]), torch.tensor([2.0]))
+        >>> step(torch.tensor([[5.0]]))
+        tensor([[2.]])
+    """
+
+    mean: Tensor
+    deviation: Tensor
+
+    def __init__(self, mean: Tensor, deviation: Tensor, dtype: torch.dtype | None = None) -> None:
+        super().__init__()
+        self.register_buffer("mean", mean.detach().clone())
+        self.register_buffer("deviation", deviation.detach().clone())
+        self.dtype = dtype
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise observations."""
+        result = (x - self.mean) / self.deviation
+        return result if self.dtype is None else result.to(self.dtype)
+
+    def extra_repr(self) -> str:
+        """Print what is normalised."""
+        return f"{self.mean.numel()} numbers, {str(self.mean.dtype).removeprefix('torch.')}"
+
+
+class Clip(nn.Module):
+    """Clip numbers to limits, one for all or one for each element.
+
+    Example:
+        >>> Clip(-1.0, 1.0)(torch.tensor([-2.0, 0.5]))
+        tensor([-1.0000,  0.5000])
+    """
+
+    low: Tensor
+    high: Tensor
+
+    def __init__(self, low: Tensor | float, high: Tensor | float) -> None:
+        super().__init__()
+        self.numbers = None if isinstance(low, Tensor) else (float(low), float(high))
+        if isinstance(low, Tensor):
+            self.register_buffer("low", low.detach().clone())
+            self.register_buffer("high", torch.as_tensor(high).detach().clone())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Clip numbers."""
+        if self.numbers is not None:
+            return x.clamp(*self.numbers)
+        return torch.minimum(torch.maximum(x, self.low), self.high)
+
+    def extra_repr(self) -> str:
+        """Print the limits."""
+        if self.numbers is not None:
+            return f"{self.numbers[0]:g}, {self.numbers[1]:g}"
+        return f"{_brief(self.low)}, {_brief(self.high)}"
+
+
+class Unscale(nn.Module):
+    """Bring actions from -1 to 1 to the limits of the environment.
+
+    Example:
+        >>> Unscale(torch.tensor([0.0]), torch.tensor([4.0]))(torch.tensor([[0.5]]))
+        tensor([[3.]])
+    """
+
+    low: Tensor
+    high: Tensor
+
+    def __init__(self, low: Tensor, high: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("low", low.detach().clone())
+        self.register_buffer("high", high.detach().clone())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scale actions."""
+        return self.low + 0.5 * (x + 1.0) * (self.high - self.low)
+
+    def extra_repr(self) -> str:
+        """Print the limits."""
+        return f"{_brief(self.low)}, {_brief(self.high)}"
+
+
+class Affine(nn.Module):
+    """Multiply by a scale and add a shift.
+
+    Example:
+        >>> Affine(2.0, 1.0)(torch.tensor([3.0]))
+        tensor([7.])
+    """
+
+    scale: Tensor
+    shift: Tensor
+
+    def __init__(self, scale: Tensor | float, shift: Tensor | float = 0.0) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.as_tensor(scale).detach().clone())
+        self.register_buffer("shift", torch.as_tensor(shift).detach().clone())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scale and shift numbers."""
+        return x * self.scale + self.shift
+
+    def extra_repr(self) -> str:
+        """Print scale and shift."""
+        return f"{_brief(self.scale)}, {_brief(self.shift)}"
+
+
+class ScaleImage(nn.Module):
+    """Convert pixels from 0 to 255 to floats from 0 to 1.
+
+    Example:
+        >>> ScaleImage()(torch.tensor([255], dtype=torch.uint8))
+        tensor([1.])
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scale pixels."""
+        return x.float() / 255.0
+
+
+class ChannelsFirst(nn.Module):
+    """Move the last dimension of images, their channels, before the others.
+
+    Example:
+        >>> ChannelsFirst()(torch.zeros(2, 8, 9, 3)).shape
+        torch.Size([2, 3, 8, 9])
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Reorder images."""
+        return x.movedim(-1, -3)
+
+
+class ToFloat(nn.Module):
+    """Convert numbers to float32.
+
+    Example:
+        >>> ToFloat()(torch.tensor([1])).dtype
+        torch.float32
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Convert numbers."""
+        return x.float()
+
+
+class OneHot(nn.Module):
+    """Encode integers as rows with a single one; several integers, one behind the other.
+
+    Args:
+        counts: How many values each integer has.
+        start: The smallest of them.
+
+    Example:
+        >>> OneHot([2, 3])(torch.tensor([[1, 2]]))
+        tensor([[0., 1., 0., 0., 1.]])
+    """
+
+    def __init__(self, counts: Sequence[int], start: int = 0) -> None:
+        super().__init__()
+        self.counts = tuple(int(count) for count in counts)
+        self.start = start
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Encode integers."""
+        columns = x.long() - self.start
+        if columns.ndim == 1:
+            columns = columns[:, None]
+        parts = [
+            (columns[:, place, None] == torch.arange(count)).float()
+            for place, count in enumerate(self.counts)
+        ]
+        return torch.cat(parts, -1)
+
+    def extra_repr(self) -> str:
+        """Print the counts."""
+        return f"{list(self.counts)}"
+
+
+class ArgMax(nn.Module):
+    """Choose the most likely action, or one from each group of logits.
+
+    Args:
+        counts: How many logits each group has; without it there is one group.
+        start: What the smallest action is called.
+
+    Example:
+        >>> ArgMax()(torch.tensor([[0.1, 0.9]])), ArgMax([1, 2])(torch.tensor([[5.0, 0.1, 0.9]]))
+        (tensor([1]), tensor([[0, 1]]))
+    """
+
+    def __init__(self, counts: Sequence[int] | None = None, start: int = 0) -> None:
+        super().__init__()
+        self.counts = None if counts is None else [int(count) for count in counts]
+        self.start = start
+
+    def forward(self, logits: Tensor) -> Tensor:
+        """Choose actions."""
+        if self.counts is None:
+            chosen = logits.argmax(-1)
+        else:
+            groups = torch.split(logits, self.counts, -1)
+            chosen = torch.stack([group.argmax(-1) for group in groups], -1)
+        return chosen + self.start if self.start else chosen
+
+    def extra_repr(self) -> str:
+        """Print the groups."""
+        return "" if self.counts is None else f"{self.counts}"
+
+
+class Above(nn.Module):
+    """Convert numbers to 1 above a threshold, and to 0 below it.
+
+    Example:
+        >>> Above(0.0)(torch.tensor([-1.0, 2.0]))
+        tensor([0., 1.])
+    """
+
+    def __init__(self, threshold: float = 0.0, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.threshold = threshold
+        self.dtype = dtype
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Compare numbers."""
+        return (x > self.threshold).to(self.dtype)
+
+    def extra_repr(self) -> str:
+        """Print the threshold."""
+        return f"{self.threshold:g}"
+
+
+class Shaped(nn.Module):
+    """Reshape each row.
+
+    Example:
+        >>> Shaped([2, 3])(torch.zeros(5, 6)).shape
+        torch.Size([5, 2, 3])
+    """
+
+    def __init__(self, shape: Sequence[int]) -> None:
+        super().__init__()
+        self.shape = tuple(int(size) for size in shape)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Reshape rows."""
+        return x.reshape(x.shape[0], *self.shape)
+
+    def extra_repr(self) -> str:
+        """Print the shape."""
+        return f"{self.shape}"
+
+
+def _brief(values: Tensor) -> str:
+    numbers = values.flatten().tolist()
+    if len(set(numbers)) == 1:
+        return f"{numbers[0]:g}"
+    listed = [f"{value:g}" for value in numbers[:4]]
+    return f"[{', '.join(listed)}{', ...' if len(numbers) > 4 else ''}]"
+
+
+# Spaces of gymnasium: examples drawn from them, what a file says of them, schemas.
+#
+# A space is known by the name of its class, so that gymnasium, gym and their kin need not be
+# installed. Must not know policies or frameworks.
+
+ROWS = 64
+"""How many rows an example has."""
+SEVERAL = ("Dict", "Tuple")
+_FREE, _FAR = 3.0, 1e6
+_MOST_LISTED = 256
+
+
+class Array(Protocol):
+    """The part of a numpy array that is read here."""
+
+    def tolist(self) -> object:
+        """Return nested lists."""
+        ...
+
+
+class Space(Protocol):
+    """What all spaces share."""
+
+    shape: tuple[int, ...]
+    dtype: object
+
+
+def kind(space: object) -> str:
+    """Return the name of the class that says what a space is.
+
+    Raises:
+        ExportError: It is none that is known.
+    """
+    known = ("Box", "Discrete", "MultiDiscrete", "MultiBinary", *SEVERAL)
+    for one in type(space).__mro__:
+        if one.__name__ in known:
+            return one.__name__
+    raise ExportError(
+        f"`{type(space).__name__}` is not a space that kd_export knows.",
+        expected=known,
+        got=type(space).__name__,
+        hint="Flatten it, or write the keyed module yourself and pass `oracle=` to `save`.",
+    )
+
+
+def leaves(space: object, key: Key) -> Iterator[tuple[Key, Space]]:
+    """List the spaces in a space by key; those of a tuple by their number."""
+    inner = getattr(space, "spaces", None)
+    if kind(space) not in SEVERAL:
+        yield key, cast("Space", space)
+    elif isinstance(inner, Mapping):
+        for name, one in inner.items():
+            yield from leaves(one, (*key, str(name)))
+    else:
+        for place, one in enumerate(cast("tuple[object, ...]", inner)):
+            yield from leaves(one, (*key, str(place)))
+
+
+def dtype_of(space: Space) -> torch.dtype:
+    """Return the dtype of the elements of a space."""
+    name = "int64" if kind(space) == "Discrete" else str(getattr(space.dtype, "name", space.dtype))
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
+
+
+def limits(space: Space) -> tuple[Tensor, Tensor]:
+    """Return the least and the greatest value of each element."""
+    what = kind(space)
+    if what == "Box":
+        low, high = (torch.as_tensor(getattr(space, name)) for name in ("low", "high"))
+        return low, high
+    start = torch.as_tensor(getattr(space, "start", 0))
+    if what == "Discrete":
+        count = torch.as_tensor(int(cast("int", getattr(space, "n"))))  # noqa: B009  # not typed
+    elif what == "MultiDiscrete":
+        count = torch.as_tensor(getattr(space, "nvec"))  # noqa: B009  # as above
+    else:
+        count = torch.full(tuple(space.shape), 2)
+    start = start.expand(count.shape)
+    return start, start + count - 1
+
+
+def draw(space: Space, source: torch.Generator, rows: int = ROWS) -> Tensor:
+    """Draw elements of a space; a side without a limit ends at 3."""
+    low, high = (limit.double() for limit in limits(space))
+    free_below, free_above = low < -_FAR, high > _FAR
+    least = torch.where(free_below, torch.where(free_above, -_FREE, high - 2 * _FREE), low)
+    most = torch.where(free_above, torch.where(free_below, _FREE, low + 2 * _FREE), high)
+    dtype = dtype_of(space)
+    shape = (rows, *least.shape)
+    values = torch.rand(shape, generator=source, dtype=torch.float64)
+    if dtype.is_floating_point:
+        return (least + (most - least) * values).to(dtype)
+    return (least + ((most - least + 1) * values).floor()).to(dtype)
+
+
+def spread(shape: Sequence[int], source: torch.Generator) -> Tensor:
+    """Draw numbers from -1 to 1, as float64."""
+    return 2 * torch.rand(tuple(shape), generator=source, dtype=torch.float64) - 1
+
+
+def described(space: object) -> dict[str, Json]:
+    """Return what a file says of a space, as plain data: numbers without a limit are ``None``."""
+    if kind(space) in SEVERAL:
+        inside = [(key[-1], described(one)) for key, one in _directly(space)]
+        return {"space": kind(space), "entries": dict(inside)}
+    leaf = cast("Space", space)
+    low, high = limits(leaf)
+    found: dict[str, Json] = {
+        "space": kind(space),
+        "shape": list(map(int, leaf.shape or ())),
+        "dtype": str(dtype_of(leaf)).removeprefix("torch."),
+    }
+    for name, values in (("low", low), ("high", high)):
+        found[name] = _numbers(values)
+    return found
+
+
+def _directly(space: object) -> Iterator[tuple[Key, object]]:
+    inner = getattr(space, "spaces", None)
+    if isinstance(inner, Mapping):
+        yield from (((str(name),), one) for name, one in inner.items())
+    else:
+        yield from (((str(n),), one) for n, one in enumerate(cast("tuple[object, ...]", inner)))
+
+
+def _numbers(values: Tensor) -> Json:
+    numbers = [_number(float(value)) for value in values.flatten().tolist()]
+    if len(set(numbers)) == 1:
+        return numbers[0]
+    return list(numbers) if len(numbers) <= _MOST_LISTED else None
+
+
+def _number(value: float) -> Number | None:
+    if not math.isfinite(value):
+        return None
+    return int(value) if value == int(value) else value
+
+
+def from_gymnasium(space: object, key: str = "observation") -> Schema:
+    """Return the schema of observations of a space, which `kd_export.export` takes as an example.
+
+    Args:
+        space: A space of gymnasium or gym: `Box`, `Discrete`, `MultiDiscrete`, `MultiBinary`, or a
+            `Dict` or `Tuple` of them.
+        key: The key of the observation; those inside a `Dict` are below it.
+
+    Returns:
+        A schema with one axis, ``batch``, whose metadata hold the limits.
+    """
+    found = list(leaves(space, (key,)))
+    names = argument_names([path for path, _ in found])
+    entries = []
+    for path, leaf in found:
+        values = draw(leaf, torch.Generator().manual_seed(0))
+        low, high = values.min().item(), values.max().item()
+        dtype = str(values.dtype).removeprefix("torch.")
+        shape = ("batch", *values.shape[1:])
+        entries.append(Entry(path, names[path], dtype, shape, low, high))
+    metadata: dict[str, Json] = {key: described(space)}
+    return Schema(tuple(entries), (), {"batch": Axis(1, None)}, batch_dims=1, metadata=metadata)

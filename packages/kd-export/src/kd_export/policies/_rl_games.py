@@ -14,9 +14,20 @@ from torch import Tensor, nn
 
 from kd_core import NestedKey
 from kd_export._errors import NotExportable
-from kd_export.policies import _spaces as spaces
-from kd_export.policies._policy import ACTION, OBSERVATION, Policy, copied, in_place, of_steps
-from kd_export.policies._steps import ArgMax, Clip, Normalise, ScaleImage, Unscale
+from kd_export.policies import _policy as spaces
+from kd_export.policies._policy import (
+    ACTION,
+    OBSERVATION,
+    ArgMax,
+    Clip,
+    Normalise,
+    Policy,
+    ScaleImage,
+    Unscale,
+    copied,
+    in_place,
+    of_steps,
+)
 from kd_nn import TensorDictModule
 
 _LIMIT = 5.0

@@ -13,10 +13,18 @@ from torch import Tensor, nn
 
 from kd_core import NestedKey
 from kd_export._errors import ExportError, NotExportable
-from kd_export._schema.wire import as_key, unnest
-from kd_export.policies import _spaces as spaces
-from kd_export.policies._policy import ACTION, OBSERVATION, Policy, copied, in_place, of_steps
-from kd_export.policies._steps import Clip, Recurrent
+from kd_export._schema.files import as_key, unnest
+from kd_export.policies import _policy as spaces
+from kd_export.policies._policy import (
+    ACTION,
+    OBSERVATION,
+    Clip,
+    Policy,
+    Recurrent,
+    copied,
+    in_place,
+    of_steps,
+)
 from kd_export.policies._torchrl import Concatenate
 from kd_nn import TensorDictModule
 

@@ -14,21 +14,26 @@ from torch import Tensor, nn
 
 from kd_core import NestedKey, unravel_key
 from kd_export._errors import ExportError, Key, NotExportable
-from kd_export._schema.wire import Json
-from kd_export.policies import _spaces as spaces
-from kd_export.policies._policy import ACTION, OBSERVATION, Policy, copied, in_place, of_steps
-from kd_export.policies._steps import (
+from kd_export._schema.files import Json
+from kd_export.policies import _policy as spaces
+from kd_export.policies._policy import (
+    ACTION,
+    OBSERVATION,
     Above,
     ArgMax,
     ChannelsFirst,
     Clip,
     Normalise,
     OneHot,
+    Policy,
     Recurrent,
     ScaleImage,
     Shaped,
     ToFloat,
     Unscale,
+    copied,
+    in_place,
+    of_steps,
 )
 from kd_nn import TensorDictModule
 

@@ -15,11 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from kd_core import NestedKey
-from kd_export._capture.foreign import converted, is_foreign, recurrent_keys
+from kd_export._capture.flat_module import converted, is_foreign, recurrent_keys
 from kd_export._errors import KeyMismatch, NotExportable, quoted
-from kd_export._schema.wire import as_key, nest, unnest, wire_name
-from kd_export.policies._policy import Policy
-from kd_export.policies._steps import Affine, ChannelsFirst, Normalise, ScaleImage, ToFloat
+from kd_export._schema.files import as_key, nest, unnest, wire_name
+from kd_export.policies._policy import Affine, ChannelsFirst, Normalise, Policy, ScaleImage, ToFloat
 from kd_nn import TensorDictModule, TensorDictSequential
 
 _INIT: NestedKey = "is_init"

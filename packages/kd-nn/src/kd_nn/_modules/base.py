@@ -7,38 +7,366 @@ a patched `forward`) raises a flag that the fast call of every enclosing module 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, overload
+import keyword
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from itertools import chain
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeAlias, TypeVar, cast, overload
 
+import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling, is_dynamo_compiling
+from torch.nn.parameter import UninitializedParameter
 
-from kd_core import NestedKey, TensorDict, TensorDictBase
-from kd_nn._dispatch.dispatch import (
+from kd_core import InvalidArgument, InvalidKey, NestedKey, TensorDict, TensorDictBase
+from kd_core.extending import plain_str
+from kd_nn._dispatch import (
     ForwardSignature,
+    Inplace,
     Named,
     Value,
     describe,
+    entry,
+    has_entry,
     keys_not_declared,
+    keys_of,
+    optional_keys,
 )
 from kd_nn._errors import DispatchError, out_key_unknown
-from kd_nn._keys.graph import KeyGraph
+from kd_nn._keys.drawing import KeyGraph
 from kd_nn._keys.specs import (
     DISCARD,
     InKeySpec,
+    KeyNode,
     Keys,
     parse_in_keys,
     parse_keys,
     parse_out_keys,
     unique,
 )
-from kd_nn._modules.hiding import call_as_selected
-from kd_nn._modules.nodes import described, key_node
-from kd_nn._modules.settings import ModuleFacts, reset_members
-from kd_nn._modules.tensor_hooks import TensorHooks
-from kd_nn._plan.invalidation import lists_in, raise_if_written
-from kd_nn._plan.outcome import BUSY, FREE_PLANS, NO_PLAN, STALE, WAIT, Outcome, Plan
-from kd_nn._torch_private import calls_are_own
+from kd_nn._modules.hooks import TensorHooks, call_as_selected
+from kd_nn._plan.invalidation import Flagged, lists_in, raise_if_written
+from kd_nn._plan.program import (
+    BUSY,
+    FREE_PLANS,
+    NO_PLAN,
+    STALE,
+    WAIT,
+    Outcome,
+    Plan,
+    is_sequence,
+    keyed,
+    runs_on_values,
+)
+from kd_nn._torch_private import calls_are_own, fake_tensors
+
+# Settings of keyed modules: each is checked when it is assigned, in a constructor or later.
+#
+# A check takes the module, the name of the setting and the value, and returns the value to keep.
+# Beside its settings a module tells its device, and what kind it is.
+
+Check: TypeAlias = "Callable[[nn.Module, str, object], object]"
+
+
+class CheckedSettings(Flagged):
+    """A module whose settings are checked.
+
+    Attributes:
+        checks: The check of each setting, by name.
+    """
+
+    _kd_checks: ClassVar[Mapping[str, Check]] = {}
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Assign; a setting is checked first, and nothing changes if it is refused."""
+        check = self._kd_checks.get(name)
+        super().__setattr__(name, value if check is None else check(self, name, value))
+
+    def _kd_settle(self, **settings: object) -> None:
+        """Assign settings in a constructor: each is checked; nothing depends on the module yet.
+
+        A class of the user may define `__setattr__` or a property, so it is asked. For values
+        that are not modules: torch registers those.
+        """
+        if not self._kd_changes_by_assignment:
+            for name, value in settings.items():
+                setattr(self, name, value)
+            return
+        state = self.__dict__
+        for name, value in settings.items():
+            check = self._kd_checks.get(name)
+            state[name] = value if check is None else check(self, name, value)
+
+
+def checked_out_keys(owner: nn.Module, _: str, keys: object) -> object:
+    """Record the names by which outputs are taken, and return the keys."""
+    names = None
+    if isinstance(keys, Mapping):
+        names, keys = tuple(keys), list(keys.values())
+        if not all(isinstance(name, str) for name in names):
+            raise InvalidKey(
+                f"a mapping of `out_keys` is `{{name: key}}`, where each name is a str, "
+                f"got the names {list(names)}."
+            )
+    parsed = parse_out_keys(keys)
+    owner.__dict__["_kd_out_names"] = names
+    return list(parsed)
+
+
+def checked_module(owner: nn.Module, _: str, module: object) -> object:
+    """Return what is wrapped: a callable that is not a class of modules."""
+    if not callable(module):
+        raise InvalidArgument(
+            f"`module` must be callable, got {type(module).__name__}: {module!r}. "
+            "Pass an `nn.Module` or a function."
+        )
+    if isinstance(module, type) and issubclass(module, nn.Module):
+        raise InvalidArgument(
+            f"`module` is the class `{module.__name__}`. Pass an instance: "
+            f"`{module.__name__}(...)`."
+        )
+    _check_method(module, owner.__dict__.get("method"))
+    return module
+
+
+def checked_method(owner: nn.Module, _: str, method: object) -> str | None:
+    """Return the name of a method of what is wrapped, as a plain `str`, or None."""
+    _check_method(owner.module, method)
+    return plain_str(method) if isinstance(method, str) else None
+
+
+def _check_method(module: object, method: object) -> None:
+    if method is None:
+        return
+    # Generated code calls it by name, so it must be one.
+    named = isinstance(method, str) and method.isidentifier() and not keyword.iskeyword(method)
+    if not named or not callable(getattr(module, cast("str", method), None)):
+        raise InvalidArgument(
+            f"`method` must be the name of a method of `{type(module).__name__}`, got {method!r}."
+        )
+
+
+def checked_inplace(_: nn.Module, name: str, inplace: object) -> Inplace:
+    """Return what says where outputs are written."""
+    if isinstance(inplace, bool) or inplace is None:
+        return inplace
+    if inplace == "empty":
+        return "empty"
+    raise InvalidArgument(f'`{name}` must be True, False, None or "empty", got {inplace!r}.')
+
+
+def checked_kwargs(_: nn.Module, name: str, kwargs: object) -> dict[str, object]:
+    """Return keyword arguments by name, as a dict."""
+    if isinstance(kwargs, Mapping) and all(isinstance(name, str) for name in kwargs):
+        return {plain_str(name): value for name, value in kwargs.items()}
+    raise InvalidArgument(
+        f"`{name}` must be a dict of arguments by name, got {type(kwargs).__name__}: {kwargs!r}."
+    )
+
+
+def checked_flag(_: nn.Module, name: str, value: object) -> bool:
+    """Return the value of a setting that is True or False."""
+    if isinstance(value, bool):
+        return value
+    raise InvalidArgument(f"`{name}` must be True or False, got {value!r}.")
+
+
+def checked_strictness(owner: nn.Module, name: str, value: object) -> bool | None:
+    """Return what says whether a missing input is an error."""
+    return None if value is None else checked_flag(owner, name, value)
+
+
+R = TypeVar("R")
+
+
+class Derived(Generic[R]):
+    """A property that a subclass or an instance may replace by assigning an attribute."""
+
+    def __init__(self, function: Callable[..., R]) -> None:
+        self.function = function
+        self.__doc__ = function.__doc__
+
+    @overload
+    def __get__(self, module: None, owner: type) -> Self: ...
+    @overload
+    def __get__(self, module: nn.Module, owner: type | None = None) -> R: ...
+    def __get__(self, module: nn.Module | None, owner: type | None = None) -> Self | R:
+        """Return the value for the instance; on the class this object."""
+        return self if module is None else self.function(module)
+
+
+class ModuleFacts(CheckedSettings):
+    """What can be asked of every keyed module."""
+
+    @staticmethod
+    def is_tdmodule_compatible(module: object) -> bool:
+        """Return whether a module has `in_keys` and `out_keys`, so that a sequence takes it.
+
+        Example:
+            >>> from kd_nn import TensorDictModuleBase
+            >>> TensorDictModuleBase.is_tdmodule_compatible(nn.ReLU())
+            False
+        """
+        return hasattr(module, "in_keys") and hasattr(module, "out_keys")
+
+    def _kd_needs_key(self, key: NestedKey) -> bool:
+        """Return whether a call of now cannot run without an entry that it reads."""
+        return key not in getattr(self, "_kd_optional_in_keys", ())
+
+    @Derived
+    def is_functional(self) -> bool:
+        """Return whether it takes its parameters as an argument; see `kd_nn.make_functional`."""
+        return getattr(self.__dict__.get("forward"), "takes_parameters", False)
+
+    @Derived
+    def device(self) -> torch.device:
+        """Return the device of the first parameter or buffer; the CPU if there is none."""
+        held = next(chain(self.parameters(), self.buffers()), None)
+        return torch.device("cpu") if held is None else held.device
+
+
+def reset_members(module: nn.Module) -> None:
+    """Draw new values in a module and all its sub-modules, as `reset_parameters` of each does."""
+    for member in module.modules():
+        # Of the class: a wrapper passes the method of what it wraps on, which has its own turn.
+        reset = getattr(type(member), "reset_parameters", None)
+        if callable(reset):
+            reset(member)
+
+
+# Shapes of what a keyed module writes, without data and without computing.
+#
+# The module runs under torch's fake tensor mode, on tensors that know shape, dtype and device and
+# hold no data. Parameters and buffers are exchanged for fake ones (batch norm counts its batches
+# in place), and the mode converts captured constants, so the module does not change.
+
+
+def infer_shapes(module: nn.Module, sample: TensorDictBase) -> TensorDict:
+    """Run a keyed module on shapes alone.
+
+    Args:
+        module: The keyed module.
+        sample: What it reads; the tensors may be on the meta device, their values are not read.
+
+    Returns:
+        A container of the sample and all outputs, as tensors on the meta device.
+    """
+    mode = fake_tensors()
+    held = next(module.parameters(), None)
+    device = torch.device("cpu") if held is None else held.device
+
+    def pretend(value: Tensor) -> Tensor:
+        target = device if value.is_meta else value.device
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=target)
+
+    with torch.no_grad(), mode:
+        given = TensorDict(_mapped(sample, pretend), sample.batch_size)
+        state: dict[str, Tensor] = {
+            name: mode.from_tensor(value) for name, value in _state(module).items()
+        }
+        result = torch.func.functional_call(module, state, (given,))
+    return TensorDict(_mapped(result, _to_meta), result.batch_size)
+
+
+def with_shapes(graph: KeyGraph, made: TensorDictBase) -> KeyGraph:
+    """Return the graph with the shapes of the entries that its steps write."""
+    nodes = []
+    for node in graph.nodes:
+        known = [key for key in node.writes if has_entry(made, key)]
+        values = {key: entry(made, key) for key in known}
+        shapes = tuple((k, tuple(v.shape)) for k, v in values.items() if isinstance(v, Tensor))
+        nodes.append(node._replace(shapes=shapes))
+    return KeyGraph(tuple(nodes), graph.out_keys)
+
+
+def _state(module: nn.Module) -> dict[str, Tensor]:
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+
+def _mapped(container: TensorDictBase, function: Callable[[Tensor], Tensor]) -> dict[str, object]:
+    mapped: dict[str, object] = {}
+    for key in list(container.keys()):
+        value = entry(container, key)
+        if isinstance(value, TensorDictBase):
+            value = TensorDict(_mapped(value, function), value.batch_size)
+        mapped[str(key)] = function(value) if isinstance(value, Tensor) else value
+    return mapped
+
+
+def _to_meta(value: Tensor) -> Tensor:
+    return torch.empty(tuple(value.shape), dtype=value.dtype, device="meta")
+
+
+# A keyed module as one node of a key graph: its keys, and what people read beside them.
+
+
+def key_node(name: str, step: nn.Module, may_skip: bool = False) -> KeyNode:
+    """Return a keyed module as a node of a key graph; `described` adds what people read.
+
+    Args:
+        name: The name of the step.
+        step: The keyed module.
+        may_skip: Whether the sequence that holds it leaves it out for want of inputs.
+    """
+    reads, writes = keys_as_parsed(step)
+    opens = is_sequence(step) and runs_on_values(step)
+    inner = keyed(step)._kd_graph() if opens else None
+    optional = optional_keys(step) if inner is None else ()
+    # Asked of the class: the guard of dynamo for a default would compute the property again.
+    has_parts = hasattr(type(step), "_kd_partly_read")
+    partly = cast("list[NestedKey]", step._kd_partly_read) if has_parts else []
+    may_skip = may_skip or (inner is None and getattr(step, "_kd_may_skip", False) is True)
+    plain = inner is None and not optional and not partly
+    make = _make_node if is_dynamo_compiling() or not plain else _equal_node
+    node = make(name, type(step).__name__, reads, writes, may_skip)
+    if plain:
+        return node
+    parts = parse_keys(partly, "_kd_partly_read")
+    return node._replace(partly=parts, optional=optional, inner=inner)
+
+
+def _make_node(name: str, kind: str, reads: Keys, writes: Keys, may_skip: bool) -> KeyNode:
+    visible = tuple([key for key in writes if key != DISCARD])
+    return KeyNode(name, kind, reads, visible, may_skip=may_skip)
+
+
+_equal_node = lru_cache(maxsize=1024)(_make_node)
+"""Nodes are immutable, so sequences with equal steps, as copies of a network, share them."""
+
+
+def keys_as_parsed(step: nn.Module) -> tuple[Keys, Keys]:
+    """Return `in_keys` and visible `out_keys` of a step.
+
+    A class of this library parses its keys when they are assigned, and building a sequence asks
+    twice for those of each step: they are taken as they are.
+
+    Raises:
+        KeysNotDeclared: If the step has none.
+        InvalidKey: If one is not a nested key.
+    """
+    state = step.__dict__
+    spec, writes = state.get("_kd_in_spec"), state.get("_kd_out_keys")
+    if (
+        spec is None
+        or writes is None
+        or not getattr(type(step), "_kd_changes_by_assignment", False)
+    ):
+        return keys_of(step, "in_keys"), keys_of(step, "out_keys")
+    selected = state.get("_kd_selected")
+    return spec.keys, writes if selected is None else selected
+
+
+def label_of(step: nn.Module) -> str:
+    """Return the class of what runs in a step."""
+    label = getattr(step, "_kd_node_label", None)
+    return label if isinstance(label, str) else type(step).__name__
+
+
+def described(node: KeyNode, step: nn.Module) -> KeyNode:
+    """Return a node with what a step says at this moment: its label, and how much it holds."""
+    made = [p for p in step.parameters() if not isinstance(p, UninitializedParameter)]
+    return node._replace(label=label_of(step), parameters=sum(p.numel() for p in made))
+
 
 T = TypeVar("T", bound=TensorDictBase)
 Outputs = Tensor | tuple[Tensor, ...]
@@ -307,7 +635,6 @@ class TensorDictModuleBase(TensorHooks, ModuleFacts):
             graph = graph.restrict(graph.needed_for(graph.out_keys))
         if sample is None:
             return graph
-        from kd_nn._modules.infer import with_shapes
 
         return with_shapes(graph, self.infer(sample))
 
@@ -328,8 +655,6 @@ class TensorDictModuleBase(TensorHooks, ModuleFacts):
             >>> module.infer(TensorDict(x=torch.empty(10, 3, device="meta")))["y"].shape
             torch.Size([10, 4])
         """
-        from kd_nn._modules.infer import infer_shapes
-
         return infer_shapes(self, sample)
 
     def _kd_steps(self) -> list[nn.Module]:
@@ -347,7 +672,7 @@ class TensorDictModuleBase(TensorHooks, ModuleFacts):
 
     def _kd_add_call_note(self, error: Exception, values: Mapping[NestedKey, object]) -> None:
         """Add to an exception of torch what this module was given, by key."""
-        from kd_nn._dispatch.notes import add_call_note
+        from kd_nn._dispatch import add_call_note
 
         add_call_note(error, self, values)
 

@@ -18,18 +18,20 @@ from kd_core import (
     TensorDictBase,
     lazy_stack,
 )
-from kd_nn._dispatch.call_names import MISSING
-from kd_nn._dispatch.dispatch import Dispatched, describe, keys_of
-from kd_nn._dispatch.entries import (
+from kd_nn._dispatch import (
+    MISSING,
+    Dispatched,
+    anyone_skips,
     container_of,
+    describe,
     has_entry,
+    keys_of,
     read_optional,
     write_entries,
 )
-from kd_nn._dispatch.skip_existing import anyone_skips
 from kd_nn._errors import not_a_container, not_written
 from kd_nn._keys.specs import DISCARD, Keys, is_covered
-from kd_nn._modules.hiding import without_hidden
+from kd_nn._modules.hooks import without_hidden
 from kd_nn._modules.steps import StepList
 from kd_nn._plan.program import Path, is_watched, keyed, opens
 
@@ -144,7 +146,7 @@ def run_steps(
                 if swapped and not replaced:
                     written = before
             except Exception as error:
-                from kd_nn._dispatch.notes import add_step_note
+                from kd_nn._dispatch import add_step_note
 
                 keys = keys_of(step, "in_keys")
                 given = dict(zip(keys, read_optional(work, keys), strict=True))

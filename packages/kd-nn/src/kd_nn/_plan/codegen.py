@@ -16,8 +16,7 @@ from typing import cast
 from torch import Tensor, nn
 
 from kd_core import NestedKey, TensorDict, TensorDictBase
-from kd_nn._dispatch.call_names import MISSING, CallNames
-from kd_nn._dispatch.entries import Inplace, destination, fitted
+from kd_nn._dispatch import MISSING, CallNames, Inplace, destination, fitted
 from kd_nn._keys.specs import InKeySpec, strictly_overlaps
 from kd_nn._plan.program import Call, Path, Program, keyed
 
@@ -398,7 +397,7 @@ def _note_call(program: Program, error: Exception, idx: int, values: dict[str, o
     call = program.calls[idx]
     keys = cast("list[NestedKey]", call.step.in_keys)
     given = {key: values.get(f"_v{slot}") for key, slot in zip(keys, call.reads, strict=True)}
-    from kd_nn._dispatch.notes import add_step_note
+    from kd_nn._dispatch import add_step_note
 
     add_step_note(error, call.place, call.step, given)
 
@@ -406,7 +405,7 @@ def _note_call(program: Program, error: Exception, idx: int, values: dict[str, o
 def _note_alone(
     slots: Mapping[NestedKey, int], error: Exception, module: nn.Module, values: dict[str, object]
 ) -> None:
-    from kd_nn._dispatch.notes import add_call_note
+    from kd_nn._dispatch import add_call_note
 
     add_call_note(error, module, {key: values.get(f"_v{slot}") for key, slot in slots.items()})
 
@@ -423,7 +422,7 @@ def _note_output(
         try:
             fitted(target, key, value)
         except type(error):
-            from kd_nn._dispatch.notes import add_step_note
+            from kd_nn._dispatch import add_step_note
 
             add_step_note(error, calls[-1].place, calls[-1].step, {})
             return

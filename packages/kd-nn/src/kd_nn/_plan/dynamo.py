@@ -14,12 +14,11 @@ from torch import nn
 
 from kd_core import NonTensorDataBase, TensorDict, UnbatchedTensor
 from kd_core.extending import assume_constant_result
-from kd_nn._dispatch.call_names import CallNames
+from kd_nn._dispatch import CallNames
 from kd_nn._plan.codegen import Calls, plain_module
 from kd_nn._plan.eager import functions_of
 from kd_nn._plan.invalidation import Flag
-from kd_nn._plan.outcome import BUSY, Plan
-from kd_nn._plan.program import Program
+from kd_nn._plan.program import BUSY, Plan, Program
 
 
 def traced_plan(

@@ -9,15 +9,14 @@ For anything else `resolve` returns None, and the sequence passes a container fr
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Protocol, TypeAlias, cast
+from typing import Final, Protocol, TypeAlias, cast
 
 from torch import nn
 
 from kd_core import NestedKey
-from kd_nn._dispatch.entries import Inplace
-from kd_nn._keys.flow import KeyFlow
-from kd_nn._keys.specs import DISCARD, Keys, strictly_overlaps
-from kd_nn._plan.invalidation import is_patched, running_classes
+from kd_nn._dispatch import Inplace
+from kd_nn._keys.specs import DISCARD, KeyFlow, Keys, strictly_overlaps
+from kd_nn._plan.invalidation import Dependency, is_patched, running_classes
 from kd_nn._torch_private import GLOBAL_HOOKS
 
 
@@ -295,3 +294,55 @@ def is_watched(module: nn.Module) -> bool:
         or "forward" in module.__dict__
         or module._compiled_call_impl is not None
     )
+
+
+# What a plan is, and why it did not run.
+#
+# Plans are written by other modules of this folder, which are loaded when the first one is made.
+
+
+class Outcome:
+    """Why a plan did not run."""
+
+    __slots__ = ("reason",)
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+
+
+BUSY: Final = Outcome("this call must be interpreted")
+STALE: Final = Outcome("something has changed")
+FREE_PLANS: Final = 20
+WAIT: Final = 1000
+"""After so many plans a module goes the long way for so many calls before it gets another one."""
+
+
+def never(*_: object, **__: object) -> Outcome:
+    return BUSY
+
+
+class Plan:
+    """The generated functions of one module.
+
+    Attributes:
+        container: Runs on a plain `TensorDict`; returns it, or why it did not run.
+        tensors: Runs on tensors by position or keyword; returns the outputs, or why not.
+        names: The names of its arguments, in order.
+        dependency: What the functions depend on, if they look at a flag of their own.
+    """
+
+    __slots__ = ("container", "dependency", "names", "tensors")
+
+    def __init__(
+        self,
+        container: Callable[..., object] = never,
+        tensors: Callable[..., object] = never,
+        names: tuple[str, ...] = (),
+    ) -> None:
+        self.container = container
+        self.tensors = tensors
+        self.names = names
+        self.dependency: Dependency | None = None
+
+
+NO_PLAN: Final = Plan()

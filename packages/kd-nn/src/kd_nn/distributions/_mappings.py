@@ -13,13 +13,17 @@ plain numbers.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
-from typing import TypeAlias, overload
+from typing import Final, TypeAlias, cast, overload
 
 import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
+from torch.distributions import Distribution
 from torch.nn import functional
 
 from kd_core import InvalidArgument, InvalidValue
@@ -249,3 +253,311 @@ def add_custom_mapping(name: str, mapping: PositiveMap) -> None:
             f"the name `{name}` is taken by {mappings(name)!r}. Choose another name."
         )
     _REGISTRY[name] = mapping
+
+
+# From a network's output to the location and scale of a distribution.
+#
+# Three small modules share one decision: the scale is a positive mapping of a raw tensor (see
+# `_mappings`), then clamped from below. The order of the operations (split, map, clamp) shows in
+# exported graphs, so it does not change.
+
+
+@public_in("kd_nn.distributions")
+class NormalParamExtractor(nn.Module):
+    """Split a tensor in two along its last dimension: a location, and a positive scale.
+
+    Args:
+        scale_mapping: Name of the positive mapping (see `mappings`), or a callable.
+        scale_lb: The smallest scale that is returned, non-negative.
+
+    Raises:
+        InvalidValue: If the mapping is not known, or `scale_lb` is negative.
+
+    Example:
+        >>> loc, scale = NormalParamExtractor()(torch.zeros(3, 4))
+        >>> loc.shape, scale
+        (torch.Size([3, 2]), tensor([[1., 1.],
+                [1., 1.],
+                [1., 1.]]))
+    """
+
+    def __init__(
+        self,
+        scale_mapping: str | PositiveMap = "biased_softplus_1.0",
+        scale_lb: float = 1e-4,
+    ) -> None:
+        super().__init__()
+        self.scale_mapping = mappings(scale_mapping)
+        self.scale_lb = _checked_bound(scale_lb)
+
+    def forward(self, tensor: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
+        """Split `tensor`, shape (*batch, 2 n).
+
+        Args:
+            tensor: Locations and raw scales, side by side in the last dimension.
+            *others: Further tensors, passed through.
+
+        Returns:
+            Location and scale, shape (*batch, n) each, then `others`.
+
+        Raises:
+            InvalidValue: If the last dimension is odd, or there is none.
+        """
+        # Not for a proxy or a fake tensor: a branch on its size would be traced.
+        if tensor.__class__ is Tensor and (not tensor.ndim or tensor.shape[-1] % 2):
+            raise InvalidValue(
+                "the last dimension must have an even size, since `NormalParamExtractor` splits it "
+                f"into location and scale, got a tensor of shape {tuple(tensor.shape)}. "
+                "Give the last layer 2 n outputs."
+            )
+        loc, raw = tensor.chunk(2, -1)
+        return (loc, self.scale_mapping(raw).clamp_min(self.scale_lb), *others)
+
+
+@public_in("kd_nn.distributions")
+class NormalParamWrapper(nn.Module):
+    """Run a network and split its (first) output into a location and a positive scale.
+
+    Args:
+        operator: The network; its output, or the first of its outputs, has an even last dimension.
+        scale_mapping: Name of the positive mapping (see `mappings`), or a callable.
+        scale_lb: The smallest scale that is returned, non-negative.
+
+    Raises:
+        InvalidValue: If the mapping is not known, or `scale_lb` is negative.
+
+    Example:
+        >>> loc, scale = NormalParamWrapper(nn.Linear(3, 8))(torch.randn(5, 3))
+        >>> loc.shape, scale.shape, bool((scale > 0).all())
+        (torch.Size([5, 4]), torch.Size([5, 4]), True)
+    """
+
+    def __init__(
+        self,
+        operator: nn.Module,
+        scale_mapping: str | PositiveMap = "biased_softplus_1.0",
+        scale_lb: float = 1e-4,
+    ) -> None:
+        super().__init__()
+        self.operator = operator
+        self.extract = NormalParamExtractor(scale_mapping, scale_lb)
+
+    def forward(self, *args: object, **kwargs: object) -> tuple[Tensor, ...]:
+        """Run the network on the arguments.
+
+        Args:
+            *args: Positional arguments of the network.
+            **kwargs: Keyword arguments of the network.
+
+        Returns:
+            Location and scale, then the network's further outputs if there are any.
+        """
+        output = self.operator(*args, **kwargs)
+        if not isinstance(output, (tuple, list)):
+            output = (output,)
+        parts: tuple[Tensor, ...] = self.extract(*output)
+        return parts
+
+
+@public_in("kd_nn.distributions")
+class AddStateIndependentNormalScale(nn.Module):
+    """Add a scale that does not depend on the input next to a location; it can be trained.
+
+    Args:
+        scale_shape: Shape of the scale, equal to the last dimensions of the location; an int is one
+            dimension, and `()` one scale for all elements.
+        scale_mapping: Name of the positive mapping (see `mappings`), or a callable.
+        scale_lb: The smallest scale that is returned, non-negative.
+        device: Where the scale is created; by default torch's default device.
+        make_param: Whether the scale is a parameter; otherwise it is a buffer, which is saved with
+            the module and not trained.
+        init_value: First value of the raw scale, before the mapping.
+
+    Raises:
+        InvalidValue: If the mapping is not known, or `scale_lb` is negative.
+
+    Example:
+        >>> loc, scale = AddStateIndependentNormalScale(4)(torch.zeros(3, 4))
+        >>> scale.shape, scale[0]
+        (torch.Size([3, 4]), tensor([1., 1., 1., 1.], grad_fn=<SelectBackward0>))
+    """
+
+    def __init__(
+        self,
+        scale_shape: int | Sequence[int] = (),
+        scale_mapping: str | PositiveMap = "exp",
+        scale_lb: float = 1e-4,
+        *,
+        device: torch.device | str | int | None = None,
+        make_param: bool = True,
+        init_value: float = 0.0,
+    ) -> None:
+        super().__init__()
+        shape = (scale_shape,) if isinstance(scale_shape, int) else tuple(scale_shape)
+        raw = torch.full(shape, init_value, device=device)
+        self.state_independent_scale: Tensor
+        if make_param:
+            self.state_independent_scale = nn.Parameter(raw)
+        else:
+            self.register_buffer("state_independent_scale", raw)
+        self.scale_mapping = mappings(scale_mapping)
+        self.scale_lb = _checked_bound(scale_lb)
+
+    def forward(self, loc: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
+        """Pair `loc` with the scale, expanded to the shape of `loc`.
+
+        Args:
+            loc: Location, shape (*batch, *scale_shape).
+            *others: Further tensors, passed through.
+
+        Returns:
+            `loc`, the scale, then `others`.
+
+        Raises:
+            InvalidValue: If the last dimensions of `loc` are not the scale's shape.
+        """
+        raw = self.state_independent_scale
+        # Not for a proxy: a branch on its size would be traced.
+        is_tensor = isinstance(cast("object", loc), Tensor)
+        if is_tensor and not _ends_with(loc.shape, raw.shape):
+            raise InvalidValue(
+                f"the last dimensions of the location must be those of the scale, "
+                f"{tuple(raw.shape)}, got a location of shape {tuple(loc.shape)}."
+            )
+        scale = self.scale_mapping(raw).clamp_min(self.scale_lb).expand_as(loc)
+        return (loc, scale, *others)
+
+
+def _checked_bound(scale_lb: float) -> float:
+    if not scale_lb >= 0:  # NaN too
+        raise InvalidValue(f"`scale_lb` must be non-negative, got {scale_lb!r}.")
+    return scale_lb
+
+
+def _ends_with(shape: torch.Size, tail: torch.Size) -> bool:
+    return len(shape) >= len(tail) and shape[len(shape) - len(tail) :] == tail
+
+
+# Distributions that do not check their values, in one thread alone.
+#
+# torch keeps the default on a class, for all threads: a thread that computes shapes, or captures a
+# graph, must not disable the checks of the others.
+
+
+class _Depth(threading.local):
+    """How many `values_unchecked` a thread is in."""
+
+    def __init__(self) -> None:
+        self.depth = 0
+
+
+class _CheckedElsewhere:
+    """Torch's default while a thread is inside: false there, as before in other threads.
+
+    torch asks for its truth only.
+    """
+
+    __slots__ = ("before",)
+
+    def __init__(self, before: bool) -> None:
+        self.before = before
+
+    def __bool__(self) -> bool:
+        return self.before and not _here.depth
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether the truth is `other`: `set_default_validate_args` compares."""
+        return bool(self) == other
+
+    def __hash__(self) -> int:
+        return hash(self.before)
+
+    def __reduce__(self) -> tuple[type[bool], tuple[bool]]:
+        """Copy and pickle as what it was before: an expanded distribution keeps the default."""
+        return bool, (self.before,)
+
+
+class _Threads:
+    """How many threads are inside, and what torch's default is meanwhile."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.default = _CheckedElsewhere(True)
+
+
+_here: Final = _Depth()
+_threads: Final = _Threads()
+_lock: Final = threading.Lock()
+
+
+@contextmanager
+def values_unchecked() -> Iterator[None]:
+    """Disable torch's default of checking the values of distributions in this thread.
+
+    Distributions built inside do not read their parameters, so they can be built where values
+    cannot be read: in an export, under `vmap`, of fake tensors. Other threads keep the default, as
+    does a distribution that was given ``validate_args=True``.
+
+    Example:
+        >>> import torch
+        >>> with values_unchecked():
+        ...     wrong = torch.distributions.Normal(0.0, -1.0)
+        >>> wrong.scale
+        tensor(-1.)
+    """
+    _enter()
+    try:
+        yield
+    finally:
+        _leave()
+
+
+def _enter() -> None:
+    with _lock:
+        if not _threads.count:
+            _threads.default = _CheckedElsewhere(bool(Distribution._validate_args))
+            Distribution._validate_args = _threads.default  # type: ignore[assignment]  # a truth
+        _threads.count += 1
+    _here.depth += 1
+
+
+def _leave() -> None:
+    """Undo `_enter`: the last one that leaves restores torch's default, unless it was set anew."""
+    _here.depth -= 1
+    with _lock:
+        _threads.count -= 1
+        if not _threads.count and vars(Distribution)["_validate_args"] is _threads.default:
+            Distribution._validate_args = _threads.default.before
+
+
+# Names of a module that go away: they work, and warn.
+
+
+def deprecated_attributes(
+    module: str, attributes: Mapping[str, tuple[object, str | None]], *, removal: str
+) -> Callable[[str], object]:
+    """Return a `__getattr__` for a module, which serves names that go away with a warning.
+
+    Args:
+        module: The name of the module.
+        attributes: By name, what it means, and what to write instead, if there is something.
+        removal: The version without these names.
+
+    Example:
+        >>> lookup = deprecated_attributes("m", {"old": (1, "new")}, removal="2.0")
+        >>> with warnings.catch_warnings():
+        ...     warnings.simplefilter("ignore")
+        ...     lookup("old")
+        1
+    """
+
+    def lookup(name: str) -> object:
+        if name not in attributes:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}", name=name)
+        value, instead = attributes[name]
+        advice = "" if instead is None else f" Write `{instead}`."
+        text = f"`{module}.{name}` is deprecated and goes away in {removal}.{advice}"
+        warnings.warn(text, DeprecationWarning, stacklevel=2)
+        return value
+
+    return lookup

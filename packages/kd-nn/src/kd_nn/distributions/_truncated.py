@@ -20,14 +20,18 @@ Formulas: N. Johnson, S. Kotz, N. Balakrishnan, Continuous Univariate Distributi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Final, Self
 
 import torch
-from torch import Tensor
+from torch import Size, Tensor
 from torch.autograd.function import FunctionCtx
+from torch.distributions import Distribution, Normal, constraints, kl_divergence, register_kl
+from torch.distributions.utils import broadcast_all
+from torch.nn import functional
 
-from kd_core.extending import is_eager
+from kd_core import InvalidValue
+from kd_core.extending import is_eager, public_in
 from kd_nn._torch_private import current_jit_trace
 
 REACH: Final = 40.0
@@ -295,3 +299,364 @@ def _gauss_legendre(count: int) -> tuple[list[float], list[float]]:
 
 
 _POINTS, _WEIGHTS = _gauss_legendre(40)
+
+
+# Distributions of one variable on an interval: what those of this package have in common.
+
+
+class OnInterval(Distribution):
+    """A location, a scale and the two ends of an interval, all of the batch shape.
+
+    A subclass names them in this order in `arg_constraints`, and defines `rsample`.
+
+    Args:
+        loc: The location.
+        scale: The scale, positive.
+        low: The lower end.
+        high: The upper end, above `low`.
+        validate_args: Whether to check values. Never while compiling or exporting.
+
+    Raises:
+        InvalidValue: If values are checked and an interval is empty.
+    """
+
+    has_rsample = True
+
+    loc: Tensor
+    scale: Tensor
+
+    def __init__(
+        self,
+        loc: Tensor | float,
+        scale: Tensor | float,
+        low: Tensor | float,
+        high: Tensor | float,
+        validate_args: bool | None,
+    ) -> None:
+        values = broadcast_all(loc, scale, low, high)
+        for name, value in zip(self.arg_constraints, values, strict=True):
+            setattr(self, name, value)
+        if torch.compiler.is_compiling():
+            validate_args = False
+        super().__init__(self.loc.shape, validate_args=validate_args)
+        if self._validate_args and not bool((values[2] < values[3]).all()):
+            lower, upper = list(self.arg_constraints)[2:]
+            raise InvalidValue(
+                f"the lower end `{lower}` of a `{type(self).__name__}` must be below the upper end "
+                f"`{upper}`, got {lower}={values[2]} and {upper}={values[3]}. Give an interval "
+                "that is not empty."
+            )
+
+    @constraints.dependent_property(is_discrete=False, event_dim=0)
+    def support(self) -> constraints.Constraint:
+        """Return the interval, both ends included."""
+        ends = (getattr(self, name) for name in list(self.arg_constraints)[2:])
+        return constraints.interval(*ends)  # type: ignore[no-untyped-call]  # by torch
+
+    def expand(self, batch_shape: Sequence[int], _instance: Self | None = None) -> Self:
+        """Return the distribution with its batch shape expanded, without copying."""
+        named = next(kind for kind in type(self).__mro__ if "arg_constraints" in vars(kind))
+        new: Self = self._get_checked_instance(named, _instance)  # type: ignore[no-untyped-call]  # by torch
+        for name in self.arg_constraints:
+            setattr(new, name, getattr(self, name).expand(batch_shape))
+        Distribution.__init__(new, Size(batch_shape), validate_args=False)
+        new._validate_args = self._validate_args
+        return new
+
+    def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        """Draw without gradients, shape (*sample_shape, *batch_shape)."""
+        with torch.no_grad():
+            return self.rsample(Size(sample_shape))
+
+
+# The normal distribution restricted to an interval: its interface, over `_truncated`.
+
+_LOG_ROOT = 0.9189385332046727
+"""The log of the square root of 2 pi."""
+
+
+@public_in("kd_nn.distributions")
+class TruncatedNormal(OnInterval):
+    """A normal distribution restricted to `[a, b]`.
+
+    `loc` and `scale` are those of the normal distribution before it is restricted. All results stay
+    finite and keep their digits if the interval lies far in a tail or is narrow. Samples carry
+    gradients to all parameters. Derivatives of any order are right.
+
+    Args:
+        loc: Location of the normal distribution.
+        scale: Its scale, positive.
+        a: The lower end; may be `-inf`.
+        b: The upper end, above `a`; may be `inf`.
+        validate_args: Whether to check values, as in every torch distribution. Never while
+            compiling or exporting.
+
+    Raises:
+        InvalidValue: If values are checked and an interval is empty.
+
+    Example:
+        >>> far = TruncatedNormal(torch.tensor(0.0), 1.0, 100.0, 200.0)
+        >>> far.mean, far.stddev
+        (tensor(100.0100), tensor(0.0100))
+        >>> far.log_prob(torch.tensor(100.0))
+        tensor(4.6053)
+        >>> bool(far.support.check(far.rsample((1000,))).all())
+        True
+    """
+
+    arg_constraints = {  # noqa: RUF012 - as torch declares it
+        "loc": constraints.real,
+        "scale": constraints.positive,
+        "a": constraints.dependent,
+        "b": constraints.dependent,
+    }
+    a: Tensor
+    b: Tensor
+    eps: Final = 0.0
+    """How far values are kept away from the ends: they may reach them."""
+
+    def __init__(
+        self,
+        loc: Tensor | float,
+        scale: Tensor | float,
+        a: Tensor | float,
+        b: Tensor | float,
+        validate_args: bool | None = None,
+    ) -> None:
+        super().__init__(loc, scale, a, b, validate_args)
+
+    @property
+    def mode(self) -> Tensor:
+        """The point of the interval that is nearest to `loc`."""
+        return self.loc.clamp(self.a, self.b)
+
+    @property
+    def mean(self) -> Tensor:
+        """The mean."""
+        standard, low, high = self._interval()
+        mean = self.mode + self.scale * moments(standard, low, high)[0]
+        return self._narrow(mean).clamp(self.a, self.b)
+
+    @property
+    def median(self) -> Tensor:
+        """The half quantile."""
+        return self.icdf(torch.full_like(self.loc, 0.5))
+
+    @property
+    def variance(self) -> Tensor:
+        """The variance."""
+        return self._narrow(self.scale**2 * moments(*self._interval())[1])
+
+    @property
+    def auc(self) -> Tensor:
+        """The probability that the unrestricted normal distribution falls into the interval."""
+        standard, low, high = self._interval()
+        total = log_mass(standard + low, high - low)
+        return self._narrow(torch.exp(total - standard * standard / 2 - _LOG_ROOT))
+
+    def entropy(self) -> Tensor:
+        """Return the differential entropy, shape (*batch_shape)."""
+        standard, low, high = self._interval()
+        total = log_mass(standard + low, high - low)
+        return self._narrow(moments(standard, low, high)[2] + total + self.scale.log())
+
+    def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        """Draw with gradients, shape (*sample_shape, *batch_shape)."""
+        shape = self._extended_shape(Size(sample_shape))
+        dtype = torch.promote_types(self.loc.dtype, torch.float32)
+        p = torch.rand(shape, dtype=dtype, device=self.loc.device)
+        # A zero stands for the numbers that round to it, not for an end at infinity.
+        return self._at(p.clamp_min(torch.finfo(dtype).eps / 4))
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Return the log-density, `-inf` outside of the interval."""
+        if self._validate_args:
+            self._validate_sample(value)
+        standard, low, high = self._interval()
+        y = (value.clamp(self.a, self.b) - self.mode) / self.scale
+        density = -y * (standard + y / 2) - log_mass(standard + low, high - low) - self.scale.log()
+        outside = (value < self.a) | (value > self.b)
+        return torch.where(outside, -torch.inf, self._narrow(density))
+
+    def cdf(self, value: Tensor) -> Tensor:
+        """Return the probability of a smaller value."""
+        if self._validate_args:
+            self._validate_sample(value)
+        standard, low, high = self._interval()
+        y = ((value - self.mode) / self.scale).to(low.dtype).clamp(low, high)
+        below = log_part(standard, y, low, high)[0]
+        inner = self._narrow(torch.exp(below - log_mass(standard + low, high - low)))
+        inner = torch.where(value <= self.a, 0.0, inner)
+        return torch.where(value >= self.b, 1.0, inner)
+
+    def icdf(self, value: Tensor) -> Tensor:
+        """Return the point below which a value lies with the given probability.
+
+        NaN for what is not a probability.
+        """
+        found = self._at(value)
+        for p, end in ((0, self.a), (1, self.b)):  # the very end, if it is finite
+            found = torch.where((value == p) & end.isfinite(), end, found)
+        return torch.where((value >= 0) & (value <= 1), found, torch.nan)
+
+    def _at(self, p: Tensor) -> Tensor:
+        """Return the quantile of a probability."""
+        standard, low, high = self._interval()
+        given = broadcast_all(p.to(low.dtype), standard, low, high)
+        y: Tensor = Quantile.apply(*given)  # type: ignore[no-untyped-call]  # by torch
+        return self._narrow(self.mode + self.scale * y).clamp(self.a, self.b)
+
+    def _narrow(self, result: Tensor) -> Tensor:
+        """Convert a result to the dtype of the parameters: `_interval` widens short ones."""
+        return result.to(self.loc.dtype)
+
+    def _interval(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return mode, and the distances of both ends from it, in scales from `loc`.
+
+        Ends farther away than `REACH` are moved there; nothing depends on them. All are at least
+        float32: the functions of torch that follow do not know shorter numbers.
+        """
+        mode = self.mode
+        reach = REACH * self.scale.detach()
+        # The ends are replaced before they are divided: infinite ones have no gradients.
+        low = torch.maximum(self.a - mode, -reach) / self.scale
+        high = torch.minimum(self.b - mode, reach) / self.scale
+        wide = torch.promote_types(self.loc.dtype, torch.float32)
+        return ((mode - self.loc) / self.scale).to(wide), low.to(wide), high.to(wide)
+
+
+# A normal variable squashed into an interval by the hyperbolic tangent.
+#
+# A value at an end of the interval, which rounding produces easily, has no finite inverse. Values
+# are therefore kept one rounding unit away from the ends, in draws and in `log_prob` alike.
+
+_LOG_2: Final = math.log(2.0)
+
+
+@public_in("kd_nn.distributions")
+class TanhNormal(OnInterval):
+    """The distribution of `low + (high - low) (tanh(x) + 1) / 2` for a normal `x`.
+
+    It has no formula for mean, variance, mode and entropy. `deterministic_sample` is the median.
+    `torch.distributions.kl_divergence` of two on the same interval is that of their normal
+    variables, since a divergence does not depend on an invertible map of both.
+
+    Args:
+        loc: Location of `x`.
+        scale: Scale of `x`, positive.
+        low: The lower end of the values.
+        high: The upper end, above `low`.
+        validate_args: Whether to check values, as in every torch distribution. Never while
+            compiling or exporting.
+
+    Raises:
+        InvalidValue: If values are checked and an interval is empty.
+
+    Example:
+        >>> action = TanhNormal(torch.tensor(20.0), 1.0)
+        >>> value = action.rsample()
+        >>> bool(value < 1), bool(action.log_prob(value).isfinite())
+        (True, True)
+        >>> TanhNormal(torch.tensor(0.0), 1.0, low=0.0, high=10.0).deterministic_sample
+        tensor(5.)
+    """
+
+    arg_constraints = {  # noqa: RUF012 - as torch declares it
+        "loc": constraints.real,
+        "scale": constraints.positive,
+        "low": constraints.dependent,
+        "high": constraints.dependent,
+    }
+    low: Tensor
+    high: Tensor
+
+    def __init__(
+        self,
+        loc: Tensor | float,
+        scale: Tensor | float,
+        low: Tensor | float = -1.0,
+        high: Tensor | float = 1.0,
+        validate_args: bool | None = None,
+    ) -> None:
+        super().__init__(loc, scale, low, high, validate_args)
+
+    @property
+    def median(self) -> Tensor:
+        """The median: the squashed location."""
+        return self._squash(self.loc)
+
+    @property
+    def deterministic_sample(self) -> Tensor:
+        """The median."""
+        return self.median
+
+    def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        """Draw with gradients, shape (*sample_shape, *batch_shape)."""
+        return self._squash(self._normal().rsample(Size(sample_shape)))
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Return the log-density, `-inf` outside of the interval."""
+        if self._validate_args:
+            self._validate_sample(value)
+        x = self._stretch(value)
+        inner: Tensor = self._normal().log_prob(x)  # type: ignore[no-untyped-call]  # by torch
+        # log(1 - tanh(x)^2), which rounds to log(0) where it is computed so
+        slope = 2 * (_LOG_2 - x - functional.softplus(-2 * x))
+        density = inner - slope - self._ends()[1].log()
+        return torch.where((value < self.low) | (value > self.high), -torch.inf, density)
+
+    def cdf(self, value: Tensor) -> Tensor:
+        """Return the probability of a smaller value."""
+        if self._validate_args:
+            self._validate_sample(value)
+        inner: Tensor = self._normal().cdf(self._stretch(value))  # type: ignore[no-untyped-call]  # by torch
+        inner = torch.where(value <= self.low, 0.0, inner)
+        return torch.where(value >= self.high, 1.0, inner)
+
+    def icdf(self, value: Tensor) -> Tensor:
+        """Return the point below which a value lies with the given probability."""
+        inner: Tensor = self._normal().icdf(value)  # type: ignore[no-untyped-call]  # by torch
+        return self._squash(inner)
+
+    def _normal(self) -> Normal:
+        return Normal(self.loc, self.scale, validate_args=False)
+
+    def _squash(self, x: Tensor) -> Tensor:
+        """Map a real number into the interval."""
+        largest = 1 - torch.finfo(x.dtype).eps
+        unit = x.tanh().clamp(-largest, largest)
+        centre, radius = self._ends()
+        return torch.addcmul(centre, radius, unit).clamp(self.low, self.high)
+
+    def _stretch(self, value: Tensor) -> Tensor:
+        """Map a value of the interval to the real number that it comes from."""
+        largest = 1 - torch.finfo(self.loc.dtype).eps
+        centre, radius = self._ends()
+        return ((value - centre) / radius).clamp(-largest, largest).atanh()
+
+    def _ends(self) -> tuple[Tensor, Tensor]:
+        """Return the centre of the interval, near which values keep digits, and its radius."""
+        return torch.lerp(self.low, self.high, 0.5), (self.high - self.low) / 2
+
+
+def _kl_on_one_interval(p: TanhNormal, q: TanhNormal) -> Tensor:
+    """Return the divergence of `p` from `q`, shape (*batch_shape).
+
+    Raises:
+        NotImplementedError: If their intervals differ: there is no formula. Where values cannot be
+            read, in a capture or under a transformation, the result is NaN there.
+    """
+    same = (p.low == q.low) & (p.high == q.high)
+    divergence: Tensor = kl_divergence(p._normal(), q._normal())
+    if not is_eager():
+        return torch.where(same, divergence, torch.nan)
+    if not bool(same.all()):
+        raise NotImplementedError(
+            "the divergence of two `TanhNormal` has a formula only if both are on the same "
+            f"interval, got low={p.low}, high={p.high} and low={q.low}, high={q.high}. Estimate it "
+            "from draws: `(p.log_prob(x) - q.log_prob(x)).mean(0)`."
+        )
+    return divergence
+
+
+register_kl(TanhNormal, TanhNormal)(_kl_on_one_interval)  # type: ignore[no-untyped-call]  # by torch

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from operator import setitem
 from typing import TYPE_CHECKING, Final, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from kd_core._batch.descriptor import describe
 from kd_core._batch.shapes import batch_of
 from kd_core._errors import (
     InvalidArgument,
+    InvalidValue,
     KdError,
     KeySetMismatch,
     ShapeMismatch,
@@ -27,16 +28,25 @@ from kd_core._keys import format_key
 from kd_core._leaves.loops import kinds_by_key
 from kd_core._leaves.writes import Write, write_all
 from kd_core._nodes import registry
-from kd_core._nodes.entry import is_unbatched, tensor_of
-from kd_core._ops.entries.listing import LinkedList, list_of
-from kd_core._protocol.composite import Composite, unchanged_on_error
-from kd_core._protocol.primitives import AbstractContainer, engine, is_container
+from kd_core._nodes.entry import is_data, is_unbatched, tensor_of
+from kd_core._ops.entries.access import LinkedList, list_of
+from kd_core._ops.shape.description import named
+from kd_core._protocol.primitives import (
+    AbstractContainer,
+    Composite,
+    engine,
+    is_container,
+    unchanged_on_error,
+)
 
 if TYPE_CHECKING:
-    from typing import Self
+    from typing import Self, TypeVar
 
     from kd_core._keys import KeyPath
     from kd_core._nodes.entry import Data, Entries, Entry
+    from kd_core._types import Batch, BatchSize, DeviceLike
+
+    C = TypeVar("C", bound=AbstractContainer)
 
 
 BATCH_SIZE: Final = "__batch_size"
@@ -586,3 +596,154 @@ def _restored(td: AbstractContainer, state: Mapping[str, object]) -> Entry:
     if isinstance(td, Composite) or not isinstance(made, AbstractContainer):
         return made
     return cast("Entry", td._kd_like(dict(made._kd_entries), made._kd_desc))
+
+
+# Building a container of a given class from what a source holds.
+
+
+def build(
+    cls: type[C],
+    tree: object,
+    batch_size: BatchSize | None,
+    device: DeviceLike | None,
+    auto_batch_size: bool = False,
+    batch_dims: int | None = None,
+    found: BatchSize | None = None,
+    names: Sequence[str | None] | None = None,
+) -> C:
+    """Build a container of a class from nested dicts.
+
+    Args:
+        cls: the class.
+        tree: the nested dicts.
+        batch_size: the batch size that the caller gives.
+        device: the device to which every entry is moved.
+        auto_batch_size: infer the batch size if none is given.
+        batch_dims: the largest number of batch dimensions to infer.
+        found: the batch size that the source has, if none is given or inferred.
+        names: the name of each batch dimension; `None`: no names.
+
+    Raises:
+        InvalidArgument: if the class is not built from a mapping.
+    """
+    if batch_size is None and (auto_batch_size or batch_dims is not None):
+        batch_size = inferred_batch(cls, tree, batch_dims)
+    made = _maker(cls)(tree, found if batch_size is None else batch_size, device)
+    return made if names is None else named(made, names)
+
+
+def inferred_batch(cls: type[C], tree: object, most: int | None) -> Batch:
+    """Return the leading dimensions that the leaves of nested dicts share, at most `most`.
+
+    Raises:
+        InvalidArgument: if the class is not built from a mapping.
+    """
+    # Apart from what is built in the end: with a batch size lists are rows.
+    made = _maker(cls)(tree, None, None)._kd_shallow()  # which is not locked
+    made._kd_engine.auto_batch_size_(made, most)  # type: ignore[attr-defined]  # of a concern
+    batch = made._kd_desc.batch
+    return batch[: _rows_in_lists(made, batch)]
+
+
+def _rows_in_lists(level: AbstractContainer, batch: Batch) -> int:
+    """Return how many leading dimensions the lists of values have, too: one value for each row.
+
+    A list that does not have an item for each row of dimension 0 is left for the error to name.
+    """
+    most = len(batch)
+    for entry in level._kd_entries.values():
+        if isinstance(entry, AbstractContainer):
+            most = min(most, _rows_in_lists(entry, batch))
+        elif is_data(entry) and isinstance(values := entry._kd_item(), (list, tuple)):
+            found = 0
+            rows: list[object] = [values]
+            while found < most:
+                lists = [each for each in rows if isinstance(each, (list, tuple))]
+                if len(lists) < len(rows) or any(len(each) != batch[found] for each in lists):
+                    break
+                rows = [each for row in lists for each in row]
+                found += 1
+            most = min(most, max(found, 1))
+    return most
+
+
+def _maker(cls: type[C]) -> Callable[..., C]:
+    if issubclass(cls, Composite):  # a mapping of entries makes a dense container
+        cls = cast("type[C]", type(registry.make_dense({}, describe(()))))
+    make = cast("Callable[..., C] | None", getattr(cls._kd_engine, "from_dict", None))
+    if make is not None and cls._kd_engine is not cls:  # its author may have a field of that name
+        own = make
+        return lambda *args: getattr(own, "__func__")(cls, *args)  # noqa: B009  # of a class method
+    if make is None:
+        raise InvalidArgument(
+            f"`{cls.__name__}` cannot be built from a mapping. Call the method of `TensorDict`."
+        )
+    return make
+
+
+def kind_of(td: C) -> type[C]:
+    """Return the class of what is built like a container; a stack is read as a dense container."""
+    return type(td._kd_like({}, td._kd_desc.unlocked()) if isinstance(td, Composite) else td)
+
+
+def stack_rows(rows: list[C], lazy: bool | None) -> C:
+    """Stack containers along a new first dimension; `lazy` as in `from_list`."""
+    if lazy is False:
+        return cast("C", torch.stack(cast("list[Tensor]", rows)))
+    stack = registry.lazy_stack if lazy else registry.maybe_dense_stack
+    return cast("C", stack(rows))
+
+
+# The parameters of several modules as one container.
+
+
+def stacked_modules(
+    cls: type[C],
+    modules: Sequence[nn.Module],
+    use_state_dict: bool,
+    lazy_stack: bool,
+    expand_identical: bool,
+) -> C:
+    """Stack the parameters and buffers of modules of the same structure; see `from_modules`."""
+    if not modules:
+        raise InvalidValue("`modules` must have at least one module, got none.")
+    take = cast("Callable[..., C]", getattr(cls, "from_module"))  # noqa: B009  # of dense kinds
+    rows = [take(module, use_state_dict=use_state_dict) for module in modules]
+    if lazy_stack:
+        return stack_rows(rows, True)
+    entries = _stacked_parameters([row._kd_entries for row in rows], (), expand_identical)
+    return build(cls, entries, (len(rows),), None)
+
+
+def _stacked_parameters(
+    levels: list[Mapping[str, object]], path: tuple[str, ...], expand: bool
+) -> dict[str, object]:
+    """Stack the tensors of modules as leaves of autograd where those of the modules are."""
+    first = levels[0]
+    for number, level in enumerate(levels):
+        if level.keys() != first.keys():
+            raise KeySetMismatch(
+                f"the modules must have the same structure, got {sorted(first)} in module 0 and "
+                f"{sorted(level)} in module {number}{f' below {path}' if path else ''}."
+            )
+    made: dict[str, object] = {}
+    for key in first:
+        column = [level[key] for level in levels]
+        if not isinstance(column[0], Tensor):
+            inner = [cast("AbstractContainer", node)._kd_entries for node in column]
+            made[key] = _stacked_parameters(
+                cast("list[Mapping[str, object]]", inner), (*path, key), expand
+            )
+            continue
+        made[key] = _stacked_leaf(cast("list[Tensor]", column), expand)
+    return made
+
+
+def _stacked_leaf(column: list[Tensor], expand: bool) -> Tensor:
+    if expand and all(leaf is column[0] for leaf in column):
+        return column[0].expand(len(column), *column[0].shape)
+    with torch.no_grad():
+        stacked = torch.stack(column)
+    if all(isinstance(leaf, nn.Parameter) for leaf in column):
+        return nn.Parameter(stacked, requires_grad=column[0].requires_grad)
+    return stacked.requires_grad_(any(leaf.requires_grad for leaf in column))

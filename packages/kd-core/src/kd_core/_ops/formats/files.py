@@ -6,23 +6,294 @@ keys, batch sizes, dtypes and non-tensor data. Tables of CSV, JSON Lines and pan
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from kd_core._errors import InvalidValue, refuse_pickles
 from kd_core._nodes import registry
-from kd_core._ops.formats.building import build
+from kd_core._ops.formats.conversion import build
 from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
     from typing import Self
 
-    from kd_core._convert.columns import DtypeOf
-    from kd_core._convert.mds_shards import Writer
+    from torch import Tensor
+    from typing_extensions import Buffer
+
+    from kd_core._convert.tables import DtypeOf, Writer
     from kd_core._types import BatchSize, DeviceLike, NestedKey
 
+
+# Containers in files and directories, and as one header and few flat buffers.
+
 PathLike: TypeAlias = "str | Path"
+
+
+class Saving(AbstractContainer):
+    """Saving and loading, and conversion to flat buffers and back."""
+
+    __slots__ = ()
+
+    def save(
+        self,
+        prefix: PathLike | None = None,
+        copy_existing: bool = False,
+        *,
+        num_threads: int = 0,
+        return_early: bool = False,
+        share_non_tensor: bool = False,
+        robust_key: bool | None = True,
+        archive: bool | None = None,
+        compression: str | int | None = None,
+        atomic: bool = False,
+    ) -> Self:
+        """Write the container to a directory, or to one file; return self.
+
+        It is a file if the name ends in `.safetensors`, or in another suffix that stands for a
+        file: `.pt`, `.pth`, `.ckpt`, `.bin`, `.st`, `.tdz`, `.zip`. What is there is replaced:
+        other processes, and this one after a crash, read either the old content or the new one.
+        Keys may be any strings. Data that is not a tensor is kept if it is made of strings,
+        numbers, bytes, lists, tuples, dicts and `None`, or of types that are registered with
+        `kd_core.store`. Gradients, and whether they are required, are not kept.
+
+        Args:
+            prefix: the directory or the file; directories above it are created. `None`: a temporary
+                directory, which is removed when the process ends.
+            copy_existing: nothing: leaves are written, wherever they are.
+            num_threads: nothing: one file is written in one piece.
+            return_early: nothing: the content is there when the call returns.
+            share_non_tensor: nothing: data that is not a tensor does not change in a store.
+            robust_key: nothing: any string is a key.
+            archive: whether it is a single file; `None`: the name says so.
+            compression: nothing: what is mapped is not compressed.
+            atomic: nothing: every save is seen whole or not at all.
+
+        Raises:
+            InvalidArgument: if the type of an entry cannot be saved; nothing is written.
+            InvalidValue: if the value of an entry cannot be saved, or the path is something else.
+            OSError: if writing fails; the old content stays.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorDict
+            >>> td = TensorDict({"a": torch.arange(3), "n": {"b/c": "word"}}, [3])
+            >>> saved = td.save("model.kd")
+            >>> TensorDict.load("model.kd")["n", "b/c"]
+            'word'
+        """
+        from kd_core._store import files, forms
+
+        if prefix is None and archive:
+            raise InvalidValue("`archive=True` writes a single file: pass its path as `prefix`.")
+        if prefix is None:
+            prefix = files.make_temporary_folder()
+        single = forms.is_single(prefix) if archive is None else archive
+        forms.check_compression(compression, single)
+        forms.save(self, prefix, single)
+        return self
+
+    dumps = save
+
+    @classmethod
+    def load(
+        cls,
+        prefix: PathLike,
+        device: DeviceLike | None = None,
+        non_blocking: bool = False,
+        *,
+        verify: str = "fast",
+        keys: Iterable[NestedKey] | None = None,
+        out: AbstractContainer | None = None,
+        robust_key: bool | None = True,
+        subpath: NestedKey | None = None,
+        mode: str | None = None,
+        num_threads: int = 0,
+        allow_pickle: bool | None = None,
+    ) -> Self:
+        """Return the container that `save` wrote, or `memmap`.
+
+        Tensors are read when they are used: they are views of the file in memory, and writes to
+        them stay in this process. With `mode="r+"` they go to the file: see `load_memmap`.
+
+        Args:
+            prefix: the directory or the file.
+            device: where the tensors are moved; `None`: the CPU.
+            non_blocking: return before the copy to `device` has finished.
+            verify: `"fast"`: compare sizes, headers and the digest of the manifest; `"full"`: read
+                everything and compare the checksums too.
+            keys: the keys to load; `None`: all.
+            out: a container that takes the values, and is returned.
+            robust_key: nothing: any string is a key.
+            subpath: the key of a nested container, which is returned.
+            mode: `"r"` and `None`: writes stay in this process; `"r+"`: they go to the file.
+            num_threads: nothing: a file is mapped in one piece.
+            allow_pickle: `False` or `None`; no file can run code when it is read.
+
+        Raises:
+            FormatError: if the file is damaged, or is not of this format.
+            KeyNotFound: if one of `keys` does not exist.
+            InvalidValue: if there is no such mode or `subpath`, or `allow_pickle` is `True`.
+            OSError: if there is nothing at the path, or reading fails.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorDict
+            >>> td = TensorDict({"a": torch.ones(2), "b": torch.zeros(2)}).save("td.safetensors")
+            >>> TensorDict.load("td.safetensors", keys=["a"], verify="full")["a"]
+            tensor([1., 1.])
+        """
+        from kd_core._store import forms
+
+        refuse_pickles(allow_pickle)
+        if mode is not None:
+            from kd_core._store.mapped_tensor import is_private
+
+            if not is_private(mode):
+                found = forms.part_at(forms.load_arena(prefix), subpath, prefix)
+                return cast("Self", forms.taken(found, device, non_blocking, out))
+        found = forms.part_at(forms.load(prefix, verify, keys), subpath, prefix)
+        return cast("Self", forms.taken(found, device, non_blocking, out))
+
+    @classmethod
+    def from_consolidated(cls, filename: PathLike) -> Self:
+        """Return the container in one file of safetensors, whatever its name is; see `load`.
+
+        Example:
+            >>> from kd_core import TensorDict
+            >>> td = TensorDict({"a": [1, 2]}).save("one.safetensors")
+            >>> TensorDict.from_consolidated("one.safetensors")["a"]
+            tensor([1, 2])
+        """
+        return cls.load(filename)
+
+    def load_(
+        self,
+        prefix: PathLike,
+        *,
+        verify: str = "fast",
+        robust_key: bool | None = True,
+        allow_pickle: bool | None = None,
+        mode: str | None = None,
+    ) -> Self:
+        """Write the values of a store into entries that exist, and add the others; return self.
+
+        Allowed on a locked container that has all keys. All or nothing.
+
+        Args:
+            prefix: the directory or the file that `save` wrote.
+            verify: as that of `load`.
+            robust_key: nothing: any string is a key.
+            allow_pickle: `False` or `None`; no file can run code when it is read.
+            mode: nothing: the values are read.
+
+        Raises:
+            FormatError: if the file is damaged, or is not of this format.
+            Locked: if the store has a key that a locked container does not have.
+            ShapeMismatch: if a value cannot be broadcast to its entry.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorDict
+            >>> saved = TensorDict({"a": torch.ones(2)}).save("filled.kd")
+            >>> TensorDict({"a": torch.zeros(2)}).load_("filled.kd")["a"]
+            tensor([1., 1.])
+        """
+        from kd_core._store.forms import load
+
+        refuse_pickles(allow_pickle)
+        return cast("Self", self._kd_engine.update(self, load(prefix, verify), inplace=True))  # type: ignore[attr-defined]  # of a concern
+
+    def append_to(self, path: PathLike) -> None:
+        """Add the rows of the container, along its first batch dimension, to those of a store.
+
+        They are written as a further segment: the rows that are there are not touched, and a reader
+        sees all new rows or none. `kd_core.store.compact` joins the segments. To a path where
+        nothing is, the container is saved.
+
+        Args:
+            path: the directory that `save` or `append_to` wrote.
+
+        Raises:
+            FormatError: if the manifest of the store is damaged, or it is an arena.
+            InvalidValue: if a batch size, dtype or shape does not fit the rows of the store, or a
+                value of the whole batch differs.
+            KeySetMismatch: if the keys differ.
+            OSError: if writing fails; the rows of the store stay as they are.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorDict
+            >>> for part in (torch.zeros(2), torch.ones(1)):
+            ...     TensorDict({"a": part}, [len(part)]).append_to("rows.kd")
+            >>> TensorDict.load("rows.kd")["a"]
+            tensor([0., 0., 1.])
+        """
+        from kd_core._store.forms import append
+
+        append(self, path)
+
+    def to_buffers(self) -> tuple[bytes, list[Tensor]]:
+        """Return the container as a header and one flat tensor for each dtype and device.
+
+        For sockets, shared memory, object stores and other engines that move tensors or bytes. The
+        header is JSON, never a pickle; it holds keys, shapes, names of dimensions and data that is
+        not a tensor, of the types that `save` keeps. A flat tensor shares the memory of its leaves
+        where they follow one another already: a single leaf, or those that `consolidate` placed.
+        Gradients, whether they are required, and locks are not kept.
+
+        Returns:
+            The header, and the flat tensors.
+
+        Raises:
+            InvalidArgument: if the type of an entry cannot be kept, as for `save`.
+            InvalidValue: if the value of an entry cannot be kept.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorDict
+            >>> td = TensorDict({"a": torch.arange(2), "b": {"c": torch.ones(2, 3)}}, [2])
+            >>> header, buffers = td.to_buffers()
+            >>> [(flat.dtype, flat.shape) for flat in buffers]
+            [(torch.int64, torch.Size([2])), (torch.float32, torch.Size([6]))]
+            >>> (TensorDict.from_buffers(header, buffers) == td).all()
+            True
+        """
+        from kd_core._wire import form_of
+
+        header, buffers = form_of(self)
+        return header, buffers
+
+    @classmethod
+    def from_buffers(cls, header: bytes, buffers: Sequence[Tensor | Buffer]) -> Self:
+        """Return the container that `to_buffers` described; its leaves are views of the buffers.
+
+        Header and buffers may come from anywhere: nothing in them is run, and what does not fit is
+        refused without further memory.
+
+        Args:
+            header: the header.
+            buffers: the flat tensors in their order, or their bytes: as flat tensors of
+                `torch.uint8`, on any device, or as objects that have a buffer, like `bytearray` and
+                arrays of numpy. What is read-only, like `bytes`, is copied.
+
+        Raises:
+            FormatError: if the header is not valid, or does not fit the buffers, or names a class
+                that is not registered with `kd_core.store`.
+            InvalidArgument: if an argument has the wrong type.
+            InvalidValue: if only some buffers of one device were moved.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorDict
+            >>> header, buffers = TensorDict({"a": torch.arange(2), "s": "word"}).to_buffers()
+            >>> octets = [bytes(flat.numpy()) for flat in buffers]
+            >>> TensorDict.from_buffers(header, octets)["a"]
+            tensor([0, 1])
+        """
+        from kd_core._wire import container_of
+
+        return cast("Self", container_of(header, buffers))
 
 
 class Formats(AbstractContainer):
@@ -57,12 +328,12 @@ class Formats(AbstractContainer):
             >>> bool((TensorDict.from_json("td.json") == td).all())
             True
         """
-        from kd_core._convert import json_text
+        from kd_core._convert import texts
 
-        text = (json_text.lines_of if lines else json_text.text_of)(self, separator)
+        text = (texts.lines_of if lines else texts.text_of)(self, separator)
         if path is None:
             return text
-        json_text.write_text(path, text)
+        texts.write_text(path, text)
         return None
 
     @classmethod
@@ -94,14 +365,14 @@ class Formats(AbstractContainer):
         Raises:
             InvalidValue: if the file is not JSON of this form.
         """
-        from kd_core._convert import json_text
+        from kd_core._convert import texts
 
-        text = json_text.read_text(path)
+        text = texts.read_text(path)
         batch: BatchSize | None
         if lines:
-            tree, batch = json_text.tree_of_lines(text, separator, dtype)
+            tree, batch = texts.tree_of_lines(text, separator, dtype)
         else:
-            tree, batch = json_text.tree_of_text(text, separator, dtype)
+            tree, batch = texts.tree_of_text(text, separator, dtype)
         return build(cls, tree, batch_size, device, auto_batch_size, batch_dims, found=batch)
 
     def to_csv(self, path: PathLike | None = None, *, separator: str = ".") -> str | None:
@@ -127,12 +398,12 @@ class Formats(AbstractContainer):
             1.0,0.0,0
             0.0,1.0,1
         """
-        from kd_core._convert import csv_text, json_text
+        from kd_core._convert import texts
 
-        text = csv_text.csv_of(self, separator)
+        text = texts.csv_of(self, separator)
         if path is None:
             return text
-        json_text.write_text(path, text)
+        texts.write_text(path, text)
         return None
 
     @classmethod
@@ -168,9 +439,9 @@ class Formats(AbstractContainer):
             >>> TensorDict.from_csv("rows.csv", dtype={"y": torch.float32})["y"]
             tensor([1., 1.])
         """
-        from kd_core._convert import csv_text, json_text
+        from kd_core._convert import texts
 
-        tree, rows = csv_text.tree_of_csv(json_text.read_text(path), separator, dtype)
+        tree, rows = texts.tree_of_csv(texts.read_text(path), separator, dtype)
         return build(cls, tree, batch_size, device, auto_batch_size, batch_dims, found=rows)
 
     def to_pandas(self, *, separator: str = ".") -> object:
@@ -184,7 +455,7 @@ class Formats(AbstractContainer):
             KeyCollision: if a key holds the separator.
             InvalidValue: if the container does not have a batch, or numpy not the dtype of a leaf.
         """
-        from kd_core._convert.pandas_frame import frame_of
+        from kd_core._convert.tables import frame_of
 
         return frame_of(self, separator)
 
@@ -217,7 +488,7 @@ class Formats(AbstractContainer):
             MissingDependency: if pandas is not installed.
             InvalidKey: if a name of a column is neither a string nor a tuple of strings.
         """
-        from kd_core._convert.pandas_frame import tree_of_frame
+        from kd_core._convert.tables import tree_of_frame
 
         tree, rows = tree_of_frame(dataframe, separator, dtype)
         return build(cls, tree, batch_size, device, auto_batch_size, batch_dims, found=rows)
@@ -236,7 +507,7 @@ class Formats(AbstractContainer):
             KeyCollision: if two keys become the same name.
             InvalidValue: if the container does not have a batch.
         """
-        from kd_core._convert.arrow_table import table_of
+        from kd_core._convert.tables import table_of
 
         return table_of(self, separator, "to_arrow")
 
@@ -268,7 +539,7 @@ class Formats(AbstractContainer):
             MissingDependency: if pyarrow is not installed.
             InvalidValue: if numbers are null and `nulls` is `"raise"`.
         """
-        from kd_core._convert.arrow_table import tree_of_table
+        from kd_core._convert.tables import tree_of_table
 
         tree, batch = tree_of_table(table, separator, nulls, mask_key)
         return build(cls, tree, batch, device)
@@ -279,7 +550,7 @@ class Formats(AbstractContainer):
         Raises:
             MissingDependency: if pyarrow is not installed.
         """
-        from kd_core._convert.arrow_table import write_parquet
+        from kd_core._convert.tables import write_parquet
 
         write_parquet(self, path, separator)
 
@@ -312,8 +583,7 @@ class Formats(AbstractContainer):
         Raises:
             MissingDependency: if pyarrow is not installed.
         """
-        from kd_core._convert.arrow_table import read_parquet, tree_of_table
-        from kd_core._convert.columns import cast_tree
+        from kd_core._convert.tables import cast_tree, read_parquet, tree_of_table
 
         tree, batch = tree_of_table(read_parquet(path, columns), separator, "raise", "mask")
         tree = cast_tree(tree, dtype)
@@ -417,7 +687,7 @@ class Formats(AbstractContainer):
             >>> td = TensorDict({"obs": torch.zeros(8, 3), "name": ["a"] * 8}, [8])
             >>> td.to_mds(out="shards")  # doctest: +SKIP
         """
-        from kd_core._convert.mds_shards import write_shards
+        from kd_core._convert.tables import write_shards
 
         asked = {
             "keep_local": keep_local,
@@ -439,7 +709,7 @@ class Formats(AbstractContainer):
             MissingDependency: if zarr is not installed.
             InvalidValue: if non-tensor data cannot be written as JSON.
         """
-        from kd_core._convert.array_groups import write_zarr
+        from kd_core._convert.arrays import write_zarr
 
         refuse_pickles(allow_pickle)
         write_zarr(self, filename)
@@ -473,7 +743,7 @@ class Formats(AbstractContainer):
             MissingDependency: if zarr is not installed.
             InvalidValue: if another mode, or `allow_pickle`, is asked for.
         """
-        from kd_core._convert.array_groups import read_zarr
+        from kd_core._convert.arrays import read_zarr
 
         refuse_pickles(allow_pickle)
         if mode != "r":

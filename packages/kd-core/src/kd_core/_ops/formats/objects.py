@@ -10,10 +10,9 @@ from torch import Tensor
 from kd_core._batch.shapes import batch_of
 from kd_core._errors import InvalidValue, ShapeMismatch
 from kd_core._nodes import registry
-from kd_core._ops.formats.building import build, inferred_batch, kind_of, stack_rows
-from kd_core._ops.shape.rebatching import named
-from kd_core._protocol.composite import Composite
-from kd_core._protocol.primitives import AbstractContainer, is_container
+from kd_core._ops.formats.conversion import build, inferred_batch, kind_of, stack_rows
+from kd_core._ops.shape.description import named
+from kd_core._protocol.primitives import AbstractContainer, Composite, is_container
 
 if TYPE_CHECKING:
     from typing import Self
@@ -322,7 +321,7 @@ class Objects(AbstractContainer):
             >>> (td + 1).to_pytree()
             [tensor([1., 1.]), {'a': (tensor([2., 2.]),)}]
         """
-        from kd_core._convert.trees import tree_of_pytree
+        from kd_core._convert.plain import tree_of_pytree
 
         tree, cls = tree_of_pytree(pytree), cls._kd_of_other_keys()
         return build(cls, tree, batch_size, None, auto_batch_size, batch_dims)
@@ -335,7 +334,7 @@ class Objects(AbstractContainer):
             >>> (TensorDict.from_pytree([1, {"a": 2}]) * 2).to_pytree()
             [tensor(2), {'a': tensor(4)}]
         """
-        from kd_core._convert.trees import pytree_of
+        from kd_core._convert.plain import pytree_of
 
         tree = pytree_of(self)
         return self if tree is None else tree
@@ -519,11 +518,11 @@ class Objects(AbstractContainer):
             >>> TensorDict.from_modules(*nets)["weight"].shape
             torch.Size([3, 1, 2])
         """
-        from kd_core._ops.formats.stacked_modules import stacked_modules
+        from kd_core._ops.formats.conversion import stacked_modules
 
         made = stacked_modules(cls, modules, use_state_dict, lazy_stack, expand_identical)
         if as_module:
-            from kd_core._ops.calls.module_state import as_module as module_of
+            from kd_core._ops.calls.modules import as_module as module_of
 
             source = None if use_state_dict else modules[0]
             made = cast("Self", module_of(cast("Node", made), source))

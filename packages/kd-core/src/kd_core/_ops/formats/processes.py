@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
     from torch.distributed import ProcessGroup
 
-    from kd_core._distributed.handles import Handle
-    from kd_core._distributed.reducing import Op
+    from kd_core._distributed.collectives import Op
+    from kd_core._distributed.groups import Handle
     from kd_core._types import DeviceLike
 
 
@@ -65,7 +65,7 @@ class Processes(AbstractContainer):
             tensor([1., 1.])
             >>> dist.destroy_process_group()
         """
-        from kd_core._distributed.broadcasting import broadcast
+        from kd_core._distributed.collectives import broadcast
 
         return cast("Self", broadcast(self, src, group, device))
 
@@ -107,7 +107,7 @@ class Processes(AbstractContainer):
             tensor([1., 1.])
             >>> dist.destroy_process_group()
         """
-        from kd_core._distributed.reducing import all_reduce
+        from kd_core._distributed.collectives import all_reduce
 
         return all_reduce(self, op, group, async_op, bucket_bytes)
 
@@ -141,7 +141,7 @@ class Processes(AbstractContainer):
             >>> TensorDict({"loss": torch.ones(())}).reduce(dst=0)
             >>> dist.destroy_process_group()
         """
-        from kd_core._distributed.reducing import reduce
+        from kd_core._distributed.collectives import reduce
 
         handle = reduce(self, dst, op, group, async_op, bucket_bytes)
         return [handle] if return_premature and handle is not None else handle
@@ -168,7 +168,7 @@ class Processes(AbstractContainer):
             ['x', 'y']
             >>> dist.destroy_process_group()
         """
-        from kd_core._distributed.gathering import all_gather
+        from kd_core._distributed.collectives import all_gather
 
         return cast("list[Self]", all_gather(self, group))
 
@@ -192,7 +192,7 @@ class Processes(AbstractContainer):
             ...     rows = td.new_zeros(ranks - 1, *td.batch_size) if rank == 0 else td
             ...     return rows.gather_and_stack(dst=0)
         """
-        from kd_core._distributed.gathering import gather_and_stack
+        from kd_core._distributed.collectives import gather_and_stack
 
         return cast("Self | None", gather_and_stack(self, dst, group))
 
@@ -229,7 +229,7 @@ class Processes(AbstractContainer):
             ...     else:
             ...         td.recv(src=0)
         """
-        from kd_core._distributed.exchanging import isend
+        from kd_core._distributed.collectives import isend
 
         isend(self, dst, group, group_dst, init_tag, "send").wait()
 
@@ -281,7 +281,7 @@ class Processes(AbstractContainer):
             ...     ...  # what does not write to td
             ...     handle.wait()
         """
-        from kd_core._distributed.exchanging import isend
+        from kd_core._distributed.collectives import isend
 
         handle = isend(self, dst, group, group_dst, init_tag)
         return [handle] if return_early else handle
@@ -338,7 +338,7 @@ class Processes(AbstractContainer):
             ...     else:
             ...         td.recv(src=0)
         """
-        from kd_core._distributed.exchanging import irecv
+        from kd_core._distributed.collectives import irecv
 
         irecv(self, src, group, group_src, init_tag, "recv").wait()
 
@@ -395,7 +395,7 @@ class Processes(AbstractContainer):
             ...     for handle in handles:
             ...         handle.wait()
         """
-        from kd_core._distributed.exchanging import irecv
+        from kd_core._distributed.collectives import irecv
 
         handle = irecv(self, src, group, group_src, init_tag)
         if return_premature:
@@ -433,8 +433,8 @@ class Processes(AbstractContainer):
             ...     td.init_remote(use_broadcast=True)
             ...     return td
         """
-        from kd_core._distributed.exchanging import init_remote
-        from kd_core._distributed.transport import moved_to
+        from kd_core._distributed.collectives import init_remote
+        from kd_core._distributed.groups import moved_to
 
         init_remote(moved_to(self, device), dst, group, use_broadcast)
 
@@ -466,6 +466,6 @@ class Processes(AbstractContainer):
             ...     td.init_remote(dst=1)
             ...     return td
         """
-        from kd_core._distributed.exchanging import from_remote_init
+        from kd_core._distributed.collectives import from_remote_init
 
         return cast("Self", from_remote_init(src, group, device, use_broadcast))

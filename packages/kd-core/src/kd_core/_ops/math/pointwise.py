@@ -22,7 +22,7 @@ from kd_core._leaves.foreach import (
     sub_tensor,
     sub_tensor_,
 )
-from kd_core._leaves.in_place import fmax_, fmin_, logaddexp_, maximum_, minimum_
+from kd_core._leaves.writes import fmax_, fmin_, logaddexp_, maximum_, minimum_
 from kd_core._naming import also_named
 from kd_core._ops.math.binary import (
     as_float,
@@ -34,19 +34,18 @@ from kd_core._ops.math.binary import (
     binary_swapped,
     cast_leaves,
     compared,
+    is_comparable,
     reflected,
     unary,
     unary_,
 )
-from kd_core._ops.math.operands import is_comparable
 from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
     from typing import Self
 
-    from kd_core._ops.math.binary import CastFilter
-    from kd_core._ops.math.defaults import Default
-    from kd_core._ops.math.operands import Comparable, Operand
+    from kd_core._ops.math.binary import CastFilter, Comparable, Operand
+    from kd_core._ops.math.blending import Default
 
 OPERATORS: Final = {  # of the operations that have one: "truediv" for `/`, which is `__truediv__`
     "add": "add",
@@ -556,7 +555,7 @@ class Arithmetic(AbstractContainer):
     def add(self, other: Operand, *, alpha: float = 1, default: Default | None = None) -> Self:
         """Return the sum, leaf by leaf: `torch.add`."""
         if default is not None:
-            from kd_core._ops.math.defaults import binary_with_default
+            from kd_core._ops.math.blending import binary_with_default
 
             return binary_with_default(self, other, partial(torch.add, alpha=alpha), default)
         if type(alpha) is not int or alpha != 1:
@@ -572,7 +571,7 @@ class Arithmetic(AbstractContainer):
     def sub(self, other: Operand, *, alpha: float = 1, default: Default | None = None) -> Self:
         """Return the difference, leaf by leaf: `torch.sub`."""
         if default is not None:
-            from kd_core._ops.math.defaults import binary_with_default
+            from kd_core._ops.math.blending import binary_with_default
 
             return binary_with_default(self, other, partial(torch.sub, alpha=alpha), default)
         if type(alpha) is not int or alpha != 1:
@@ -588,7 +587,7 @@ class Arithmetic(AbstractContainer):
     def mul(self, other: Operand, *, default: Default | None = None) -> Self:
         """Return the product, leaf by leaf: `torch.mul`."""
         if default is not None:
-            from kd_core._ops.math.defaults import binary_with_default
+            from kd_core._ops.math.blending import binary_with_default
 
             return binary_with_default(self, other, torch.mul, default)
         return binary(self, other, torch.mul, torch._foreach_mul, mul_tensor)
@@ -604,7 +603,7 @@ class Arithmetic(AbstractContainer):
     ) -> Self:
         """Return the quotient, leaf by leaf: `torch.div`."""
         if default is not None:
-            from kd_core._ops.math.defaults import binary_with_default
+            from kd_core._ops.math.blending import binary_with_default
 
             return binary_with_default(
                 self, other, partial(torch.div, rounding_mode=rounding_mode), default
@@ -623,7 +622,7 @@ class Arithmetic(AbstractContainer):
     def pow(self, other: Operand, *, default: Default | None = None) -> Self:
         """Return the power, leaf by leaf: `torch.pow`."""
         if default is not None:
-            from kd_core._ops.math.defaults import binary_with_default
+            from kd_core._ops.math.blending import binary_with_default
 
             return binary_with_default(self, other, torch.pow, default)
         return binary(self, other, torch.pow, torch._foreach_pow)
@@ -637,7 +636,7 @@ class Arithmetic(AbstractContainer):
     def floor_divide(self, other: Operand, *, default: Default | None = None) -> Self:
         """Return the floor of the quotient, leaf by leaf: `torch.floor_divide`."""
         if default is not None:
-            from kd_core._ops.math.defaults import binary_with_default
+            from kd_core._ops.math.blending import binary_with_default
 
             return binary_with_default(self, other, torch.floor_divide, default)
         return binary(self, other, torch.floor_divide)
@@ -651,7 +650,7 @@ class Arithmetic(AbstractContainer):
     def remainder(self, other: Operand, *, default: Default | None = None) -> Self:
         """Return the remainder, with the sign of the divisor, leaf by leaf: `torch.remainder`."""
         if default is not None:
-            from kd_core._ops.math.defaults import binary_with_default
+            from kd_core._ops.math.blending import binary_with_default
 
             return binary_with_default(self, other, torch.remainder, default)
         return binary(self, other, torch.remainder)
@@ -665,7 +664,7 @@ class Arithmetic(AbstractContainer):
     def fmod(self, other: Operand, *, default: Default | None = None) -> Self:
         """Return the remainder, with the sign of the dividend, leaf by leaf: `torch.fmod`."""
         if default is not None:
-            from kd_core._ops.math.defaults import binary_with_default
+            from kd_core._ops.math.blending import binary_with_default
 
             return binary_with_default(self, other, torch.fmod, default)
         return binary(self, other, torch.fmod)
@@ -673,7 +672,7 @@ class Arithmetic(AbstractContainer):
     def maximum(self, other: Operand, *, default: Default | None = None) -> Self:
         """Return the larger value, leaf by leaf: `torch.maximum`."""
         if default is not None:
-            from kd_core._ops.math.defaults import binary_with_default
+            from kd_core._ops.math.blending import binary_with_default
 
             return binary_with_default(
                 self, other, torch.maximum, default, otherwise=binary_of_tensors
@@ -683,7 +682,7 @@ class Arithmetic(AbstractContainer):
     def minimum(self, other: Operand, *, default: Default | None = None) -> Self:
         """Return the smaller value, leaf by leaf: `torch.minimum`."""
         if default is not None:
-            from kd_core._ops.math.defaults import binary_with_default
+            from kd_core._ops.math.blending import binary_with_default
 
             return binary_with_default(
                 self, other, torch.minimum, default, otherwise=binary_of_tensors
@@ -693,7 +692,7 @@ class Arithmetic(AbstractContainer):
     def fmax(self, other: Operand, *, default: Default | None = None) -> Self:
         """Return the larger value, ignoring NaN, leaf by leaf: `torch.fmax`."""
         if default is not None:
-            from kd_core._ops.math.defaults import binary_with_default
+            from kd_core._ops.math.blending import binary_with_default
 
             return binary_with_default(
                 self, other, torch.fmax, default, otherwise=binary_of_tensors
@@ -703,7 +702,7 @@ class Arithmetic(AbstractContainer):
     def fmin(self, other: Operand, *, default: Default | None = None) -> Self:
         """Return the smaller value, ignoring NaN, leaf by leaf: `torch.fmin`."""
         if default is not None:
-            from kd_core._ops.math.defaults import binary_with_default
+            from kd_core._ops.math.blending import binary_with_default
 
             return binary_with_default(
                 self, other, torch.fmin, default, otherwise=binary_of_tensors
@@ -713,7 +712,7 @@ class Arithmetic(AbstractContainer):
     def atan2(self, other: Operand, *, default: Default | None = None) -> Self:
         """Return the angle of the point (other, value), leaf by leaf: `torch.atan2`."""
         if default is not None:
-            from kd_core._ops.math.defaults import binary_with_default
+            from kd_core._ops.math.blending import binary_with_default
 
             return binary_with_default(
                 self, as_float(other), torch.atan2, default, otherwise=binary_of_tensors
@@ -723,7 +722,7 @@ class Arithmetic(AbstractContainer):
     def copysign(self, other: Operand, *, default: Default | None = None) -> Self:
         """Return the magnitude with the sign of the operand, leaf by leaf: `torch.copysign`."""
         if default is not None:
-            from kd_core._ops.math.defaults import binary_with_default
+            from kd_core._ops.math.blending import binary_with_default
 
             return binary_with_default(self, other, torch.copysign, default)
         return binary(self, other, torch.copysign)
@@ -731,7 +730,7 @@ class Arithmetic(AbstractContainer):
     def hypot(self, other: Operand, *, default: Default | None = None) -> Self:
         """Return the length of the hypotenuse, leaf by leaf: `torch.hypot`."""
         if default is not None:
-            from kd_core._ops.math.defaults import binary_with_default
+            from kd_core._ops.math.blending import binary_with_default
 
             return binary_with_default(
                 self, other, torch.hypot, default, otherwise=binary_of_tensors
@@ -741,7 +740,7 @@ class Arithmetic(AbstractContainer):
     def logaddexp(self, other: Operand, *, default: Default | None = None) -> Self:
         """Return the logarithm of the sum of exponentials, leaf by leaf: `torch.logaddexp`."""
         if default is not None:
-            from kd_core._ops.math.defaults import binary_with_default
+            from kd_core._ops.math.blending import binary_with_default
 
             return binary_with_default(
                 self, other, torch.logaddexp, default, otherwise=binary_of_tensors
@@ -751,7 +750,7 @@ class Arithmetic(AbstractContainer):
     def xlogy(self, other: Operand, *, default: Default | None = None) -> Self:
         """Return the value times the logarithm of the operand, leaf by leaf: `torch.xlogy`."""
         if default is not None:
-            from kd_core._ops.math.defaults import binary_with_default
+            from kd_core._ops.math.blending import binary_with_default
 
             return binary_with_default(self, other, torch.xlogy, default)
         return binary(self, other, torch.xlogy)
@@ -887,7 +886,7 @@ class Logic(AbstractContainer):
     def bitwise_and(self, other: Operand, *, default: Default | None = None) -> Self:
         """Return the bitwise and, leaf by leaf: `torch.bitwise_and`."""
         if default is not None:
-            from kd_core._ops.math.defaults import binary_with_default
+            from kd_core._ops.math.blending import binary_with_default
 
             return binary_with_default(self, other, torch.bitwise_and, default)
         return binary(self, other, torch.bitwise_and)
@@ -901,7 +900,7 @@ class Logic(AbstractContainer):
     def bitwise_or(self, other: Operand, *, default: Default | None = None) -> Self:
         """Return the bitwise or, leaf by leaf: `torch.bitwise_or`."""
         if default is not None:
-            from kd_core._ops.math.defaults import binary_with_default
+            from kd_core._ops.math.blending import binary_with_default
 
             return binary_with_default(self, other, torch.bitwise_or, default)
         return binary(self, other, torch.bitwise_or)
@@ -915,7 +914,7 @@ class Logic(AbstractContainer):
     def bitwise_xor(self, other: Operand, *, default: Default | None = None) -> Self:
         """Return the bitwise exclusive or, leaf by leaf: `torch.bitwise_xor`."""
         if default is not None:
-            from kd_core._ops.math.defaults import binary_with_default
+            from kd_core._ops.math.blending import binary_with_default
 
             return binary_with_default(self, other, torch.bitwise_xor, default)
         return binary(self, other, torch.bitwise_xor)
@@ -929,7 +928,7 @@ class Logic(AbstractContainer):
     def bitwise_left_shift(self, other: Operand, *, default: Default | None = None) -> Self:
         """Return the bits shifted to the left, leaf by leaf: `torch.bitwise_left_shift`."""
         if default is not None:
-            from kd_core._ops.math.defaults import binary_with_default
+            from kd_core._ops.math.blending import binary_with_default
 
             return binary_with_default(self, other, torch.bitwise_left_shift, default)
         return binary(self, other, torch.bitwise_left_shift)
@@ -943,7 +942,7 @@ class Logic(AbstractContainer):
     def bitwise_right_shift(self, other: Operand, *, default: Default | None = None) -> Self:
         """Return the bits shifted to the right, leaf by leaf: `torch.bitwise_right_shift`."""
         if default is not None:
-            from kd_core._ops.math.defaults import binary_with_default
+            from kd_core._ops.math.blending import binary_with_default
 
             return binary_with_default(self, other, torch.bitwise_right_shift, default)
         return binary(self, other, torch.bitwise_right_shift)
@@ -957,7 +956,7 @@ class Logic(AbstractContainer):
     def logical_and(self, other: Operand, *, default: Default | None = None) -> Self:
         """Return the logical and, leaf by leaf: `torch.logical_and`."""
         if default is not None:
-            from kd_core._ops.math.defaults import binary_with_default
+            from kd_core._ops.math.blending import binary_with_default
 
             return binary_with_default(self, as_truth(other), torch.logical_and, default)
         return binary(self, as_truth(other), torch.logical_and)
@@ -965,7 +964,7 @@ class Logic(AbstractContainer):
     def logical_or(self, other: Operand, *, default: Default | None = None) -> Self:
         """Return the logical or, leaf by leaf: `torch.logical_or`."""
         if default is not None:
-            from kd_core._ops.math.defaults import binary_with_default
+            from kd_core._ops.math.blending import binary_with_default
 
             return binary_with_default(self, as_truth(other), torch.logical_or, default)
         return binary(self, as_truth(other), torch.logical_or)
@@ -973,7 +972,7 @@ class Logic(AbstractContainer):
     def logical_xor(self, other: Operand, *, default: Default | None = None) -> Self:
         """Return the logical exclusive or, leaf by leaf: `torch.logical_xor`."""
         if default is not None:
-            from kd_core._ops.math.defaults import binary_with_default
+            from kd_core._ops.math.blending import binary_with_default
 
             return binary_with_default(self, as_truth(other), torch.logical_xor, default)
         return binary(self, as_truth(other), torch.logical_xor)

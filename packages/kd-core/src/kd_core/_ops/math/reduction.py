@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, overload
 
 import torch
 
-from kd_core._ops.math.operands import reduced_to
+from kd_core._ops.math.binary import reduced_to
 from kd_core._ops.math.reducing import logsumexp, norm, prod, reduced
 from kd_core._protocol.primitives import AbstractContainer
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from kd_core._ops.entries.updating import KeyFn
+    from kd_core._ops.entries.access import KeyFn
     from kd_core._ops.math.reducing import Dim
 
 

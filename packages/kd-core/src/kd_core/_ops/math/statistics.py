@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Literal, TypeVar, cast, overload
 import torch
 from torch import Tensor
 
-from kd_core._batch.plans import EVERYTHING_KEPT, SAME_SHAPE, Reduced
+from kd_core._batch.shapes import EVERYTHING_KEPT, SAME_SHAPE, Reduced
 from kd_core._errors import ShapeMismatch
 from kd_core._leaves.foreach import is_ragged
-from kd_core._ops.entries.updating import renamed
+from kd_core._ops.entries.access import renamed
 from kd_core._ops.math.reducing import (
     along_batch,
     batch_dims_of,
@@ -20,15 +20,13 @@ from kd_core._ops.math.reducing import (
     reduced,
     reduced_features,
 )
-from kd_core._protocol.composite import Composite
-from kd_core._protocol.primitives import AbstractContainer, engine, refuse_unbatched
+from kd_core._protocol.primitives import AbstractContainer, Composite, engine, refuse_unbatched
 
 if TYPE_CHECKING:
     from typing import Self, TypeVar
 
-    from kd_core._ops.entries.updating import KeyFn
-    from kd_core._ops.math.extreme_values import Extremes
-    from kd_core._ops.math.reducing import Dim, SomeDim
+    from kd_core._ops.entries.access import KeyFn
+    from kd_core._ops.math.reducing import Dim, Extremes, SomeDim
     from kd_core._types import Batch, LeafFn
 
     S = TypeVar("S", bound=AbstractContainer)
@@ -161,7 +159,7 @@ class Statistics(AbstractContainer):
             With `dim` two containers, `values` and `indices`, in the type that torch returns; else
             a container, or a tensor.
         """
-        from kd_core._ops.math.extreme_values import extreme
+        from kd_core._ops.math.reducing import extreme
 
         return extreme(self, torch.amin, torch.min, dim, keepdim, (reduce, return_indices))
 
@@ -202,7 +200,7 @@ class Statistics(AbstractContainer):
             With `dim` two containers, `values` and `indices`, in the type that torch returns; else
             a container, or a tensor.
         """
-        from kd_core._ops.math.extreme_values import extreme
+        from kd_core._ops.math.reducing import extreme
 
         return extreme(self, torch.amax, torch.max, dim, keepdim, (reduce, return_indices))
 
@@ -286,7 +284,7 @@ class Statistics(AbstractContainer):
             >>> td.cummax(0).values["a"], td.cummax(0).indices["a"]
             (tensor([1, 3, 3]), tensor([0, 1, 1]))
         """
-        from kd_core._ops.math.extreme_values import running
+        from kd_core._ops.math.reducing import running
 
         return running(self, torch.cummax, dim, (reduce, return_indices))
 
@@ -302,7 +300,7 @@ class Statistics(AbstractContainer):
         self, dim: int | str, *, reduce: bool = False, return_indices: bool = True
     ) -> Self | Tensor | Extremes[Self] | Extremes[Tensor]:
         """Return the smallest value so far along a batch dimension, and its index; see `cummax`."""
-        from kd_core._ops.math.extreme_values import running
+        from kd_core._ops.math.reducing import running
 
         return running(self, torch.cummin, dim, (reduce, return_indices))
 
@@ -321,7 +319,7 @@ def _along(td: S, fn: partial[Tensor], dim: int | str) -> S:
 
     def over_features(leaf: Tensor) -> Tensor:
         if is_ragged(leaf):
-            from kd_core._leaves.nested import mapped_rows
+            from kd_core._leaves.loops import mapped_rows
 
             return mapped_rows(leaf, lambda row: fn(row, 0), together=not ndim)
         if leaf.ndim == ndim:

@@ -12,18 +12,14 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor
 
-from kd_core._batch.plans import SAME_SHAPE
-from kd_core._batch.shapes import broadcasts_to, check_lines_up
+from kd_core._batch.shapes import SAME_SHAPE, broadcasts_to, check_lines_up
 from kd_core._errors import InvalidValue, OutOfRange, ShapeMismatch, shape_text
 from kd_core._leaves.foreach import is_ragged
-from kd_core._leaves.loops import Selection
-from kd_core._leaves.shapeless import is_shapeless, without_shape
+from kd_core._leaves.loops import Selection, is_shapeless, without_shape
 from kd_core._nodes import registry
-from kd_core._ops.math.operands import keeps_batch
-from kd_core._ops.math.ternary import blended
-from kd_core._ops.selection.index_plan import behind, check_mask, rows_at
-from kd_core._protocol.composite import Composite
-from kd_core._protocol.primitives import AbstractContainer, name_in, refuse_unbatched
+from kd_core._ops.math.binary import blended, keeps_batch
+from kd_core._ops.selection.indexing import behind, check_mask, rows_at
+from kd_core._protocol.primitives import AbstractContainer, Composite, name_in, refuse_unbatched
 
 if TYPE_CHECKING:
     from typing import TypeVar
@@ -48,7 +44,7 @@ def selected(
             )
         selection = _selection(td, other, condition, batch)
         if pad is not None:
-            from kd_core._ops.math.defaults import binary_with_default
+            from kd_core._ops.math.blending import binary_with_default
 
             return binary_with_default(td, other, selection, pad)
         return td._kd_zip_each(cast("Entry", other), selection)
@@ -95,7 +91,7 @@ def _selection(
 
 def _chosen(leaf: Tensor, condition: Tensor, other: Tensor | float) -> Tensor:
     if is_ragged(leaf):
-        from kd_core._leaves.nested import chosen_rows
+        from kd_core._leaves.loops import chosen_rows
 
         return chosen_rows(leaf, condition.reshape(condition.shape[:1]), other)
     return torch.where(condition, leaf, other)
@@ -111,7 +107,7 @@ def _ragged_rows(
             f"{shape_text(leaf.shape)} and {shape_text(other.shape)}. Call `to_padded_tensor` "
             "first."
         )
-    from kd_core._leaves.nested import chosen_rows
+    from kd_core._leaves.loops import chosen_rows
 
     return chosen_rows(leaf, condition, other)
 

@@ -16,16 +16,25 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from kd_core._batch.names import plain_size, resized
-from kd_core._batch.plans import SAME_SHAPE, Plan, cached, plan
-from kd_core._batch.shapes import as_int, int_or_ints, slice_length, wrap_dim
+from kd_core._batch.shapes import (
+    SAME_SHAPE,
+    Plan,
+    as_int,
+    cached,
+    int_or_ints,
+    plain_size,
+    plan,
+    resized,
+    slice_length,
+    wrap_dim,
+)
 from kd_core._errors import InvalidArgument, InvalidValue, OutOfRange, ShapeMismatch
 from kd_core._keys import path_of
 from kd_core._leaves.loops import Selection, has_entry, refuse_leaf
 from kd_core._nodes import registry
-from kd_core._ops.entries.updating import Update, merge
-from kd_core._ops.math.operands import written_to
-from kd_core._ops.selection.index_plan import (
+from kd_core._ops.entries.access import Update, merge
+from kd_core._ops.math.binary import written_to
+from kd_core._ops.selection.indexing import (
     behind,
     check_mask,
     goes_beyond,
@@ -36,14 +45,18 @@ from kd_core._ops.selection.index_plan import (
     take_rows,
     views_at,
 )
-from kd_core._ops.shape.rebatching import become, locked_as_rows
-from kd_core._protocol.composite import Composite, Reading, read_as, reading, takes
+from kd_core._ops.shape.description import become, locked_as_rows
 from kd_core._protocol.primitives import (
     AbstractContainer,
+    Composite,
+    Reading,
     lock,
     locked_as,
     map_by,
+    read_as,
+    reading,
     refuse_unbatched,
+    takes,
     unlock,
 )
 
@@ -53,7 +66,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
     from kd_core._nodes.entry import Entry
-    from kd_core._protocol.composite import Side
+    from kd_core._protocol.primitives import Side
     from kd_core._types import Batch, BatchFn, DeviceLike, Index, PartsFn
 
     T = TypeVar("T")
@@ -515,7 +528,7 @@ def _from_rank(
     device: DeviceLike | None = None,
 ) -> W:
     """Return the container that a rank has for this one."""
-    from kd_core._distributed.exchanging import scatter
+    from kd_core._distributed.collectives import scatter
 
     return cast("W", scatter(tensordicts, src, group, device))
 

@@ -11,28 +11,18 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from kd_core._batch.descriptor import describe, describe_on, device_of
-from kd_core._batch.names import has_names, names_of, with_names, without_names
-from kd_core._batch.plans import Fresh
-from kd_core._batch.shapes import sizes_of
+from kd_core._batch.shapes import Fresh, has_names, names_of, sizes_of, with_names, without_names
 from kd_core._errors import InvalidArgument, KeySetMismatch, listed
 from kd_core._keys import path_of
 from kd_core._leaves.loops import finder
-from kd_core._leaves.writes import (
-    check_write,
-    collect_writes,
-    copy_over,
-    copy_pairs,
-    putting_back,
-)
+from kd_core._leaves.writes import check_write, collect_writes, copy_over, copy_pairs, putting_back
 from kd_core._nodes import registry
-from kd_core._ops.entries.updating import Staged, Update, commit_all, sources_of, stage_writes
-from kd_core._ops.math.binary import binary_, unary_
-from kd_core._ops.math.ternary import blended
+from kd_core._ops.entries.access import Staged, Update, commit_all, sources_of, stage_writes
+from kd_core._ops.math.binary import binary_, blended, unary_
 from kd_core._ops.selection.conditions import from_the_first
-from kd_core._ops.selection.index_plan import check_mask
-from kd_core._ops.shape.rebatching import put_on
-from kd_core._protocol.composite import Composite
-from kd_core._protocol.primitives import AbstractContainer, check_has, level_at
+from kd_core._ops.selection.indexing import check_mask
+from kd_core._ops.shape.description import put_on
+from kd_core._protocol.primitives import AbstractContainer, Composite, check_has, level_at
 from kd_core._types import NO_DEFAULT
 
 if TYPE_CHECKING:

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor
 
-from kd_core._batch.plans import EVERYTHING
+from kd_core._batch.shapes import EVERYTHING
 from kd_core._errors import ShapeMismatch, shape_text
 from kd_core._keys import format_key, path_of
 from kd_core._leaves.loops import has_entry, kinds_by_key, kinds_of
 from kd_core._nodes.entry import is_unbatched, tensor_of
-from kd_core._protocol.composite import Composite
 from kd_core._protocol.primitives import (
     AbstractContainer,
+    Composite,
     check_has,
     leaves_of,
     level_at,
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from typing import Self
 
-    from kd_core._display.tables import Table
+    from kd_core._display import Table
     from kd_core._nodes.entry import Data
     from kd_core._types import NestedKey
 
@@ -81,8 +81,7 @@ class Inventory(AbstractContainer):
             >>> TensorDict({"a": 1.0, "b": {"c": "text"}}).entry_class(("b", "c"))
             <class 'kd_core.NonTensorData'>
         """
-        from kd_core._store.mapped_tensor import MemoryMappedTensor
-        from kd_core._store.places import place_of
+        from kd_core._store.mapped_tensor import MemoryMappedTensor, place_of
 
         path = path_of(key)
         found = _kind_at(self, path) if has_entry(self._kd_entries, path) else None
@@ -171,7 +170,7 @@ class Inventory(AbstractContainer):
             ('b', 'c')          str
             1 tensor            6 numbers           24
         """
-        from kd_core._display.tables import Table  # programs that print nothing need none
+        from kd_core._display import Table  # programs that print nothing need none
 
         rows: list[tuple[str, ...]] = [("key", "shape", "dtype", "device", "bytes")]
         for path, level, kind in _kinds(self, (), True):

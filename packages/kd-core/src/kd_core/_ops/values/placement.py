@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from math import prod
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 
-from kd_core._batch.descriptor import LOCKED_BY_SHARING, device_of
+from kd_core._batch.descriptor import LOCKED_BY_SHARING, describe, device_of
 from kd_core._batch.shapes import batch_of
-from kd_core._compat import clone_all
-from kd_core._errors import InvalidValue, a_type
+from kd_core._errors import (
+    InvalidArgument,
+    InvalidValue,
+    ShapeMismatch,
+    a_type,
+    listed,
+    shape_text,
+    wrong_type,
+)
 from kd_core._leaves.foreach import wraps_tensors
-from kd_core._leaves.loops import kinds_of
-from kd_core._leaves.nested import stored_in
-from kd_core._naming import also_named
+from kd_core._leaves.loops import kinds_of, stored_in
+from kd_core._naming import also_named, public_in
 from kd_core._nodes import registry
-from kd_core._nodes.entry import is_row_data
-from kd_core._ops.entries.listing import dict_of
+from kd_core._nodes.entry import is_row_data, is_unbatched
+from kd_core._ops.entries.access import dict_of
 from kd_core._ops.math.binary import cast_leaves, unary
-from kd_core._ops.shape.rebatching import become
-from kd_core._ops.values.moving import moved, read_argument, read_target, with_format
-from kd_core._protocol.composite import Composite
+from kd_core._ops.shape.description import become
 from kd_core._protocol.primitives import (
     AbstractContainer,
+    Composite,
     engine,
     leaves_of,
     lock,
@@ -32,17 +41,153 @@ from kd_core._protocol.primitives import (
     name_in,
     unlock,
 )
-from kd_core._torch_private import dispatch_modes
+from kd_core._torch_private import clone_all, dispatch_modes
 
 if TYPE_CHECKING:
-    from typing import Self, TypeVar, Unpack
+    from typing import Self, TypedDict, Unpack
 
     from kd_core._nodes.entry import Entry, Node
     from kd_core._ops.math.binary import CastFilter
-    from kd_core._ops.values.moving import Further, Options
-    from kd_core._types import DeviceLike
+    from kd_core._types import BatchSize, DeviceLike, LeafFn, NestedKey
 
     W = TypeVar("W", bound=AbstractContainer)
+
+    class Further(TypedDict, total=False):
+        """The keyword arguments that `to`, `cpu` and `cuda` share."""
+
+        dtype: torch.dtype | None
+        other: Tensor | AbstractContainer | None
+        tensor: Tensor | None
+        non_blocking_pin: bool
+        cast_filter: CastFilter | None
+        memory_format: torch.memory_format | None
+        batch_size: BatchSize | None
+        inplace: bool
+        num_threads: int
+
+    class Options(Further, total=False):
+        """The keyword arguments of `to`."""
+
+        device: DeviceLike | None
+        non_blocking: bool
+
+
+# Moving a container to a device: the arguments of `to`, `cpu` and `cuda`, and the move itself.
+
+
+def moved(td: W, device: torch.device, non_blocking: bool, stated: bool = True) -> W:
+    """Return a new container of the leaves on a device; those that are there already are shared.
+
+    Args:
+        td: the container.
+        device: where to.
+        non_blocking: copy without waiting.
+        stated: each level states the device; else those alone that state one.
+    """
+    there = stated or td._kd_desc.device is not None
+    desc = describe(td._kd_desc.batch, device if there else None)
+    if isinstance(td, Composite):
+        return td._by_member(lambda member: moved(member, device, non_blocking, stated))
+    entries: dict[str, Entry] = {}
+    for key, value in td._kd_entries.items():
+        if isinstance(value, Tensor):
+            # Asked first: `to` takes long to find out that there is nothing to do.
+            is_there = value.device == device
+            entries[key] = value if is_there else value.to(device, non_blocking=non_blocking)
+        elif isinstance(value, AbstractContainer):
+            entries[key] = moved(value, device, non_blocking, stated)
+        elif is_unbatched(value):
+            entries[key] = value._kd_map_each(
+                lambda leaf: leaf.to(device, non_blocking=non_blocking)
+            )._kd_with_descriptor(desc)
+        else:
+            entries[key] = value._kd_with_descriptor(describe(value._kd_desc.batch, desc.device))
+    return td._kd_like(entries, desc)
+
+
+_OPTIONS: Final = frozenset({"device", "dtype", "other", "tensor", "batch_size", "inplace"}) | {
+    *("non_blocking", "non_blocking_pin", "cast_filter", "memory_format", "num_threads"),
+}
+_DIMS: Final = {torch.channels_last: 4, torch.channels_last_3d: 5}
+"""How many dimensions a leaf must have for a memory format; the others suit all leaves."""
+
+
+class Target:
+    """What the arguments ask for."""
+
+    __slots__ = ("device", "dtype", "memory_format", "non_blocking", "pin")
+
+    def __init__(self, options: Options) -> None:
+        self.device: torch.device | None = None
+        self.dtype: torch.dtype | None = None
+        self.non_blocking = bool(options.get("non_blocking"))
+        self.pin = bool(options.get("non_blocking_pin"))
+        self.memory_format = options.get("memory_format")
+
+
+def read_target(where: Sequence[object], options: Options) -> Target:
+    """Return what the arguments of `to` ask for.
+
+    Raises:
+        InvalidArgument: if one is unknown or of the wrong type, or two are of a kind.
+    """
+    given = [*where]
+    if options:
+        _check_names(options)
+        given += [options.get(name) for name in ("device", "dtype", "other", "tensor")]
+    target = Target(options)
+    for position, each in enumerate(given):
+        if each is None:
+            continue
+        if each.__class__ is bool and 0 < position == len(where) - 1:
+            target.non_blocking = bool(each)
+            continue
+        device, dtype = read_argument(each)
+        if (device and target.device is not None) or (dtype and target.dtype is not None):
+            raise InvalidArgument(
+                "`to` expected at most one device and one dtype, got two of a kind. Pass each once."
+            )
+        target.device, target.dtype = device or target.device, dtype or target.dtype
+    if target.dtype is None and options.get("cast_filter") is not None:
+        raise InvalidArgument("`cast_filter` chooses what is cast to a dtype. Pass `dtype`, too.")
+    return target
+
+
+def with_format(memory_format: torch.memory_format) -> LeafFn:
+    """Return a function that gives a leaf a memory format, if it has as many dimensions."""
+    if not isinstance(memory_format, torch.memory_format):
+        raise wrong_type("`memory_format`", "a `torch.memory_format`", memory_format)
+    if memory_format is torch.preserve_format:
+        return lambda leaf: leaf
+    ndim = _DIMS.get(memory_format)
+    return lambda leaf: (
+        leaf.contiguous(memory_format=memory_format) if ndim in (None, leaf.ndim) else leaf
+    )
+
+
+def _check_names(options: Options) -> None:
+    unknown = [name for name in options if name not in _OPTIONS]
+    if not unknown:
+        return
+    raise InvalidArgument(
+        f"`to` got unexpected keyword arguments: {listed(unknown)}; it takes "
+        f"{listed(sorted(_OPTIONS))}."
+    )
+
+
+def read_argument(where: object) -> tuple[torch.device | None, torch.dtype | None]:
+    """Return the device and the dtype that an argument of `to` stands for."""
+    if isinstance(where, torch.dtype):
+        return None, where
+    if isinstance(where, Tensor):
+        return where.device, where.dtype
+    if isinstance(where, AbstractContainer):
+        if where._kd_desc.device is None:
+            raise InvalidArgument("`to` got a container without a device: give the device itself.")
+        return where._kd_desc.device, None
+    if isinstance(where, (torch.device, str, int)):
+        return device_of(where), None
+    raise wrong_type("an argument of `to`", "a device, a dtype, a tensor or a container", where)
 
 
 class Placement(AbstractContainer):
@@ -322,7 +467,7 @@ def _holds_rows(td: AbstractContainer) -> bool:
 
 
 def _is_in_arena(leaf: Tensor) -> bool:
-    from kd_core._store.places import place_of
+    from kd_core._store.mapped_tensor import place_of
 
     return place_of(leaf) is not None
 
@@ -375,3 +520,82 @@ def _plain(leaf: Tensor) -> Tensor:
     """Return a tensor of a subclass that only says where its memory is as a plain one."""
     is_plain = leaf.__class__ is Tensor or isinstance(leaf, nn.Parameter) or leaf.is_nested
     return leaf if is_plain else leaf.as_subclass(Tensor)
+
+
+# The layout of rows as vectors, loaded when a container is first packed.
+
+C_co = TypeVar("C_co", bound=AbstractContainer, covariant=True)
+
+
+@public_in("kd_core")
+@dataclass(frozen=True)
+class PackLayout(Generic[C_co]):
+    """Where each leaf stands in the tensor that `TensorDict.pack` returns.
+
+    Two layouts are equal if they have the same keys, shapes and dimension.
+
+    Attributes:
+        keys: the keys of the leaves in their order; those of nested ones are tuples.
+        shapes: the dimensions of each leaf after the batch size.
+        dim: the dimension of the features, counted from the end.
+
+    Example:
+        >>> import torch
+        >>> from kd_core import TensorDict
+        >>> td = TensorDict({"a": torch.zeros(3, 2), "b": {"c": torch.ones(3)}}, [3])
+        >>> flat, layout = td.pack()
+        >>> layout.keys, layout.offsets, layout.numel
+        (('a', ('b', 'c')), (0, 2), 3)
+        >>> layout.unpack(flat[0])["b", "c"]
+        tensor(1.)
+    """
+
+    keys: tuple[NestedKey, ...]
+    shapes: tuple[torch.Size, ...]
+    dim: int
+    _row: C_co = field(repr=False, compare=False)
+
+    @property
+    def numel(self) -> int:
+        """The number of features: the size of the dimension `dim`."""
+        return sum(map(prod, self.shapes))
+
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        """The position of the first feature of each leaf."""
+        return tuple(accumulate(map(prod, self.shapes), initial=0))[:-1]
+
+    def unpack(self, flat: Tensor) -> C_co:
+        """Return a container whose leaves are views of a tensor of this layout.
+
+        Nested containers and classes are those of the container that was packed. The batch size is
+        that of the tensor without the dimension of the features, so rows may have been selected,
+        stacked or computed.
+
+        Args:
+            flat: a tensor of `numel` features in dimension `dim`, of any dtype.
+
+        Raises:
+            ShapeMismatch: if it does not have as many features.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorDict
+            >>> flat, layout = TensorDict({"a": torch.zeros(3, 2), "b": torch.ones(3)}, [3]).pack()
+            >>> layout.unpack(torch.stack([flat, flat * 2])).batch_size
+            torch.Size([2, 3])
+        """
+        if flat.ndim < -self.dim or flat.shape[self.dim] != self.numel:
+            raise ShapeMismatch(
+                f"a tensor of this layout must have {self.numel} features in dimension "
+                f"{self.dim}, got shape {shape_text(flat.shape)}."
+            )
+        last = flat.movedim(self.dim, -1)
+        batch = tuple(last.shape[:-1])
+        parts = iter(torch.split(last, [prod(shape) for shape in self.shapes], -1))
+        row = self._row
+        if row._kd_desc.device not in (None, flat.device):
+            row = moved(row, flat.device, False)
+        return row._kd_map_each(
+            lambda leaf: next(parts).reshape((*batch, *leaf.shape)), lambda inner: batch + inner
+        )

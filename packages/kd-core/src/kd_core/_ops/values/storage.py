@@ -2,38 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Final, TypeAlias, cast
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, cast
 
 import torch
 from torch import Tensor
 
-from kd_core._batch.descriptor import device_of
-from kd_core._batch.names import without_names
-from kd_core._batch.shapes import wrap_dim
+from kd_core._batch.descriptor import LOCKED_BY_ARENA, describe, device_of
+from kd_core._batch.shapes import without_names, wrap_dim
 from kd_core._errors import (
     InvalidArgument,
     InvalidValue,
     ShapeMismatch,
     different_keys,
+    refuse_pickles,
     shape_text,
     wrong_type,
 )
-from kd_core._keys import format_key
+from kd_core._keys import format_key, path_of
 from kd_core._leaves.foreach import run_copies
-from kd_core._leaves.nested import restored_from, stored_in
+from kd_core._leaves.loops import restored_from, stored_in
 from kd_core._leaves.views import walk_items
-from kd_core._ops.values.moving import moved
-from kd_core._protocol.composite import take_leaves
+from kd_core._naming import public_in
+from kd_core._nodes.entry import is_data
+from kd_core._ops.shape.description import put_on
+from kd_core._ops.values.placement import moved
 from kd_core._protocol.primitives import (
     AbstractContainer,
     leaves_of,
     lock,
     name_in,
     refuse_unbatched,
+    relock,
+    take_leaves,
 )
 from kd_core._torch_private import flatten, unflatten
 
@@ -41,11 +45,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Self, TypeVar
 
-    from kd_core._ops.values.pack_layout import PackLayout
+    from kd_core._nodes.entry import Node
+    from kd_core._ops.values.placement import PackLayout
     from kd_core._types import DeviceLike, NestedKey
 
     W = TypeVar("W", bound=AbstractContainer)
     C = TypeVar("C", bound=AbstractContainer)
+
 
 PathLike: TypeAlias = "str | Path"
 ALIGNMENT: Final = 16
@@ -174,7 +180,7 @@ class Storage(AbstractContainer):
             >>> layout.unpack(flat * 2)["b", "c"].sum()
             tensor(24.)
         """
-        from kd_core._ops.values.pack_layout import PackLayout  # a dataclass, which few need
+        from kd_core._ops.values.placement import PackLayout  # a dataclass, which few need
 
         if layout is not None and not isinstance(layout, PackLayout):
             raise wrong_type("`layout`", "a `PackLayout`", layout)
@@ -346,3 +352,480 @@ def _check_layout(
                 f"entry {format_key(key)} must have the shape {shape_text(shape)} of the layout "
                 f"after the batch size, got {shape_text(found)}."
             )
+
+
+# Leaves in a file that several processes fill and add entries to: arenas.
+
+
+class Waited(Protocol):
+    """What can be waited for."""
+
+    def result(self) -> object:
+        """Wait for the end."""
+
+
+@public_in("kd_core")
+class TensorDictFuture:
+    """What `memmap(return_early=True, num_threads=2)` returns: the result is there already.
+
+    Args:
+        futures: what is waited for.
+        resulting_td: the result.
+
+    Example:
+        >>> from kd_core import TensorDict
+        >>> td = TensorDict({"a": [1, 2]}, [2])
+        >>> td.memmap("early.kd", return_early=True, num_threads=2).result()["a"]
+        tensor([1, 2])
+    """
+
+    __slots__ = ("futures", "resulting_td")
+
+    def __init__(self, futures: Iterable[Waited], resulting_td: AbstractContainer) -> None:
+        self.futures = list(futures)
+        self.resulting_td = resulting_td
+
+    def result(self) -> AbstractContainer:
+        """Return the container, as soon as all are done."""
+        for future in self.futures:
+            future.result()
+        return self.resulting_td
+
+
+class MemoryMaps(AbstractContainer):
+    """Containers whose leaves are in an arena: a file in memory that every process sees."""
+
+    __slots__ = ()
+
+    def memmap(
+        self,
+        prefix: PathLike | None = None,
+        copy_existing: bool = False,
+        *,
+        num_threads: int = 0,
+        return_early: bool = False,
+        share_non_tensor: bool = False,
+        existsok: bool = True,
+        robust_key: bool | None = True,
+        archive: bool | None = None,
+        compression: str | int | None = None,
+        atomic: bool = False,
+    ) -> Self:
+        """Write the container to an arena, and return one whose leaves are in it.
+
+        A write in place to a leaf of the result, or of what `load_memmap` returns in any process,
+        is seen by all of them. An arena has no checksums, and may be lost when the machine stops,
+        until `kd_core.store.seal` makes it a store like a saved one.
+
+        Args:
+            prefix: the directory; it and those above it are created, and what a store there holds
+                is replaced. `None`: a temporary one, which is removed when the process ends.
+            copy_existing: nothing: leaves in another arena are copied wherever a `prefix` is given.
+            num_threads: nothing: one file is written in one piece.
+            return_early: return a `TensorDictFuture`, if `num_threads` is above 1.
+            share_non_tensor: nothing: data that is not a tensor does not change in an arena.
+            existsok: whether there may be something at the path.
+            robust_key: nothing: any string is a key.
+            archive: write a single file, as `save` does; `None`: if the path ends in `.tdz`.
+            compression: nothing: what is mapped is not compressed.
+            atomic: nothing: every write is seen whole or not at all.
+
+        Returns:
+            A container on the CPU that is locked: its keys and shapes are those of the arena.
+
+        Raises:
+            InvalidArgument: if the type of an entry cannot be saved; nothing is written.
+            InvalidValue: if the value of an entry cannot be saved, or the path is something else,
+                or exists without `existsok`.
+            OSError: if writing fails, as on a full disk; the old content stays.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorDict
+            >>> td = TensorDict({"a": torch.zeros(3)}, [3]).memmap("arena.kd")
+            >>> td["a"][1] = 1
+            >>> TensorDict.load_memmap("arena.kd")["a"]
+            tensor([0., 1., 0.])
+        """
+        from kd_core._store.forms import create_arena, load_arena, save
+
+        single = _is_archive(prefix, archive, compression)
+        stays = prefix is None and self._kd_desc.frozen
+        if stays and _path_of_leaves(self) is not None:
+            return _result(self._kd_shallow(), return_early, num_threads)
+        if prefix is not None and single:
+            save(self, prefix, archive=True)
+            made = load_arena(prefix)
+        else:
+            made = create_arena(self, prefix, existsok=existsok)
+        return _result(cast("Self", made), return_early, num_threads)
+
+    def memmap_(
+        self,
+        prefix: PathLike | None = None,
+        copy_existing: bool = False,
+        *,
+        num_threads: int = 0,
+        return_early: bool = False,
+        share_non_tensor: bool = False,
+        existsok: bool = True,
+        robust_key: bool | None = True,
+        atomic: bool = False,
+    ) -> Self:
+        """Write the container to an arena, and replace its leaves by those in it; return self.
+
+        Args:
+            prefix: the directory; what a store there holds is replaced. `None`: a temporary one,
+                which is removed when the process ends.
+            copy_existing: this and what follows is as in `memmap`.
+            num_threads: as above.
+            return_early: as above.
+            share_non_tensor: as above.
+            existsok: as above.
+            robust_key: as above.
+            atomic: as above.
+
+        Returns:
+            The container itself, on the CPU and locked; see `memmap`. One that is in an arena
+            already stays there, if no other directory is asked for.
+
+        Raises:
+            Locked: if an enclosing container is locked.
+            InvalidArgument: if the type of an entry cannot be saved; nothing is written.
+            InvalidValue: if the value of an entry cannot be saved, or the path is something else.
+        """
+        from kd_core._store.forms import create_arena
+        from kd_core._store.mapped_tensor import record_root, root_of
+
+        place = _path_of_leaves(self) if self._kd_desc.frozen else None
+        if place is not None and (prefix is None or Path(prefix).absolute() == Path(place)):
+            return _result(self, return_early, num_threads)
+        if self._kd_desc.held:
+            self._kd_check_unlocked("replace leaves by those in an arena")
+        made = create_arena(self, prefix, existsok=existsok)
+        reason = self._kd_desc.lock
+        relock(self, None)
+        try:
+            take_leaves(self, made)
+        except BaseException:
+            relock(self, reason)
+            raise
+        put_on(self, torch.device("cpu"))
+        record_root(self, cast(str, root_of(made)))
+        return _result(self, return_early, num_threads)
+
+    def memmap_like(
+        self,
+        prefix: PathLike | None = None,
+        copy_existing: bool = False,
+        *,
+        existsok: bool = True,
+        num_threads: int = 0,
+        return_early: bool = False,
+        share_non_tensor: bool = False,
+        robust_key: bool | None = True,
+        archive: bool | None = None,
+        overwrite: bool = False,
+    ) -> Self:
+        """Create an arena for a container of this structure, whose leaves are zeros.
+
+        Leaves are not read and their bytes are not written, so an expanded container describes a
+        large arena. Non-tensor data is copied. If an arena of the same structure is there already,
+        it is opened with what it holds: a program that starts again finds its data.
+
+        Args:
+            prefix: the directory. `None`: a temporary one, which is removed when the process ends.
+            copy_existing: nothing, as in `memmap`.
+            existsok: whether there may be something at the path.
+            num_threads: nothing, as in `memmap`.
+            return_early: as in `memmap`.
+            share_non_tensor: nothing, as in `memmap`.
+            robust_key: nothing, as in `memmap`.
+            archive: `True` is refused, since a single file is not filled in place.
+            overwrite: replace what is there by zeros.
+
+        Returns:
+            A container that is locked; see `memmap`.
+
+        Raises:
+            InvalidArgument: if the type of an entry cannot be saved; nothing is written.
+            InvalidValue: if the value of an entry cannot be saved, or the path is something else,
+                or a store of another structure is there and `overwrite` is not given.
+            OSError: if there is no room for it; the old content stays.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorDict, store
+            >>> row = TensorDict({"x": torch.zeros(4), "done": False})
+            >>> data = row.expand(1000).memmap_like("rows.arena")
+            >>> data[:2] = row.apply(torch.ones_like).expand(2)
+            >>> row.expand(1000).memmap_like("rows.arena")["x"].sum()
+            tensor(8.)
+            >>> store.seal("rows.arena")
+            >>> TensorDict.load("rows.arena")["x"].sum()
+            tensor(8.)
+        """
+        from kd_core._store.forms import create_arena
+
+        if archive:
+            raise InvalidValue(
+                "`archive=True` makes a single file, whose leaves cannot be filled in place. Write "
+                "a directory, and call `kd_core.pack_memmap` when it is filled."
+            )
+        made = create_arena(
+            self, prefix, filled=False, existsok=existsok or overwrite, overwrite=overwrite
+        )
+        return _result(cast("Self", made), return_early, num_threads)
+
+    @classmethod
+    def load_memmap(
+        cls,
+        prefix: PathLike,
+        device: DeviceLike | None = None,
+        non_blocking: bool = False,
+        *,
+        out: AbstractContainer | None = None,
+        robust_key: bool | None = True,
+        subpath: NestedKey | None = None,
+        mode: str | None = None,
+        num_threads: int = 0,
+        allow_pickle: bool | None = None,
+    ) -> Self:
+        """Return the container in an arena or a store; writes in place go to its file.
+
+        A store that `save` wrote becomes an arena: from then on it has no checksums, until
+        `kd_core.store.seal` records them. With `mode="r"`, and where this process must not write,
+        it stays as it is, as for `load`. So does a single file.
+
+        Args:
+            prefix: what `memmap`, `memmap_like` or `save` wrote.
+            device: where the tensors are copied; `None`: they stay in the file.
+            non_blocking: return before the copy to `device` has finished.
+            out: a container that takes the values, and is returned.
+            robust_key: nothing: any string is a key.
+            subpath: the key of a nested container, which is returned.
+            mode: `"r"`: writes stay in this process; `None` and `"r+"`: they go to the file.
+            num_threads: nothing: a file is mapped in one piece.
+            allow_pickle: `False` or `None`; no file can run code when it is read.
+
+        Returns:
+            A container on the CPU, not locked; what is added to it is not added to the arena.
+
+        Raises:
+            FormatError: if it is damaged.
+            OSError: if there is nothing at the path.
+            InvalidValue: if there is no such mode or `subpath`, or `allow_pickle` is `True`.
+        """
+        from kd_core._store.forms import load_arena, part_at, taken
+        from kd_core._store.mapped_tensor import is_private
+
+        refuse_pickles(allow_pickle)
+        found = part_at(load_arena(prefix, private=is_private(mode)), subpath, prefix)
+        return cast("Self", taken(found, device, non_blocking, out))
+
+    def load_memmap_(
+        self,
+        prefix: PathLike,
+        robust_key: bool | None = True,
+        *,
+        allow_pickle: bool | None = None,
+        mode: str | None = None,
+    ) -> Self:
+        """Write the values of an arena into entries that exist, and add the others; return self.
+
+        Allowed on a locked container that has all keys. To map the arena itself use `load_memmap`.
+
+        Args:
+            prefix: what `memmap`, `memmap_like` or `save` wrote.
+            robust_key: nothing: any string is a key.
+            allow_pickle: `False` or `None`; no file can run code when it is read.
+            mode: nothing: the values are read.
+
+        Raises:
+            Locked: if the arena has a key that a locked container does not have.
+            ShapeMismatch: if a value cannot be broadcast to its entry.
+            FormatError: if it is damaged.
+        """
+        from kd_core._store.forms import load
+        from kd_core._store.mapped_tensor import is_private
+
+        refuse_pickles(allow_pickle)
+        is_private(mode)
+        return cast("Self", self._kd_engine.update(self, load(prefix), inplace=True))  # type: ignore[attr-defined]  # of a concern
+
+    def is_memmap(self) -> bool:
+        """Return whether all leaves are in one arena; `False` if none has elements.
+
+        Example:
+            >>> from kd_core import TensorDict
+            >>> td = TensorDict({"a": [1, 2]}, [2])
+            >>> td.is_memmap(), td.memmap("is.arena").is_memmap()
+            (False, True)
+        """
+        return _path_of_leaves(self) is not None
+
+    @property
+    def saved_path(self) -> Path | None:
+        """The directory of the arena in which all leaves are, or `None`.
+
+        That of an empty container is the one from which it was made.
+        """
+        from kd_core._store.mapped_tensor import root_of
+
+        found = _path_of_leaves(self) if any(map(Tensor.numel, leaves_of(self))) else root_of(self)
+        return None if found is None else Path(found)
+
+    def make_memmap(
+        self,
+        key: NestedKey,
+        shape: Sequence[int] | Tensor,
+        *,
+        dtype: torch.dtype | None = None,
+        robust_key: bool | None = True,
+    ) -> Tensor:
+        """Add an entry of zeros to the arena of the container, and return it.
+
+        Other processes see it after `memmap_refresh_`. The container is what `memmap`, `memmap_`,
+        `memmap_like` or `load_memmap` returned, and it may be empty at first.
+
+        Args:
+            key: the key; levels that do not exist are created.
+            shape: the shape, which starts with the batch size.
+            dtype: the dtype; `None`: the default of torch.
+            robust_key: nothing: any string is a key.
+
+        Raises:
+            InvalidValue: if the container is not the whole of an arena.
+            KeyCollision: if there is such an entry, here or in the arena.
+            ShapeMismatch: if the shape does not start with the batch size.
+            FormatError: if the arena is sealed.
+            OSError: if there is no room for it; nothing is changed.
+
+        Example:
+            >>> from kd_core import TensorDict
+            >>> data = TensorDict({}, [1000]).memmap("grown.arena")
+            >>> data.make_memmap("obs", (1000, 4))[:2] = 1
+            >>> TensorDict.load_memmap("grown.arena")["obs"].sum()
+            tensor(8.)
+        """
+        sizes = shape.tolist() if isinstance(shape, Tensor) else shape
+        checked = torch.empty(tuple(sizes), device="meta").shape
+        zeros = torch.zeros((), dtype=dtype or torch.get_default_dtype())
+        return _added(self, key, zeros.expand(checked), filled=False)
+
+    def make_memmap_from_tensor(
+        self,
+        key: NestedKey,
+        tensor: Tensor,
+        *,
+        copy_data: bool = True,
+        existsok: bool = True,
+        robust_key: bool | None = True,
+    ) -> Tensor:
+        """Add an entry with the values of a tensor to the arena of the container; return it.
+
+        Args:
+            key: the key; levels that do not exist are created.
+            tensor: the values, whose shape starts with the batch size.
+            copy_data: nothing: the values are copied.
+            existsok: nothing: an entry that exists is an error, and is written to in place.
+            robust_key: nothing: any string is a key.
+
+        Raises:
+            InvalidValue: if the tensor cannot be saved; else as `make_memmap`.
+        """
+        return _added(self, key, tensor, filled=True)
+
+    def make_memmap_from_storage(
+        self,
+        key: NestedKey,
+        storage: torch.UntypedStorage,
+        shape: Sequence[int] | Tensor,
+        *,
+        dtype: torch.dtype | None = None,
+        robust_key: bool | None = True,
+    ) -> Tensor:
+        """Add an entry with the bytes of a storage to the arena of the container; return it.
+
+        Args:
+            key: the key; levels that do not exist are created.
+            storage: the storage; its bytes are copied.
+            shape: the shape, which starts with the batch size.
+            dtype: the dtype of the elements; `None`: the default of torch.
+            robust_key: nothing: any string is a key.
+
+        Raises:
+            RuntimeError: if the storage has fewer bytes; else as `make_memmap`.
+        """
+        from kd_core._store.mapped_tensor import tensor_of
+
+        sizes = shape.tolist() if isinstance(shape, Tensor) else shape
+        found = tensor_of(storage, sizes, dtype or torch.get_default_dtype())
+        return _added(self, key, found, filled=True)
+
+    def memmap_refresh_(self, *, allow_pickle: bool | None = None) -> Self:
+        """Add the entries to the container that its arena has by now; return self.
+
+        Values need no refresh: all processes see them at once.
+
+        Args:
+            allow_pickle: `False` or `None`; no file can run code when it is read.
+
+        Raises:
+            InvalidValue: if the container is not the whole of an arena.
+            FormatError: if the arena is sealed, or is damaged.
+
+        Example:
+            >>> from kd_core import TensorDict
+            >>> data = TensorDict({}, [3]).memmap("refreshed.arena")
+            >>> TensorDict.load_memmap("refreshed.arena").make_memmap("new", (3,))
+            tensor([0., 0., 0.])
+            >>> list(data.keys()), list(data.memmap_refresh_().keys())
+            ([], ['new'])
+        """
+        from kd_core._store.forms import refresh
+
+        refuse_pickles(allow_pickle)
+        refresh(self)
+        return self
+
+
+def _result(td: C, early: bool, threads: int) -> C:
+    """Return a container in an arena, locked; in a `TensorDictFuture` if it is asked for."""
+    _clear_device_of_data(td)
+    made = lock(td, LOCKED_BY_ARENA)
+    return cast("C", TensorDictFuture([], made)) if early and threads > 1 else made
+
+
+def _clear_device_of_data(node: Node) -> None:
+    """Let data that is not a tensor be on no device: it is not in the arena."""
+    for below in node._kd_below():
+        if is_data(below):
+            own = below._kd_desc
+            below._kd_describe(describe(own.batch).with_lock(own.lock, own.held))
+        else:
+            _clear_device_of_data(below)
+
+
+def _is_archive(path: PathLike | None, archive: bool | None, compression: str | int | None) -> bool:
+    single = Path(path).suffix == ".tdz" if archive is None and path is not None else bool(archive)
+    from kd_core._store.forms import check_compression
+
+    check_compression(compression, single)
+    return single
+
+
+def _path_of_leaves(td: AbstractContainer) -> str | None:
+    """Return the directory of the one arena in which all leaves are that have elements."""
+    from kd_core._store.mapped_tensor import place_of
+
+    parts = (part for leaf in leaves_of(td) for part in stored_in(leaf))
+    found = map(place_of, filter(Tensor.numel, parts))
+    places = {None if place is None else place.path for place in found}
+    return places.pop() if len(places) == 1 else None
+
+
+def _added(td: AbstractContainer, key: NestedKey, leaf: Tensor, *, filled: bool) -> Tensor:
+    from kd_core._store.forms import add_entry
+
+    return add_entry(td, path_of(key), leaf, filled=filled)

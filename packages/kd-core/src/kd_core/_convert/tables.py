@@ -1,0 +1,514 @@
+"""Containers as tables: columns, Arrow and Parquet, pandas, MosaicML Streaming."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import re
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, cast
+
+import torch
+from torch import Tensor
+
+from kd_core._convert.arrays import (
+    Tree,
+    batch_of_layout,
+    data_of,
+    layout_of,
+    leaves_of,
+    rebuilt,
+    stored,
+)
+from kd_core._convert.plain import load, rows_of_data
+from kd_core._errors import InvalidArgument, InvalidKey, InvalidValue, KeyCollision, a_type
+from kd_core._keys import format_key
+from kd_core._protocol.primitives import AbstractContainer
+
+if TYPE_CHECKING:
+    from kd_core._types import NestedKey
+
+    DtypeOf: TypeAlias = "torch.dtype | Mapping[NestedKey, torch.dtype] | None"
+    Table = Any
+
+
+# Containers as columns of a table, one row for each item of the first batch dimension, and back.
+#
+# Nested keys are joined by a separator. A leaf with more dimensions takes a column for each
+# element of a row, `name[i,j]`.
+
+Column: TypeAlias = "Tensor | list[object]"
+
+_ELEMENT: Final = re.compile(r"(.*)\[(\d+(?:,\d+)*)\]", re.DOTALL)
+
+
+def rows_in(td: AbstractContainer, what: str) -> int:
+    """Return the number of rows of a table.
+
+    Raises:
+        InvalidValue: if the container does not have a batch.
+    """
+    if not td._kd_desc.batch:
+        raise InvalidValue(
+            f"`{what}` writes one row for each item of the first batch dimension, got a container "
+            "without a batch. Call `unsqueeze(0)` first."
+        )
+    return td._kd_desc.batch[0]
+
+
+def columns_of(td: AbstractContainer, separator: str) -> dict[str, Column]:
+    """Return the columns of a container: tensors of one dimension, or lists of values.
+
+    Raises:
+        KeyCollision: if a key holds the separator, or looks like the name of an element.
+        InvalidValue: if a leaf has no element in a row.
+    """
+    columns: dict[str, Column] = {}
+    for path, leaf in leaves_of(td):
+        name = joined(path, separator)
+        flat = leaf.flatten(1) if leaf.ndim > 1 else leaf
+        for place, suffix in enumerate(_elements(leaf, path)):
+            columns[f"{name}{suffix}"] = flat[:, place] if suffix else leaf
+    add_data(td, separator, (), columns)
+    return columns
+
+
+def add_data(
+    td: AbstractContainer, separator: str, path: tuple[str, ...], columns: dict[str, Column]
+) -> None:
+    """Add a column for what is not a tensor, of a level and of those below, to the columns."""
+    for key, value in td._kd_entries.items():
+        if isinstance(value, AbstractContainer):
+            add_data(value, separator, (*path, key), columns)
+        elif not isinstance(value, Tensor):
+            columns[joined((*path, key), separator)] = rows_of_data(value, value._kd_desc.batch[:1])
+
+
+def joined(path: tuple[str, ...], separator: str) -> str:
+    """Return the name of the column of a nested key.
+
+    Raises:
+        KeyCollision: if a part of the key holds the separator, or is like the name of an element.
+    """
+    for part in path:
+        if separator in part or _ELEMENT.fullmatch(part):
+            raise KeyCollision(
+                f"key {format_key(path)} cannot be the name of a column: `{part}` holds the "
+                f"separator `{separator}` or ends like an element, `[0]`. Pass another "
+                "`separator`, or rename the key with `rename_key_`."
+            )
+    return separator.join(path)
+
+
+def _elements(leaf: Tensor, path: tuple[str, ...]) -> list[str]:
+    """Return what is added to the name of a leaf for each element of a row."""
+    sizes = leaf.shape[1:]
+    if 0 in sizes:
+        raise InvalidValue(
+            f"entry {format_key(path)} of shape {tuple(leaf.shape)} has no element in a row, so "
+            "it has no column. Leave it out with `exclude`."
+        )
+    if not sizes:
+        return [""]
+    return [f"[{','.join(map(str, index))}]" for index in itertools.product(*map(range, sizes))]
+
+
+def tree_of_columns(columns: Mapping[str, Column], separator: str | None, dtype: DtypeOf) -> Tree:
+    """Return the entries that columns are.
+
+    Args:
+        columns: what `columns_of` returned, or columns of another origin.
+        separator: what joins nested keys; `None`: names are keys.
+        dtype: the dtype of the tensors, of all or by key.
+    """
+    grouped: dict[str, dict[tuple[int, ...], Column]] = {}
+    for name, column in columns.items():
+        found = _ELEMENT.fullmatch(name) if isinstance(column, Tensor) else None
+        index = () if found is None else tuple(map(int, found[2].split(",")))
+        grouped.setdefault(name if found is None else found[1], {})[index] = column
+    tree: Tree = {}
+    for name, parts in grouped.items():
+        for key, column in _assembled(name, parts).items():
+            path = tuple(key.split(separator)) if separator else (key,)
+            tree[path] = _cast(column, path, dtype)
+    return tree
+
+
+def _assembled(name: str, parts: dict[tuple[int, ...], Column]) -> dict[str, Column]:
+    """Return the leaf of all elements, or the columns as they are if some are missing."""
+    if set(parts) == {()}:
+        return {name: parts[()]}
+    ndim = len(next(iter(parts)))
+    if all(len(index) == ndim for index in parts):
+        sizes = [max(index[dim] for index in parts) + 1 for dim in range(ndim)]
+        grid = list(itertools.product(*map(range, sizes)))
+        if len(grid) == len(parts):
+            stacked = torch.stack([cast("Tensor", parts[index]) for index in grid], dim=-1)
+            return {name: stacked.reshape(-1, *sizes)}
+    return {
+        f"{name}[{','.join(map(str, index))}]" if index else name: column
+        for index, column in parts.items()
+    }
+
+
+def _cast(column: Column, path: tuple[str, ...], dtype: DtypeOf) -> Column:
+    if isinstance(dtype, Mapping):
+        wanted = dtype.get(path, dtype.get(path[0]) if len(path) == 1 else None)
+    else:
+        wanted = dtype
+    if wanted is None:
+        return column
+    if isinstance(column, Tensor):
+        return column.to(wanted)
+    return column if column else torch.tensor([], dtype=wanted)
+
+
+def cast_tree(tree: Tree, dtype: DtypeOf) -> Tree:
+    """Return the entries of a tree of columns, tensors converted to a dtype."""
+    cast_entries: Tree = {}
+    for key, value in tree.items():
+        path = cast("tuple[str, ...]", key if isinstance(key, tuple) else (key,))
+        cast_entries[key] = _cast(value, path, dtype) if isinstance(value, Tensor) else value
+    return cast_entries
+
+
+def column_of(values: Sequence[object]) -> Column:
+    """Return values as a tensor if all are numbers of one kind, else as a list."""
+    kinds = {type(value) for value in values}
+    if kinds == {bool}:
+        return torch.tensor(values, dtype=torch.bool)
+    if kinds == {int}:
+        return torch.tensor(values, dtype=torch.int64)
+    if kinds and kinds <= {int, float}:
+        return torch.tensor(values, dtype=torch.float64)
+    if kinds and kinds <= {int, float, complex}:
+        return torch.tensor(values, dtype=torch.complex128)
+    return list(values)
+
+
+def parsed(texts: Sequence[str]) -> Column:
+    """Return texts as numbers if all of them are, else as they are."""
+    if texts and set(texts) <= {"True", "False"}:
+        return torch.tensor([text == "True" for text in texts])
+    for kind in (int, float, complex):
+        make = cast("Callable[[str], object]", kind)
+        try:
+            return column_of([make(text) for text in texts]) if texts else []
+        except (ValueError, OverflowError):
+            continue
+    return list(texts)
+
+
+# Containers as tables of Arrow, and as files of Parquet.
+#
+# A leaf is a column; one of more dimensions is a column of lists of fixed size. The metadata of
+# the table holds what the columns do not say, so that an equal container comes back.
+
+LAYOUT: Final = b"kd_core"
+
+
+def table_of(td: AbstractContainer, separator: str, purpose: str) -> object:
+    """Return a table with one row for each item of the first batch dimension."""
+    pyarrow = load("pyarrow", purpose)
+    rows = rows_in(td, purpose)
+    arrays: dict[str, object] = {}
+    for path, leaf in leaves_of(td):
+        _add(arrays, path, separator, _array_of(pyarrow, stored(leaf), rows))
+    for path, value, per_row in data_of(td):
+        texts = [json.dumps(each) for each in _rows(value, per_row, rows)]
+        plain = [json.loads(text) for text in texts]
+        simple = all(isinstance(each, str) for each in plain)
+        _add(arrays, path, separator, pyarrow.array(plain if simple else texts, pyarrow.string()))
+    table = pyarrow.table(arrays)
+    metadata = json.dumps({**layout_of(td), "separator": separator})
+    return cast("object", table.replace_schema_metadata({LAYOUT: metadata}))
+
+
+def _rows(value: object, per_row: bool, rows: int) -> Sequence[object]:
+    return cast("Sequence[object]", value) if per_row else [value] * rows
+
+
+def _add(arrays: dict[str, object], path: tuple[str, ...], separator: str, array: object) -> None:
+    name = separator.join(path)
+    if name in arrays:
+        raise KeyCollision(
+            f"key {format_key(path)} becomes column `{name}`, which is another key. Pass another "
+            "`separator`."
+        )
+    arrays[name] = array
+
+
+def _array_of(pyarrow: Table, leaf: Tensor, rows: int) -> object:
+    array = pyarrow.array(leaf.reshape(-1).numpy())
+    size = math.prod(leaf.shape[1:])
+    if leaf.ndim == 1:
+        return cast("object", array)
+    if size == 0:
+        kind = pyarrow.list_(array.type, 0)
+        return cast("object", pyarrow.array([[]] * rows, kind))
+    return cast("object", pyarrow.FixedSizeListArray.from_arrays(array, size))
+
+
+def tree_of_table(
+    table: object, separator: str | None, nulls: str, mask_key: NestedKey
+) -> tuple[Tree, tuple[int, ...]]:
+    """Return the entries of a table, and the batch size.
+
+    Raises:
+        InvalidArgument: if it is not a table.
+        InvalidValue: if a column has nulls and they are not masked.
+    """
+    pyarrow = load("pyarrow", "from_arrow")
+    if isinstance(table, pyarrow.RecordBatch):
+        table = pyarrow.Table.from_batches([table])
+    if not isinstance(table, pyarrow.Table):
+        raise InvalidArgument(f"`table` must be an Arrow table, got {a_type(table)}.")
+    if nulls not in ("raise", "mask"):
+        raise InvalidValue(f"`nulls` must be 'raise' or 'mask', got {nulls!r}.")
+    layout = _layout_in(table)
+    if layout is not None:
+        joined = cast("str", layout["separator"])
+        tree = rebuilt(layout, lambda path: _read(table.column(joined.join(path)), pyarrow))
+        return tree, batch_of_layout(layout)
+    found: Tree = {}
+    masks: list[Tensor] = []
+    for name in table.column_names:
+        path = tuple(name.split(separator)) if separator else (name,)
+        found.update(
+            _entries(table.column(name), path, pyarrow, masks if nulls == "mask" else None)
+        )
+    if masks:
+        found[mask_key] = torch.stack(masks).all(0)
+    return found, (table.num_rows,)
+
+
+def _layout_in(table: Table) -> dict[str, object] | None:
+    """Return the layout of a table that `table_of` made, unless columns were changed since."""
+    text = (table.schema.metadata or {}).get(LAYOUT)
+    if text is None:
+        return None
+    layout = cast("dict[str, Any]", json.loads(text))
+    separator = layout["separator"]
+    wanted = {separator.join(row[0]) for row in (*layout["leaves"], *layout["data"])}
+    same_rows = layout["levels"][0][1][:1] == [table.num_rows]
+    return layout if wanted == set(table.column_names) and same_rows else None
+
+
+def _read(column: Table, pyarrow: Table) -> Tensor:
+    array = column.combine_chunks()
+    if isinstance(array, pyarrow.ChunkedArray):
+        array = array.chunk(0) if array.num_chunks else pyarrow.array([], array.type)
+    while pyarrow.types.is_fixed_size_list(array.type):
+        array = array.flatten()
+    return _tensor(array)
+
+
+def _tensor(array: Table) -> Tensor:
+    values = array.to_numpy(zero_copy_only=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # it is read-only, and copied at once
+        return torch.from_numpy(values).clone()
+
+
+def _entries(
+    column: Table, path: tuple[str, ...], pyarrow: Table, masks: list[Tensor] | None
+) -> Tree:
+    """Return the entries of a column of another origin: one, or those of a struct."""
+    types = pyarrow.types
+    kind = column.type
+    if types.is_struct(kind):
+        found: Tree = {}
+        for at, part in enumerate(column.flatten()):
+            found.update(_entries(part, (*path, kind.field(at).name), pyarrow, masks))
+        return found
+    numeric = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
+    if column.null_count and numeric:
+        if masks is None:
+            raise InvalidValue(
+                f"column {format_key(path)} has {column.null_count} nulls. Pass `nulls='mask'` to "
+                "set them to zero and add a mask, or fill them first with `fill_null`."
+            )
+        masks.append(_tensor(column.is_valid().combine_chunks()))
+        column = column.fill_null(False if types.is_boolean(kind) else 0)
+    if numeric:
+        return {path: _read(column, pyarrow)}
+    if types.is_fixed_size_list(kind) and not column.null_count:
+        sizes: list[int] = []
+        while types.is_fixed_size_list(kind):
+            sizes.append(kind.list_size)
+            kind = kind.value_type
+        if types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind):
+            return {path: _read(column, pyarrow).reshape(len(column), *sizes)}
+    return {path: _listed(column.to_pylist())}
+
+
+def _listed(values: list[object]) -> object:
+    """Return the values of a column that is not of numbers: lists of one size are a tensor."""
+    if values and all(isinstance(value, list) for value in values):
+        try:
+            return torch.tensor(values)
+        except (ValueError, TypeError, RuntimeError):
+            return values
+    return column_of(values)
+
+
+def write_parquet(td: AbstractContainer, path: str | Path, separator: str) -> None:
+    """Write a file of Parquet."""
+    parquet = load("pyarrow.parquet", "to_parquet")
+    parquet.write_table(table_of(td, separator, "to_parquet"), str(path))
+
+
+def read_parquet(path: str | Path, columns: Sequence[str] | None) -> object:
+    """Return the table of a file of Parquet."""
+    parquet = load("pyarrow.parquet", "from_parquet")
+    found = list(columns) if columns is not None else None
+    return cast("object", parquet.read_table(str(path), columns=found))
+
+
+# Containers as data frames of pandas.
+
+
+def frame_of(td: AbstractContainer, separator: str) -> object:
+    """Return a data frame with one row for each item of the first batch dimension."""
+    pandas = load("pandas", "to_pandas")
+    rows = rows_in(td, "to_pandas")
+    columns: dict[str, object] = {}
+    for name, column in columns_of(td, separator).items():
+        if not isinstance(column, Tensor):
+            columns[name] = pandas.Series(column, dtype=object)
+            continue
+        try:
+            columns[name] = column.cpu().resolve_conj().resolve_neg().numpy()
+        except TypeError as error:
+            raise InvalidValue(
+                f"column `{name}` is of dtype `{column.dtype}`, which numpy does not have: "
+                f"{error}. Convert it first, as with `td.float()`."
+            ) from None
+    return cast("object", pandas.DataFrame(columns, index=pandas.RangeIndex(rows)))
+
+
+def tree_of_frame(frame: object, separator: str | None, dtype: DtypeOf) -> tuple[Tree, int]:
+    """Return the entries of a data frame, and the number of rows.
+
+    Raises:
+        InvalidArgument: if it is not a data frame.
+        InvalidKey: if a name of a column is not a string or a tuple of strings.
+    """
+    pandas = load("pandas", "from_pandas")
+    if not isinstance(frame, pandas.DataFrame):
+        raise InvalidArgument(f"`dataframe` must be a pandas data frame, got {a_type(frame)}.")
+    columns: dict[str, Column] = {}
+    paths: dict[tuple[str, ...], Column] = {}
+    for at, label in enumerate(frame.columns):
+        column = _column(frame.iloc[:, at])
+        if isinstance(label, tuple) and all(isinstance(part, str) for part in label):
+            paths[tuple(part for part in label if part) or ("",)] = column
+        elif isinstance(label, str):
+            columns[label] = column
+        else:
+            raise InvalidKey(
+                f"the name of a column must be a string or a tuple of strings, got {label!r}. "
+                "Rename it with `dataframe.rename(columns=str)`."
+            )
+    tree = tree_of_columns(columns, separator, dtype)
+    tree.update(paths)
+    return tree, len(frame)
+
+
+def _column(series: object) -> Column:
+    kind = getattr(getattr(series, "dtype", None), "kind", "O")
+    values = series.to_numpy(copy=True)  # type: ignore[attr-defined]  # a series
+    if kind in "biufc" and values.dtype.kind in "biufc":
+        return torch.from_numpy(values)
+    if values.dtype.kind in "mM":
+        raise InvalidValue(
+            f"column `{getattr(series, 'name', None)}` holds times, which are not numbers. Convert "
+            "it first, for example with `.astype('int64')`."
+        )
+    return column_of(values.tolist())
+
+
+# Containers as samples of MosaicML Streaming, whose writer makes the shards.
+#
+# Knows how a row becomes a sample, and which encoding each column has; must not know files.
+
+_AS_JSON: Final = frozenset({dict, list, str, int, float, bool, type(None)})
+
+
+class Writer(Protocol):
+    """What a `streaming.MDSWriter` is used by."""
+
+    def write(self, sample: dict[str, object]) -> None:
+        """Add a sample."""
+
+    def finish(self) -> None:
+        """Write the last shard and the index."""
+
+
+def write_shards(
+    td: AbstractContainer,
+    out: str | tuple[str, str] | None,
+    columns: Mapping[str, str] | None,
+    writer: Writer | None,
+    finish: bool,
+    options: Mapping[str, object],
+) -> None:
+    """Write each row of a container as a sample.
+
+    Args:
+        td: the container; without a batch it is one sample.
+        out: where the shards are written, as `streaming.MDSWriter` takes it.
+        columns: the encoding of each column; `None`: that of the entries.
+        writer: a writer that is open already, in place of `out`.
+        finish: close the writer.
+        options: what else a new writer is given.
+
+    Raises:
+        InvalidArgument: if not exactly one of `out` and `writer` is given.
+        InvalidValue: if a value has no encoding; nothing is written.
+        KeyCollision: if a key holds a dot.
+    """
+    if (out is None) == (writer is None):
+        given = "neither" if out is None else "both"
+        raise InvalidArgument(f"`to_mds` takes either `out` or `writer`, got {given}.")
+    rows = td if td._kd_desc.batch else td._kd_engine.unsqueeze(td, 0)  # type: ignore[attr-defined]  # of a concern
+    found: dict[str, Column] = {joined(path, "."): leaf for path, leaf in leaves_of(rows)}
+    add_data(rows, ".", (), found)
+    encodings = dict(columns or {})
+    missing = {name: column for name, column in found.items() if name not in encodings}
+    encodings |= {name: _encoding(name, column) for name, column in missing.items()}
+    if writer is None:
+        streaming = load("streaming", "to_mds")
+        writer = streaming.MDSWriter(out=out, columns=encodings, **options)
+    for row in range(rows._kd_desc.batch[0]):
+        writer.write({name: _value(column, row) for name, column in found.items()})
+    if finish:
+        writer.finish()
+
+
+def _encoding(name: str, column: Column) -> str:
+    if isinstance(column, Tensor):
+        if column.ndim > 1:
+            return "ndarray"
+        return "float64" if column.is_floating_point() else "int"
+    kinds = {type(value) for value in column}
+    for kind, encoding in ((str, "str"), (bytes, "bytes"), (int, "int"), (float, "float64")):
+        if kinds == {kind}:
+            return encoding
+    odd = next((value for value in column if type(value) not in _AS_JSON), None)
+    if odd is None:
+        return "json"
+    raise InvalidValue(
+        f"entry `{name}` holds {a_type(odd)}, which has no encoding in a shard. Leave it out with "
+        "`exclude`, or pass `columns` with an encoding of yours."
+    )
+
+
+def _value(column: Column, row: int) -> object:
+    if not isinstance(column, Tensor):
+        return column[row]
+    value = column[row].detach().cpu()
+    return value.numpy() if value.ndim else value.item()
