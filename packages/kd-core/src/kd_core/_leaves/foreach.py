@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final, TypeAlias, TypeGuard, cast
 
@@ -362,9 +361,12 @@ def run_copies(targets: list[Tensor], sources: list[Tensor], singly: bool) -> No
             no derivative.
     """
     singly = singly or len(targets) < 2 or is_compiling() or maybe_current_level() is not None
-    with suppress(NotImplementedError):  # on a GPU for uint16, uint32 and uint64
-        if not singly and wrote(torch._foreach_copy_, targets, sources):
-            return
+    if not singly:
+        try:
+            if wrote(torch._foreach_copy_, targets, sources):
+                return
+        except NotImplementedError:  # on a GPU for uint16, uint32 and uint64
+            pass
     for target, source in zip(targets, sources, strict=True):
         target.copy_(source)
 

@@ -618,7 +618,7 @@ def holds_entries(container: AbstractContainer) -> bool:
     """Return whether there is an entry; of a stack, in any member: they need not be in all."""
     if isinstance(container, Composite):
         return any(map(holds_entries, container._members))
-    return bool(container._kd_entries)
+    return len(container._kd_entries) > 0  # torch 2.10 does not trace `bool` of a dict
 
 
 def stack_above(
