@@ -255,6 +255,11 @@ def _has_base(tensor: Tensor) -> bool:
     return tensor._base is not None
 
 
+def is_exporting() -> bool:
+    """Return whether `torch.export` captures; to dynamo of torch 2.10 the public one is true."""
+    return bool(getattr(torch.compiler, "_is_exporting_flag", False))
+
+
 is_view: Final[Callable[[Tensor], bool]] = getattr(Tensor, "_is_view", _has_base)
 """Return whether a tensor is a view of another one, as autograd knows it."""
 

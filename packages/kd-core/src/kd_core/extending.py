@@ -6,7 +6,7 @@ names below; `assume_constant_result` is for what compiled code need not trace, 
 package calls `publish` last in its `__init__`, with `public_in` on classes that it imports later;
 its plans store outputs with `assign_levels`; it asks `is_eager` before it reads values of tensors,
 `exact_constant` for a tensor in place of a number, `private_name` for what torch does not promise
-(of that, `maybe_current_level`, `is_batchedtensor` and `torch_tree` are here),
+(of that, `maybe_current_level`, `is_batchedtensor`, `is_exporting` and `torch_tree` are here),
 `signature_of` for what a callable takes, and `field_keys` for what a tensor class holds; it shows
 rows of texts as a `Table`. `restore_dense`, `restore_leaf`, `restore_stack` and
 `restore_descriptor` are what pickles call, so their names and places stay. Everything else in this
@@ -33,6 +33,7 @@ from kd_core._nodes.entry import Entry as Entry
 from kd_core._nodes.registry import register as register
 from kd_core._torch_private import assume_constant_result as assume_constant_result
 from kd_core._torch_private import is_batchedtensor as is_batchedtensor
+from kd_core._torch_private import is_exporting as is_exporting
 from kd_core._torch_private import maybe_current_level as maybe_current_level
 from kd_core._torch_private import private_name as private_name
 from kd_core._torch_private import signature_of as signature_of

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Literal, Self, TypeAlias, cast, overload
 
 from torch import Size, Tensor, nn
-from torch.compiler import is_exporting
 from torch.distributions import Distribution
 
 from kd_core import (
@@ -22,6 +21,7 @@ from kd_core import (
     format_key,
     unravel_key_to_tuple,
 )
+from kd_core.extending import is_exporting
 from kd_nn import InputMissing, TensorDictModuleBase, TensorDictSequential, dispatch, skip_existing
 from kd_probabilistic._composite import CompositeDistribution, list_keys, only_key
 from kd_probabilistic._interaction import (

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
 from torch import nn
 
 from kd_core import NonTensorDataBase, TensorDict, UnbatchedTensor
-from kd_core.extending import assume_constant_result
+from kd_core.extending import assume_constant_result, is_exporting
 from kd_nn._dispatch import CallNames
 from kd_nn._plan.codegen import Calls, plain_module
 from kd_nn._plan.eager import functions_of
@@ -90,7 +89,7 @@ class TracedCalls(Calls):
         """
         if not all(plain_module(self.program.calls[idx].step) for idx in calls):
             return entering
-        self.text.names["_exporting"] = torch.compiler.is_exporting
+        self.text.names["_exporting"] = is_exporting
         return f"None if _exporting() else {entering}"
 
     def sees_scope(self, calls: range) -> bool:
