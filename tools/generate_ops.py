@@ -28,7 +28,7 @@ COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 POINTWISE = '''"""Pointwise operations: one typed method per row of `table.py`.
 
 Written by `tools/generate_ops.py`: change the table, then run `nox -s generate`.
-`_ops.math.operands` has the rules for operands, `_ops.math.binary` runs the functions.
+`_ops.math.binary` has the rules for operands, and runs the functions.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def view_of(leaves: list[Tensor]) -> Tensor | None:
 # | `format`, `version` | `"kd-wire"`, and the version of the format |
 # | `devices` | the type of each device, in the order in which the container has them |
 # | `buffers` | dtype, position among the devices, and number of elements of each buffer |
-# | `tree` | the container as nodes of `_store.encoding` |
+# | `tree` | the container as nodes of `_store.codec` |
 #
 # In the tree, the segment of a tensor is its buffer, and a device its position among `devices`.
 # The elements of a tensor follow those of the tensors of the same buffer that come before it in
@@ -160,7 +160,7 @@ def _buffer_of(row: object, devices: int) -> BufferSpec:
     raise FormatError(f"{str(row)[:80]!r} is not a valid buffer of a header.")
 
 
-# A container as a header and buffers, and back; see `header` for their form.
+# A container as a header and buffers, and back, in the form that is told above.
 
 
 class Form(NamedTuple):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 from kd_core._base import TensorDictBase
 from kd_core._containers.tensordict import TensorDict
 from kd_core._convert.schema import LeafSchema as LeafSchema
+from kd_core._convert.schema import container_of_text
 from kd_core._errors import InvalidValue, refuse_pickles
 from kd_core._naming import also_named
 from kd_core._ops.values.storage import TensorDictFuture as TensorDictFuture
@@ -359,8 +360,6 @@ def parse_tensor_dict_string(s: str) -> TensorDictBase:
         >>> parse_tensor_dict_string(repr(td)).schema() == td.schema()
         True
     """
-    from kd_core._convert.schema import container_of_text
-
     return cast("TensorDictBase", container_of_text(s))
 
 

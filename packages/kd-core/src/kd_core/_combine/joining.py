@@ -51,7 +51,7 @@ from kd_core._errors import (
 )
 from kd_core._keys import format_key, path_of
 from kd_core._leaves.foreach import prepare
-from kd_core._leaves.loops import explain_shapeless
+from kd_core._leaves.loops import explain_shapeless, joined_rows
 from kd_core._leaves.writes import check_write, is_converted, writable_source, write_all
 from kd_core._naming import also_named
 from kd_core._nodes import registry
@@ -641,8 +641,6 @@ class _Concatenating(Join):
 
 def _join_rows(leaves: Sequence[Tensor]) -> Tensor:
     """Concatenate nested tensors along their rows."""
-    from kd_core._leaves.loops import joined_rows
-
     return joined_rows(leaves)
 
 

@@ -25,11 +25,14 @@ from kd_core._batch.shapes import (
     resized,
     with_names,
 )
-from kd_core._containers.stack_moves import pick
+from kd_core._containers.stack_moves import pick, plain_class, stack_class
 from kd_core._containers.stack_writes import (
     MemberStorage,
     describe_stack,
     holds_unbatched,
+    nested_rows,
+    padded_rows,
+    rows_of,
     stage_rows,
 )
 from kd_core._errors import (
@@ -154,8 +157,6 @@ class Members(MemberStorage):
     def _read_as(self, path: tuple[str, ...], default: object, how: Reading) -> object:
         if not all(has_entry(member._kd_entries, path) for member in self._members):
             return default
-        from kd_core._containers.stack_writes import nested_rows, padded_rows, rows_of
-
         if how.form == "list":
             return rows_of(self, path)
         if how.form == "padded":
@@ -175,8 +176,6 @@ class Members(MemberStorage):
         except ShapeMismatch:
             if holds_unbatched(self, key):
                 raise
-            from kd_core._containers.stack_writes import nested_rows
-
             return nested_rows(self, (key,), layout)
 
     def auto_batch_size_(
@@ -731,8 +730,6 @@ class LazyStackedTensorDict(Members):
         lock = self._kd_desc.lock
         kind = self.__class__
         if self._kd_tensor_class is not None:
-            from kd_core._containers.stack_moves import plain_class
-
             kind = plain_class(kind)
         given = kind, self._members, self._dim, lock is not None
         name = names_of(self._kd_desc.batch)[self._dim]
@@ -742,8 +739,6 @@ class LazyStackedTensorDict(Members):
 def _class_for(kind: type[S], members: Sequence[object]) -> type[S]:
     """Return the class of a stack that is created."""
     if members and getattr(members[0], "_kd_tensor_class", None) is not None:
-        from kd_core._containers.stack_moves import stack_class
-
         return stack_class(kind, cast("Sequence[TensorDictBase]", members))
     return kind
 

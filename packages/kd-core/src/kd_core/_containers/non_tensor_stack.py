@@ -1,6 +1,6 @@
 """`NonTensorStack`: a non-tensor entry with one value per row.
 
-It holds the numbers of its rows' cells (`row_cells`), a tensor of the batch size. An operation that
+It holds the numbers of its rows' cells (`Cells`), a tensor of the batch size. An operation that
 moves rows is applied to the numbers as to any leaf, so rows stay aligned with the tensors. Views
 share the cells, copies have cells of their own. A write to a row replaces what is in its cell.
 """
@@ -503,7 +503,7 @@ class NonTensorStack(NonTensorDataBase, RowData):
     _positions: Tensor
     _cells: Cells
     _loose: Loose | None
-    """The values that the numbers count, in what compiled code made; see `row_cells`."""
+    """The values that the numbers count, in what compiled code made; see `Loose`."""
 
     def __init__(
         self,

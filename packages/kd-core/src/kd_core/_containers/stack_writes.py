@@ -27,6 +27,7 @@ from kd_core._containers.stack_moves import (
     pick,
     positions_of,
     reduced_members,
+    stack_class,
     viewed_members,
 )
 from kd_core._errors import (
@@ -604,8 +605,6 @@ class MemberStorage(TensorDictBase, Composite):
     def _of(self, members: Sequence[AbstractContainer], dim: int | None = None) -> Self:
         kind = self.__class__
         if members[0]._kd_tensor_class is not None or kind._kd_tensor_class is not None:
-            from kd_core._containers.stack_moves import stack_class
-
             kind = stack_class(kind, members)
         new = object.__new__(kind)
         new._members = list(cast("Sequence[TensorDictBase]", members))

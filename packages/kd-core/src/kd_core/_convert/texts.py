@@ -16,6 +16,7 @@ from kd_core._convert.arrays import (
     Plain,
     Tree,
     batch_of_layout,
+    checked,
     layout_of,
     leaves_of,
     rebuilt,
@@ -203,8 +204,6 @@ def lines_of(td: AbstractContainer, separator: str | None) -> str:
 
 
 def _row(td: AbstractContainer, path: tuple[str, ...]) -> Plain:
-    from kd_core._convert.arrays import checked
-
     row: Plain = {}
     for key, value in td._kd_entries.items():
         if isinstance(value, AbstractContainer):

@@ -38,7 +38,15 @@ from kd_core._leaves.foreach import (
     run_copies,
     shares_storage,
 )
-from kd_core._leaves.loops import explain_shapeless, finder, have_same_rows, is_shapeless, unwrapped
+from kd_core._leaves.loops import (
+    explain_shapeless,
+    finder,
+    first_refused,
+    have_same_rows,
+    is_shapeless,
+    kept,
+    unwrapped,
+)
 from kd_core._nodes.entry import encodes, is_data, is_unbatched
 from kd_core._torch_private import (
     dispatch_modes,
@@ -167,8 +175,6 @@ def putting_back(
     targets: Sequence[Tensor], sources: Sequence[Tensor]
 ) -> AbstractContextManager[None]:
     """Return a context that writes the old values back if one of several copies fails in it."""
-    from kd_core._leaves.loops import kept
-
     return kept(targets, sources)
 
 
@@ -207,8 +213,6 @@ def refused_write(
     """Return the first write that a leaf or operand made of other tensors refuses."""
     if are_unwrapped(*targets) and all(are_unwrapped(*column) for column in columns):
         return None
-    from kd_core._leaves.loops import first_refused
-
     return first_refused(write, targets, *columns)
 
 

@@ -47,26 +47,26 @@ join_data: Callable[..., Node]
 """Stack or concatenate non-tensor data; set by `_containers.non_tensor_stack`."""
 
 foreign_node: Callable[[object], Node]
-"""Convert a container of the package tensordict; set by `_convert.peer`."""
+"""Convert a container of the package tensordict; set by `_convert.plain`."""
 
 foreign_tensor: Callable[[Tensor], Node]
-"""Convert a tensor of the package tensordict without batch dimensions; set by `_convert.peer`."""
+"""Convert a tensor of the package tensordict without batch dimensions; set by `_convert.plain`."""
 
 from_dataclass: Callable[..., object]
 """Convert an instance of a dataclass to one of a tensor class; set by `_containers.declaring`."""
 
 attributes_of: Callable[[Node, tuple[str, ...]], Node]
-"""Make a container of what each leaf is; set by `_containers.attributes`."""
+"""Make a container of what each leaf is; set by `_containers.tensorclass`."""
 
 stack: Callable[..., Node]
-"""Stack containers along a new dimension; set by `_combine.stacking`."""
+"""Stack containers along a new dimension; set by `_combine.joining`."""
 
 cat: Callable[..., Node]
-"""Concatenate containers along a dimension; set by `_combine.stacking`."""
+"""Concatenate containers along a dimension; set by `_combine.joining`."""
 
 cat_rows: Callable[..., Node]
 """Concatenate containers along the first dimension; a tensor under several keys of all stays one;
-set by `_combine.stacking`."""
+set by `_combine.joining`."""
 
 lazy_stack: Callable[..., Node]
 """Stack containers lazily along a dimension; set by `_containers.lazy_stack`."""

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 # Which operations can be undone, and how their entries become entries of the source again.
 #
 # An operation that can be undone records its source on the result, and what undoes it. The source
-# is referred to weakly, so a result keeps nothing alive. `contexts` reads the record.
+# is referred to weakly, so a result keeps nothing alive. The methods below read the record.
 
 Origin: TypeAlias = (
     "tuple[ReferenceType[AbstractContainer] | None, Callable[[AbstractContainer, G], Undo], G]"

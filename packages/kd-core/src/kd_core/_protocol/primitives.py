@@ -17,7 +17,7 @@ documents them, and `kd_core.testing.ContainerContract` tests an implementation.
 Methods written on these alone are here too: `_kd_map_each` (one leaf at a time), `_kd_zip_each` and
 `_kd_collect_pair` (the leaves of two containers), `_kd_map_to_parts` (several containers from one),
 `_kd_shallow` (a copy that shares tensors), `_kd_hold` (counts the locks of enclosing containers).
-Containers that are made of members implement more: see `composite`.
+Containers that are made of members implement more: see `Composite`.
 """
 
 from __future__ import annotations

@@ -6,23 +6,14 @@ rename is the only commit. One idea a module, from the lowest:
 | module | knows |
 | --- | --- |
 | `files` | the calls that change or open files, without following links |
-| `canonical` | the one way to write a value of JSON, and reading it without surprises |
-| `values` | which data that is not a tensor is kept, and how |
-| `dtypes` | under which name and shape of safetensors a dtype is stored |
-| `registered` | classes and types by registered names; nothing is imported by a name of a file |
 | `progress` | how far saves and checks are |
+| `manifest` | generation, segments and tree of a store; JSON, data and classes in it |
+| `mapped_tensor` | one tensor in a file of its own; dtypes; which tensors lie in an arena |
 | `segments` | header, order, checksums and views of the tensors of one file |
-| `manifest` | generation, segments and tree of a store, and the limits of all three |
-| `encoding` | a container as nodes of a manifest |
-| `appending` | which parts a tree has, and whether their rows fit |
-| `decoding` | nodes of a manifest as a container |
-| `commit` | lock, temporary files, renames, and what is removed afterwards |
-| `joining`, `summary` | parts as one; what a store holds |
-| `directory`, `single`, `arena` | the forms of a store; one that is filled in place |
-| `growing` | adding entries to an arena |
-| `places` | which tensors lie in an arena |
-| `mapped_tensor` | one tensor in a file of its own, without a manifest |
-| `foreign` | the directories of another package |
+| `codec` | a container as nodes of a manifest, and back; whether the rows of two fit |
+| `commit` | lock, temporary files, renames; parts as one; what a store holds |
+| `directory`, `single` | the forms of a store, and the directories of another package |
+| `arena` | a store that is filled in place, and grows |
 | `forms` | which form a path stands for |
 
 Must not know operations or container kinds.

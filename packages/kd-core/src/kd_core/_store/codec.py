@@ -401,7 +401,7 @@ def _differs(what: str, expected: object, got: object, path: KeyPath) -> Invalid
     )
 
 
-# A container from the nodes of a manifest; see `encoding` for their form.
+# A container from the nodes of a manifest, whose form is told above.
 #
 # What a file says is checked as an argument of a user is: each shape, batch size, key and number.
 

@@ -401,8 +401,6 @@ class MemoryMappedTensor(Tensor, metaclass=_InMap):
             InvalidValue: if the file has fewer bytes than that, or the part is not a view.
             OSError: if there is no such file, or it cannot be opened for writing.
         """
-        from kd_core._store import files  # requires POSIX
-
         private = is_private(mode)
         path = Path(os.path.realpath(filename))
         needed = torch.Size(shape).numel() * dtype.itemsize
@@ -770,7 +768,7 @@ def address_of(tensor: Tensor) -> int:
 def _sealed_views(result: object, memory: set[int]) -> object:
     """Return a result of which all that shares the memory of sealed tensors is sealed, too.
 
-    What `detach` returns is no view to autograd.
+    To autograd, what `detach` returns is not a view.
     """
     if type(result) in (list, tuple):
         views = [_sealed_views(each, memory) for each in cast("Sequence[object]", result)]
@@ -843,8 +841,6 @@ def _created(
     fill: Callable[[Tensor], object] | None,
 ) -> Tensor:
     """Create a file under a temporary name, map and fill it, and give it its name."""
-    from kd_core._store import files  # requires POSIX
-
     size = torch.Size(shape).numel() * dtype.itemsize
     with files.opened_folder(path.parent) as folder:
         sweep_once(folder)
@@ -862,8 +858,6 @@ def _created(
 
 
 def _link(name: str, path: Path, folder: int) -> None:
-    from kd_core._store import files  # requires POSIX
-
     try:
         files.link(name, path.name, folder)
     except FileExistsError:

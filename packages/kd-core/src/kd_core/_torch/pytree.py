@@ -15,7 +15,7 @@ Decisions:
 - Every kind is rebuilt as itself. The children of a lazy stack are its stacked entries, of which it
   is rebuilt. Where `vmap` maps the stacked dimension, inside of gradient transforms and in traced
   code it becomes a `TensorDict`. Its members are the children if its entries cannot be stacked; see
-  `member_trees`.
+  `Members`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """``.onnx``: run by onnxruntime with numpy, where there is neither torch nor kd_core.
 
-Writing needs torch and onnxscript (see `onnx_translation`), and imports them when called. A name
+Writing needs torch and onnxscript (see `onnx_operators`), and imports them when called. A name
 that is both an input and an output makes an invalid file, so an output updated in place gets
 another name inside the file.
 """

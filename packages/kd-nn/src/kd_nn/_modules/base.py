@@ -25,6 +25,7 @@ from kd_nn._dispatch import (
     Inplace,
     Named,
     Value,
+    add_call_note,
     describe,
     entry,
     has_entry,
@@ -210,7 +211,7 @@ class ModuleFacts(CheckedSettings):
         return hasattr(module, "in_keys") and hasattr(module, "out_keys")
 
     def _kd_needs_key(self, key: NestedKey) -> bool:
-        """Return whether a call of now cannot run without an entry that it reads."""
+        """Return whether the module, as it is now, cannot run without an entry that it reads."""
         return key not in getattr(self, "_kd_optional_in_keys", ())
 
     @Derived
@@ -672,8 +673,6 @@ class TensorDictModuleBase(TensorHooks, ModuleFacts):
 
     def _kd_add_call_note(self, error: Exception, values: Mapping[NestedKey, object]) -> None:
         """Add to an exception of torch what this module was given, by key."""
-        from kd_nn._dispatch import add_call_note
-
         add_call_note(error, self, values)
 
     def _kd_keys_of_call(self) -> tuple[Keys, Keys] | None:

@@ -21,6 +21,7 @@ from kd_core import (
 from kd_nn._dispatch import (
     MISSING,
     Dispatched,
+    add_step_note,
     anyone_skips,
     container_of,
     describe,
@@ -146,8 +147,6 @@ def run_steps(
                 if swapped and not replaced:
                     written = before
             except Exception as error:
-                from kd_nn._dispatch import add_step_note
-
                 keys = keys_of(step, "in_keys")
                 given = dict(zip(keys, read_optional(work, keys), strict=True))
                 add_step_note(error, (str(idx), name), step, given)

@@ -16,7 +16,15 @@ from typing import cast
 from torch import Tensor, nn
 
 from kd_core import NestedKey, TensorDict, TensorDictBase
-from kd_nn._dispatch import MISSING, CallNames, Inplace, destination, fitted
+from kd_nn._dispatch import (
+    MISSING,
+    CallNames,
+    Inplace,
+    add_call_note,
+    add_step_note,
+    destination,
+    fitted,
+)
 from kd_nn._keys.specs import InKeySpec, strictly_overlaps
 from kd_nn._plan.program import Call, Path, Program, keyed
 
@@ -397,16 +405,12 @@ def _note_call(program: Program, error: Exception, idx: int, values: dict[str, o
     call = program.calls[idx]
     keys = cast("list[NestedKey]", call.step.in_keys)
     given = {key: values.get(f"_v{slot}") for key, slot in zip(keys, call.reads, strict=True)}
-    from kd_nn._dispatch import add_step_note
-
     add_step_note(error, call.place, call.step, given)
 
 
 def _note_alone(
     slots: Mapping[NestedKey, int], error: Exception, module: nn.Module, values: dict[str, object]
 ) -> None:
-    from kd_nn._dispatch import add_call_note
-
     add_call_note(error, module, {key: values.get(f"_v{slot}") for key, slot in slots.items()})
 
 
@@ -422,7 +426,5 @@ def _note_output(
         try:
             fitted(target, key, value)
         except type(error):
-            from kd_nn._dispatch import add_step_note
-
             add_step_note(error, calls[-1].place, calls[-1].step, {})
             return

@@ -881,7 +881,7 @@ def _empty_below(level: AbstractContainer) -> tuple[list[tuple[AbstractContainer
     """
     found: list[tuple[AbstractContainer, str]] = []
     is_empty = True
-    if isinstance(level, Composite):  # what a member alone has is no entry of the stack
+    if isinstance(level, Composite):  # what a member alone has is not an entry of the stack
         for member in level._members:
             below, empty = _empty_below(member)
             found += below

@@ -10,7 +10,13 @@ from torch import Tensor
 from kd_core._batch.shapes import batch_of
 from kd_core._errors import InvalidValue, ShapeMismatch
 from kd_core._nodes import registry
-from kd_core._ops.formats.conversion import build, inferred_batch, kind_of, stack_rows
+from kd_core._ops.formats.conversion import (
+    build,
+    inferred_batch,
+    kind_of,
+    stack_rows,
+    stacked_modules,
+)
 from kd_core._ops.shape.description import named
 from kd_core._protocol.primitives import AbstractContainer, Composite, is_container
 
@@ -518,8 +524,6 @@ class Objects(AbstractContainer):
             >>> TensorDict.from_modules(*nets)["weight"].shape
             torch.Size([3, 1, 2])
         """
-        from kd_core._ops.formats.conversion import stacked_modules
-
         made = stacked_modules(cls, modules, use_state_dict, lazy_stack, expand_identical)
         if as_module:
             from kd_core._ops.calls.modules import as_module as module_of

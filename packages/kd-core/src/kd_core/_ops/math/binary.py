@@ -1,10 +1,9 @@
 """Functions of one leaf, or of a leaf and an operand, run on all leaves of a container.
 
-Each generated method of `_ops.math.pointwise` is one call of a function in this module.
-`_ops.math.operands` has the rules for operands. Where torch takes no number, it becomes a 0-dim
-tensor beside each leaf. Non-tensor entries are passed through. An in-place
-form checks all leaves before it writes the first, so an operand that does not fit does not change
-the container.
+Each generated method of `_ops.math.pointwise` is one call of a function in this module. The rules
+for operands stand above the first functions. Where torch takes no number, it becomes a 0-dim tensor
+beside each leaf. Non-tensor entries are passed through. An in-place form checks all leaves before
+it writes the first, so an operand that does not fit does not change the container.
 """
 
 from __future__ import annotations
@@ -870,8 +869,6 @@ def _cast_some(td: W, dtype: torch.dtype, cast_filter: CastFilter, path: tuple[s
 
 
 # Functions of a leaf and two operands, run on all leaves of a container.
-#
-# `_ops.math.operands` has the rules for each operand.
 
 
 def blend(td: W, fn: _LeafOp, first: object, second: object, kernel: Kernel | None = None) -> W:

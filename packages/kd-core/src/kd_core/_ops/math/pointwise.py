@@ -1,7 +1,7 @@
 """Pointwise operations: one typed method per row of `table.py`.
 
 Written by `tools/generate_ops.py`: change the table, then run `nox -s generate`.
-`_ops.math.operands` has the rules for operands, `_ops.math.binary` runs the functions.
+`_ops.math.binary` has the rules for operands, and runs the functions.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from kd_core._batch.shapes import (
 )
 from kd_core._errors import InvalidArgument, InvalidValue, KdError, wrong_type
 from kd_core._leaves.foreach import is_ragged
-from kd_core._leaves.loops import all_plain
+from kd_core._leaves.loops import all_plain, flat_values, reduced_rows
 from kd_core._nodes.entry import is_node
 from kd_core._ops.entries.access import renamed
 from kd_core._protocol.primitives import (
@@ -126,8 +126,6 @@ def _vector_of(leaf: Tensor) -> Tensor:
     """Return all elements of a leaf as a vector."""
     if not is_ragged(leaf):
         return leaf.reshape(-1)
-    from kd_core._leaves.loops import flat_values
-
     return flat_values(leaf)
 
 
@@ -232,8 +230,6 @@ def reduced_features(
     ndim = td._kd_desc.ndim
     try:
         if ndim:
-            from kd_core._leaves.loops import reduced_rows
-
             result = reduced_rows(leaves, fn)
         else:
             result = fn(torch.cat(list(map(_vector_of, leaves))))

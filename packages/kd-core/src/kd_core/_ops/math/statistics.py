@@ -16,9 +16,11 @@ from kd_core._ops.entries.access import renamed
 from kd_core._ops.math.reducing import (
     along_batch,
     batch_dims_of,
+    extreme,
     over_everything,
     reduced,
     reduced_features,
+    running,
 )
 from kd_core._protocol.primitives import AbstractContainer, Composite, engine, refuse_unbatched
 
@@ -159,8 +161,6 @@ class Statistics(AbstractContainer):
             With `dim` two containers, `values` and `indices`, in the type that torch returns; else
             a container, or a tensor.
         """
-        from kd_core._ops.math.reducing import extreme
-
         return extreme(self, torch.amin, torch.min, dim, keepdim, (reduce, return_indices))
 
     @overload
@@ -200,8 +200,6 @@ class Statistics(AbstractContainer):
             With `dim` two containers, `values` and `indices`, in the type that torch returns; else
             a container, or a tensor.
         """
-        from kd_core._ops.math.reducing import extreme
-
         return extreme(self, torch.amax, torch.max, dim, keepdim, (reduce, return_indices))
 
     @overload
@@ -284,8 +282,6 @@ class Statistics(AbstractContainer):
             >>> td.cummax(0).values["a"], td.cummax(0).indices["a"]
             (tensor([1, 3, 3]), tensor([0, 1, 1]))
         """
-        from kd_core._ops.math.reducing import running
-
         return running(self, torch.cummax, dim, (reduce, return_indices))
 
     @overload
@@ -300,8 +296,6 @@ class Statistics(AbstractContainer):
         self, dim: int | str, *, reduce: bool = False, return_indices: bool = True
     ) -> Self | Tensor | Extremes[Self] | Extremes[Tensor]:
         """Return the smallest value so far along a batch dimension, and its index; see `cummax`."""
-        from kd_core._ops.math.reducing import running
-
         return running(self, torch.cummin, dim, (reduce, return_indices))
 
 

@@ -43,7 +43,7 @@ class BinaryRow(NamedTuple):
     `exact` is the kernel for a 0-dim tensor in place of a number. `number` says what a number
     becomes where torch takes tensors only: a "tensor", that of a "float" or of its "truth". `alias`
     is what torch calls the second operand. `own` says that torch has no in-place form, so the one
-    of `_leaves.in_place` is called. `default` says whether the keys of two containers may differ.
+    of `_leaves.writes` is called. `default` says whether the keys of two containers may differ.
     """
 
     name: str

@@ -15,7 +15,7 @@ from torch import Tensor
 from kd_core._batch.shapes import SAME_SHAPE, broadcasts_to, check_lines_up
 from kd_core._errors import InvalidValue, OutOfRange, ShapeMismatch, shape_text
 from kd_core._leaves.foreach import is_ragged
-from kd_core._leaves.loops import Selection, is_shapeless, without_shape
+from kd_core._leaves.loops import Selection, chosen_rows, is_shapeless, without_shape
 from kd_core._nodes import registry
 from kd_core._ops.math.binary import blended, keeps_batch
 from kd_core._ops.selection.indexing import behind, check_mask, rows_at
@@ -91,8 +91,6 @@ def _selection(
 
 def _chosen(leaf: Tensor, condition: Tensor, other: Tensor | float) -> Tensor:
     if is_ragged(leaf):
-        from kd_core._leaves.loops import chosen_rows
-
         return chosen_rows(leaf, condition.reshape(condition.shape[:1]), other)
     return torch.where(condition, leaf, other)
 
@@ -107,8 +105,6 @@ def _ragged_rows(
             f"{shape_text(leaf.shape)} and {shape_text(other.shape)}. Call `to_padded_tensor` "
             "first."
         )
-    from kd_core._leaves.loops import chosen_rows
-
     return chosen_rows(leaf, condition, other)
 
 

@@ -1,7 +1,7 @@
 """The index operator: keys, and the batch dimensions as on a tensor of shape `batch_size`.
 
-Rows are read with the function that `_ops.selection.index_plan` makes of an index. An indexed write
-checks all values before it writes the first.
+Rows are read with the function that `resolve` makes of an index. An indexed write checks all values
+before it writes the first.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from torch import Tensor
 from kd_core._batch.shapes import Padded, as_ints, cached, resized, wrap_dim
 from kd_core._errors import InvalidValue, KeyCollision
 from kd_core._keys import format_key, path_of
-from kd_core._leaves.loops import has_entry
+from kd_core._leaves.loops import has_entry, padded_leaf, row_mask
 from kd_core._nodes import registry
 from kd_core._ops.shape.description import become, locked_as_rows
 from kd_core._protocol.primitives import AbstractContainer, Composite, is_container, map_by
@@ -72,8 +72,6 @@ class Ragged(AbstractContainer):
         def padded(leaf: Tensor) -> Tensor:
             if not leaf.is_nested:
                 return leaf
-            from kd_core._leaves.loops import padded_leaf, row_mask
-
             if not masks:
                 masks.append(row_mask(leaf))
             return padded_leaf(leaf, padding)
@@ -138,8 +136,6 @@ def _mask_at(td: AbstractContainer, path: tuple[str, ...]) -> Tensor:
     """Return which elements of an entry are not padding; one row after the other is looked at."""
     leaf = td._kd_read(path)
     if isinstance(leaf, Tensor) and leaf.is_nested:
-        from kd_core._leaves.loops import row_mask
-
         return row_mask(leaf)
     ndim = td._kd_desc.ndim
     if not isinstance(leaf, Tensor) or leaf.ndim <= ndim:

@@ -4,7 +4,7 @@ A container is treated as a tensor of shape `batch_size`: only batch dimensions 
 dimensions of leaves and further batch dimensions of nested containers are kept. The leaves are
 views where torch makes views.
 
-Each method resolves its arguments to a plan of `_ops.shape.shape_plans`, then maps one function
+Each method resolves its arguments to a plan (`resize_plan` and its kin), then maps one function
 over the leaves. With `inplace=True` this container takes the result as its content.
 """
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from pathlib import Path
-from types import NoneType
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, cast
 
 import torch
@@ -29,7 +28,7 @@ from kd_core._leaves.views import walk_items
 from kd_core._naming import public_in
 from kd_core._nodes.entry import is_data
 from kd_core._ops.shape.description import put_on
-from kd_core._ops.values.placement import moved
+from kd_core._ops.values.placement import PackLayout, moved
 from kd_core._protocol.primitives import (
     AbstractContainer,
     leaves_of,
@@ -46,7 +45,6 @@ if TYPE_CHECKING:
     from typing import Self, TypeVar
 
     from kd_core._nodes.entry import Node
-    from kd_core._ops.values.placement import PackLayout
     from kd_core._types import DeviceLike, NestedKey
 
     W = TypeVar("W", bound=AbstractContainer)
@@ -180,13 +178,9 @@ class Storage(AbstractContainer):
             >>> layout.unpack(flat * 2)["b", "c"].sum()
             tensor(24.)
         """
-        from kd_core._ops.values.placement import PackLayout  # a dataclass, which few need
-
         if layout is not None and not isinstance(layout, PackLayout):
             raise wrong_type("`layout`", "a `PackLayout`", layout)
         ndim, batch = self._kd_desc.ndim, without_names(self._kd_desc.batch)
-        if not isinstance(layout, (PackLayout, NoneType)):
-            raise wrong_type("`layout`", "a `PackLayout`", layout)
         at = wrap_dim(dim if layout is None else layout.dim, ndim + 1) - ndim - 1
         leaves = _leaves(self)
         if layout is None:
