@@ -71,6 +71,20 @@ class Figures(TypedDict):
     programs: Programs
 
 
+class Gpu(TypedDict):
+    """The last run of `benchmarks/gpu.py`: benchmarks/figures_gpu.json.
+
+    Keys:
+        card: The name of the GPU.
+        versions: What it ran with.
+        rows: By row and contender, the time in microseconds.
+    """
+
+    card: str
+    versions: str
+    rows: dict[str, dict[str, float]]
+
+
 def number(value: float | None, digits: str = ".2f") -> str:
     """Return `value` for a table cell, a dash where there is none."""
     return "-" if value is None else format(value, digits)

@@ -20,6 +20,7 @@ from benchmarks.figures import (
     CONTENDERS,
     Costs,
     Figures,
+    Gpu,
     Peer,
     Programs,
     Row,
@@ -160,6 +161,17 @@ which is {allowed} for the mean.
 | program | by hand | peer | kd | kd/hand | kd/peer | hand/peer | |
 | --- | ---: | ---: | ---: | ---: | ---: | ---: | --- |
 """
+
+GPU_HEAD = """
+## On a GPU
+
+One run of `nox -s gpu` on one {card}, with {versions}. A figure is the time in microseconds until
+the GPU is done, programs included. The goals are {by_hand} for kd/hand and {by_peer} for kd/peer.
+
+| what | by hand | peer | kd | kd/hand | kd/peer | missed |
+| --- | ---: | ---: | ---: | ---: | ---: | --- |
+"""
+GPU_BY_HAND, GPU_BY_PEER = 1.03, 0.80
 
 COSTS_HEAD = """
 ## What calls cost
@@ -307,6 +319,19 @@ def table_of_programs(programs: Programs) -> list[str]:
     return ["| " + " | ".join(cells) + " |" for cells in rows]
 
 
+def table_of_gpu(gpu: Gpu) -> list[str]:
+    """Return the lines of the table of a GPU."""
+    rows = []
+    for name, took in gpu["rows"].items():
+        ratios = {"kd/hand": took["kd"] / took["by hand"], "kd/peer": took["kd"] / took["peer"]}
+        goals = {"kd/hand": GPU_BY_HAND, "kd/peer": GPU_BY_PEER}
+        missed = [each for each, goal in goals.items() if round(ratios[each], 2) > goal]
+        cells = [f"{took[who]:.0f}" for who in ("by hand", "peer", "kd")]
+        cells += [number(ratio) for ratio in ratios.values()]
+        rows.append(f"| {name} | {' | '.join(cells)} | {', '.join(missed)} |")
+    return rows
+
+
 def programs_head(programs: Programs) -> str:
     """Return the text above the table of programs."""
     each = [ratios_of({name: took})[2] for name, took in programs.items()]
@@ -355,8 +380,8 @@ def own_goal_cells(area: str, row: Row) -> list[str]:
     return [number(goal), "held" if by_peer <= goal else "missed"]
 
 
-def page(figures: Figures) -> str:
-    """Return docs/benchmarks.md."""
+def page(figures: Figures, gpu: Gpu | None = None) -> str:
+    """Return docs/benchmarks.md; `gpu` are the figures of the last run on a GPU."""
     peer, costs = figures["peer"], figures["costs"]
     machine = "CPU {cpu}, {cores} cores, {system}".format(**costs["machine"])
     names = peer["versions"] | {"rounds": str(peer["rounds"])}
@@ -364,6 +389,10 @@ def page(figures: Figures) -> str:
     text = HEAD.format(machine=machine, versions=versions) + "\n".join(table_of_means(peer)) + "\n"
     programs = figures["programs"]
     text += programs_head(programs) + "\n".join(table_of_programs(programs)) + "\n"
+    if gpu is not None:
+        head = {"by_hand": number(GPU_BY_HAND), "by_peer": number(GPU_BY_PEER)}
+        text += GPU_HEAD.format(card=gpu["card"], versions=gpu["versions"], **head)
+        text += "\n".join(table_of_gpu(gpu)) + "\n"
     text += DESIGNS_HEAD + "\n".join(table_of_designs(peer)) + "\n"
     floors = table_of_floors(peer)
     text += FLOORS_HEAD + "\n".join(floors) + "\n" if floors else ""
@@ -386,9 +415,10 @@ def pages(root: Path) -> dict[Path, str]:
     """Return each page that holds figures, and what it should be."""
     source = (root / "benchmarks" / "figures.json").read_text(encoding="utf-8")
     figures: Figures = json.loads(source)
+    gpu: Gpu = json.loads((root / "benchmarks" / "figures_gpu.json").read_text(encoding="utf-8"))
     front = root / "README.md"
     return {
-        root / "docs" / "benchmarks.md": page(figures),
+        root / "docs" / "benchmarks.md": page(figures, gpu),
         front: readme(front.read_text(encoding="utf-8"), figures["peer"], figures["programs"]),
     }
 

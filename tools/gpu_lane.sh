@@ -5,6 +5,7 @@
 #
 # RESULTS: where logs and figures go (default: gpu-results). WHEELS: a folder of wheels that are
 # installed first, without an index. KD_DEVICE: the device (default: cuda:0; "cpu" tries the lane).
+# What `docs/benchmarks.md` shows of a GPU is in benchmarks/figures_gpu.json, put there by hand.
 # Every part has a time limit, so one that hangs costs no other. The part `everywhere` is no verdict.
 set -uo pipefail
 cd "$(dirname "$0")/.."

@@ -28,7 +28,8 @@ def test_pages_show_the_stored_figures() -> None:
 
 
 def test_a_figure_written_by_hand_is_seen(tmp_path: Path) -> None:
-    for name in ("README.md", "docs/benchmarks.md", "benchmarks/figures.json"):
+    read = ("benchmarks/figures.json", "benchmarks/figures_gpu.json")
+    for name in ("README.md", "docs/benchmarks.md", *read):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     front = tmp_path / "README.md"
