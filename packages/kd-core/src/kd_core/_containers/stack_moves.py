@@ -314,13 +314,29 @@ def _numbers(batch: Batch, at: int, taken: Tensor, owners: Tensor, apart: bool) 
 def _rows_seen(stack: Composite, rows: _Rows, shares: bool = True) -> TensorDictBase:
     """Return rows of members, stacked lazily: views, or copies."""
     if rows.parts:
-        return _stacked([_rows_seen(stack, part, shares) for part in rows.parts], 0)
+        return _stacked(_parts_seen(stack, rows.parts, shares), 0)
     if rows.member is None:
         seen = cast("TensorDictBase", stack._kd_shallow())
     else:
         member = cast("TensorDictBase", stack._members[rows.member])
         seen = member[rows.index] if rows.index else _reshaped(member, rows.shape)
     return seen if shares else seen._kd_engine.clone(seen)
+
+
+def _parts_seen(stack: Composite, parts: Sequence[_Rows], shares: bool) -> list[TensorDictBase]:
+    """Return several of them; a member of one dimension is unbound once for all of its rows."""
+    unbound: dict[int, Sequence[TensorDictBase]] = {}
+    found: list[TensorDictBase] = []
+    for part in parts:
+        if part.member is None or len(part.index) != 1:
+            found.append(_rows_seen(stack, part, shares))
+            continue
+        if part.member not in unbound:
+            member = cast("TensorDictBase", stack._members[part.member])
+            unbound[part.member] = member._kd_engine.unbind(member, 0)
+        row = unbound[part.member][part.index[0]]
+        found.append(row if shares else row._kd_engine.clone(row))
+    return found
 
 
 def _stacked(members: Sequence[object], dim: int) -> TensorDictBase:
