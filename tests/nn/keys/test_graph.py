@@ -125,8 +125,8 @@ def test_svg_greys_what_is_not_computed() -> None:
     root = ElementTree.fromstring(text)
     dead = [g for g in root.iter(f"{SVG}g") if g.get("class") == "dead"]
     assert [title.text for g in dead for title in g.iter(f"{SVG}title")] == ["2", "3"]
-    assert "not computed" in text
-    assert "not computed" not in graph().to_svg()
+    assert "not needed" in text
+    assert "not needed" not in graph().to_svg()
 
 
 def test_boxes_of_the_svg_do_not_overlap() -> None:

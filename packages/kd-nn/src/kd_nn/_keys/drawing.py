@@ -338,7 +338,7 @@ def _box(graph: KeyFlow, box: Box, idx: int) -> str:
 
 def _note(node: KeyNode) -> str:
     count = f"{node.parameters:,} parameters" if node.parameters else "no parameters"
-    return count if node.needed else "not computed"
+    return count if node.needed else "not needed"
 
 
 def _legend(graph: KeyFlow, y: float) -> str:
@@ -349,7 +349,7 @@ def _legend(graph: KeyFlow, y: float) -> str:
     ]
     if any(not node.needed for node in graph.nodes):
         dead = '<g class="dead"><rect class="box" x="0" y="-9" width="18" height="12" rx="3"/></g>'
-        entries.append((dead, "not computed", 100))
+        entries.append((dead, "not needed", 100))
     parts, x = [], MARGIN
     for sign, text, width in entries:
         label = f'<text class="note" x="25">{text}</text>'
