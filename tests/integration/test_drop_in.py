@@ -13,14 +13,37 @@ from tensordict.nn import *
 print(nn is torch.nn, callable(memmap), callable(tensorclass), TensorDictModule.__name__)
 """
 
+ASKS = """
+import torch
+from tensordict.nn import TensorDictModule, TensorDictSequential
+module = TensorDictModule(torch.nn.Linear(1, 1), ["a"], ["b"])
+for value in (module, TensorDictSequential(module), torch.nn.Linear(1, 1)):
+    print(hasattr(value, "no_such"), hasattr(value, "__no_such__"))
+print(tuple(module.weight.shape))
+"""
 
-def test_a_star_import_brings_all_names_but_no_modules(tmp_path: Path) -> None:
-    path = tmp_path / "program.py"
-    path.write_text(PROGRAM, encoding="utf-8")
-    ran = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "kd_core.drop_in", str(path)],
+
+def run(folder: Path, program: str, *options: str) -> subprocess.CompletedProcess[str]:
+    path = folder / "program.py"
+    path.write_text(program, encoding="utf-8")
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "kd_core.drop_in", *options, str(path)],
         capture_output=True,
         text=True,
         check=False,
     )
+
+
+def test_a_star_import_brings_all_names_but_no_modules(tmp_path: Path) -> None:
+    ran = run(tmp_path, PROGRAM)
     assert ran.stdout == "True True True TensorDictModule\n", ran.stderr
+
+
+def test_the_report_lists_attributes_that_modules_lack(tmp_path: Path) -> None:
+    ran = run(tmp_path, ASKS, "--report")
+    assert ran.stdout.splitlines() == ["False False"] * 3 + ["(1, 1)"], ran.stderr
+    assert ran.stderr.splitlines() == [
+        "kd: 2 names that the program asked for are missing:",
+        "  TensorDictModule.no_such      1",
+        "  TensorDictSequential.no_such  1",
+    ]

@@ -471,7 +471,6 @@ def test_a_selection_of_a_stack_is_a_stack_of_plain_containers() -> None:
     assert part.tensordicts[1]["a"] is stack.tensordicts[1]["a"]
 
 
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype")
 def test_a_nested_tensor_is_strided_unless_another_layout_is_said() -> None:
     stack = lazy_stack([TensorDict({"a": torch.ones(n + 1)}) for n in range(2)])
     assert stack.get_nestedtensor("a").layout is torch.strided

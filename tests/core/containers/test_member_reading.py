@@ -45,7 +45,6 @@ def test_padding_reaches_the_longest_row() -> None:
     assert columns.get("a", as_padded_tensor=True).shape == (2, 2, 3)
 
 
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")  # of the strided layout
 def test_nested_tensors_keep_the_lengths() -> None:
     nested = ragged().get("a", as_nested_tensor=True)
     assert nested.is_nested

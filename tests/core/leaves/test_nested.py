@@ -309,7 +309,6 @@ def same_rows(found: TensorDictBase, wanted: TensorDictBase) -> None:
     assert found["n"].is_nested
 
 
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype")
 def test_rows_of_the_strided_layout_are_stored_and_come_back(tmp_path: Path) -> None:
     td = strided(3, 0, 5)
     for name in ("td", "td.safetensors"):
@@ -327,7 +326,6 @@ def test_rows_of_the_strided_layout_are_stored_and_come_back(tmp_path: Path) -> 
     assert "nested float32, 3 rows" in str(store.inspect(tmp_path / "td.safetensors"))
 
 
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype")
 def test_values_of_the_strided_layout_are_written_to_rows_of_the_same_sizes() -> None:
     writes: list[Callable[[TensorDict], object]] = [
         lambda td: td.load_state_dict((td * 2).state_dict()),
@@ -346,7 +344,6 @@ def test_values_of_the_strided_layout_are_written_to_rows_of_the_same_sizes() ->
     same_rows(td, strided(3, 5))
 
 
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype")
 @pytest.mark.parametrize(
     "sizes",
     [[[3, 2], [4, 2]], [[3, 2], [-1, 2]], [[8], [9]], [[16]], [], [[1 << 40, 1 << 40], [1, 1]]],

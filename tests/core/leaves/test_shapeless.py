@@ -1,21 +1,13 @@
 """Nested tensors of the layout `torch.strided`, which have no shape, are refused by name."""
 
 import pickle
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 
 from kd_core import InvalidValue, TensorClass, TensorDict, UnbatchedTensor, lazy_stack, stack
-
-
-@pytest.fixture(autouse=True)
-def _prototype() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "The PyTorch API of nested tensors is in prototype")
-        yield
 
 
 def shapeless() -> Tensor:
