@@ -7,7 +7,7 @@ package calls `publish` last in its `__init__`, with `public_in` on classes that
 its plans store outputs with `assign_levels`; it asks `is_eager` before it reads values of tensors,
 `exact_constant` for a tensor in place of a number, `private_name` for what torch does not promise
 (of that, `maybe_current_level`, `is_batchedtensor`, `is_exporting` and `torch_tree` are here),
-`signature_of` for what a callable takes, and `field_keys` for what a tensor class holds; it shows
+`signature_of` for what a callable takes, `clone_leaves` and `run_copies` to copy many tensors, and `field_keys` for what a tensor class holds; it shows
 rows of texts as a `Table`. `restore_dense`, `restore_leaf`, `restore_stack` and
 `restore_descriptor` are what pickles call, so their names and places stay. Everything else in this
 package stays private.
@@ -24,8 +24,10 @@ from kd_core._containers.tensorclass import field_keys as field_keys
 from kd_core._containers.tensordict import make_dense as make_dense
 from kd_core._keys import is_prefix as is_prefix
 from kd_core._keys import plain_str as plain_str
+from kd_core._leaves.foreach import clone_leaves as clone_leaves
 from kd_core._leaves.foreach import exact_constant as exact_constant
 from kd_core._leaves.foreach import is_eager as is_eager
+from kd_core._leaves.foreach import run_copies as run_copies
 from kd_core._leaves.packing import restore_leaf as restore_leaf
 from kd_core._naming import public_in as public_in
 from kd_core._naming import publish as publish

@@ -25,6 +25,7 @@ from torch.compiler import is_compiling, is_dynamo_compiling
 from torch.nn import Parameter
 
 from kd_core._torch_private import (
+    clone_all,
     dispatch_modes,
     is_traceable_wrapper_subclass,
     maybe_current_level,
@@ -369,6 +370,15 @@ def run_copies(targets: list[Tensor], sources: list[Tensor], singly: bool) -> No
             pass
     for target, source in zip(targets, sources, strict=True):
         target.copy_(source)
+
+
+def clone_leaves(leaves: list[Tensor]) -> Sequence[Tensor]:
+    """Clone all leaves: on a GPU by one kernel, where torch has one for each."""
+    if not leaves[0].is_cuda or (torch.is_grad_enabled() and any(map(needs_grad, leaves))):
+        return clone_all(leaves)
+    copies = [torch.empty_like(leaf) for leaf in leaves]
+    torch._foreach_copy_(copies, leaves)
+    return copies
 
 
 def run_exact(

@@ -23,7 +23,7 @@ from kd_core._errors import (
     shape_text,
     wrong_type,
 )
-from kd_core._leaves.foreach import wraps_tensors
+from kd_core._leaves.foreach import clone_leaves, wraps_tensors
 from kd_core._leaves.loops import kinds_of, stored_in
 from kd_core._naming import also_named, public_in
 from kd_core._nodes import registry
@@ -41,7 +41,7 @@ from kd_core._protocol.primitives import (
     name_in,
     unlock,
 )
-from kd_core._torch_private import clone_all, dispatch_modes
+from kd_core._torch_private import dispatch_modes
 
 if TYPE_CHECKING:
     from typing import Self, TypedDict, Unpack
@@ -420,7 +420,7 @@ class Placement(AbstractContainer):
         """
         if not recurse:
             return self._kd_shallow()
-        copy = unary(self, torch.clone, clone_all)
+        copy = unary(self, torch.clone, clone_leaves)
         return unlock(copy) if self._kd_desc.frozen else copy
 
     def copy(self) -> Self:
