@@ -232,6 +232,8 @@ def _share(tree: Plain, most: int | None) -> None:
             shapes.append(tuple(value.rows.shape))
         elif value.rows is not None:
             raise Unknown("the value of the one row that there was")
+    if not shapes and most:  # so many dimensions of its own
+        shapes.append(tree.batch)
     if shapes:
         tree.batch = _common(shapes, most)
 

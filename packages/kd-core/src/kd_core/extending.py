@@ -7,10 +7,10 @@ package calls `publish` last in its `__init__`, with `public_in` on classes that
 its plans store outputs with `assign_levels`; it asks `is_eager` before it reads values of tensors,
 `exact_constant` for a tensor in place of a number, `private_name` for what torch does not promise
 (of that, `maybe_current_level`, `is_batchedtensor`, `is_exporting` and `torch_tree` are here),
-`signature_of` for what a callable takes, `clone_leaves` and `run_copies` to copy many tensors, and `field_keys` for what a tensor class holds; it shows
-rows of texts as a `Table`. `restore_dense`, `restore_leaf`, `restore_stack` and
-`restore_descriptor` are what pickles call, so their names and places stay. Everything else in this
-package stays private.
+`signature_of` for what a callable takes, `clone_leaves` and `run_copies` to copy many tensors, and
+`field_keys` for what a tensor class holds; it shows rows of texts as a `Table`. `restore_dense`,
+`restore_leaf`, `restore_stack` and `restore_descriptor` are what pickles call, so their names and
+places stay. Everything else in this package stays private.
 """
 
 from typing import TYPE_CHECKING
