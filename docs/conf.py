@@ -4,11 +4,15 @@ The pages build without a network. Set DOCS_ONLINE=1 to have names of torch and 
 """
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 from sphinx.application import Sphinx
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from tools.notebook import notebook  # needs the line above
 
 project = "kd"
 author = "The kd authors"
@@ -25,6 +29,42 @@ extensions = [
 exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = f"kd {release}"
+html_static_path = ["_static"]
+html_css_files = ["kd.css"]
+html_js_files = ["kd.js"]
+html_logo = html_favicon = "_static/logo.svg"
+# The colours of the pictures: see `tools/picture.py`.
+_fonts = {
+    "font-stack": "Inter, system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif",
+    "font-stack--monospace": "ui-monospace, SFMono-Regular, Menlo, Consolas, monospace",
+}
+html_theme_options = {
+    "light_css_variables": {
+        **_fonts,
+        "color-brand-primary": "#047857",
+        "color-brand-content": "#1d4ed8",
+        "color-background-secondary": "#f8fafc",
+        "color-background-border": "#e2e8f0",
+        "color-code-background": "#f8fafc",
+        "color-inline-code-background": "#f1f5f9",
+    },
+    "dark_css_variables": {
+        "color-brand-primary": "#34d399",
+        "color-brand-content": "#7dabff",
+        "color-brand-visited": "#a5b4fc",
+        "color-background-primary": "#0b1120",
+        "color-background-secondary": "#0f172a",
+        "color-background-hover": "#1e293b",
+        "color-background-border": "#26334a",
+        "color-foreground-primary": "#e2e8f0",
+        "color-foreground-secondary": "#94a3b8",
+        "color-code-background": "#0f172a",
+        "color-inline-code-background": "#1e293b",
+    },
+    "footer_icons": [],
+    "top_of_page_buttons": [],
+}
+pygments_style, pygments_dark_style = "friendly", "one-dark"
 
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
@@ -61,13 +101,16 @@ def keep_asterisks(
     for number, line in enumerate(lines):
         in_example = bool(line.strip()) and (in_example or line.lstrip().startswith(">>>"))
         if not in_example:
-            parts = line.split("`")
+            parts = re.split("(``.*?``|`[^`]*`)", line)
             parts[::2] = [part.replace("*", r"\*") for part in parts[::2]]
-            lines[number] = "`".join(parts)
+            lines[number] = "".join(parts)
 
 
-def show_fragments(app: object, docname: str, source: list[str]) -> None:
-    """Put the fragments of the next release on the changelog page, above the releases."""
+def prepare_page(app: object, docname: str, source: list[str]) -> None:
+    """Trim fences; put the fragments of the next release on the changelog page."""
+    # A doctest needs a blank line after its result, which readers need not see.
+    fence = re.compile(r"^(```\w+\n.*?)\n+```$", re.DOTALL | re.MULTILINE)
+    source[0] = fence.sub(r"\1\n```", source[0])
     if docname != "changelog" or not any((ROOT / "changelog.d").glob("*/*.md")):
         return
     command = [sys.executable, "-m", "towncrier", "build", "--draft", "--name", "kd"]
@@ -78,7 +121,25 @@ def show_fragments(app: object, docname: str, source: list[str]) -> None:
     source[0] = written.replace(marker, f"{marker}\n{draft}")
 
 
+def add_notebook(
+    app: Sphinx, pagename: str, templatename: str, context: dict[str, object], doctree: object
+) -> None:
+    """Write the notebook of a page beside it, and put a button that downloads it above the page."""
+    source = ROOT / "docs" / f"{pagename}.md"
+    if doctree is None or app.builder.format != "html" or not source.exists():
+        return
+    text = notebook(source)
+    if text is None:
+        return
+    target = Path(app.outdir) / f"{pagename}.ipynb"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(text, encoding="utf-8")
+    button = f'<a class="kd-notebook" href="{target.name}" download>Open as notebook</a>'
+    context["body"] = f"{button}{context['body']}"
+
+
 def setup(app: Sphinx) -> None:
     """Connect what Sphinx calls; before napoleon, which writes markup of its own."""
-    app.connect("source-read", show_fragments)
+    app.connect("html-page-context", add_notebook)
+    app.connect("source-read", prepare_page)
     app.connect("autodoc-process-docstring", keep_asterisks, priority=100)

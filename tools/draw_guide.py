@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable
 
 import torch
-from tools.picture import ROW, Picture, write
+from tools.picture import ROW, Picture, with_dark, write
 
 from kd_core import (
     TensorDict,
@@ -201,10 +201,85 @@ def key_graph(*selected: str) -> str:
     )
     if selected:
         model.select_out_keys(*selected)
-    return model.key_graph().to_svg()
+    return with_dark(model.key_graph().to_svg())
+
+
+def front(tall: bool = False) -> str:
+    """Draw the picture of the front page: a batch, layers, a file; below each other if `tall`."""
+    batch = TensorDict(image=torch.zeros(32, 8, 8), label=torch.arange(32), batch_size=[32])
+    model = TensorDictSequential(
+        TensorDictModule(torch.nn.Flatten(-2), ["image"], ["pixels"]),
+        TensorDictModule(torch.nn.Linear(64, 10), ["pixels"], [("out", "logits")]),
+    )
+    picture = Picture(*((356, 812) if tall else (1092, 272)), page=False)
+    places = [(2, 2 + 274 * n) if tall else (2 + 368 * n, 2) for n in range(3)]
+    headings = ("One batch, named", "Layers, named", "One file, proven")
+    for (x, y), heading in zip(places, headings, strict=True):
+        picture.box(x, y, 352, 260 if tall else 268, "panel")
+        picture.text(x + 20, y + 30, heading, "heading")
+    _front_batch(picture, *places[0], batch)
+    _front_layers(picture, *places[1], model)
+    _front_file(picture, *places[2], model)
+    return picture.svg()
+
+
+def _front_batch(picture: Picture, x: float, y: float, batch: TensorDict) -> None:
+    taken = batch[:4]
+    for row, (key, leaf) in enumerate(batch.items()):
+        middle = y + 78 + 42 * row
+        picture.text(x + 20, middle, key, "key")
+        _sizes(picture, x + 96, middle, leaf.shape, batch.batch_dims)
+    picture.text(x + 20, y + 168, "batch[:4]", "large")
+    for row, (key, leaf) in enumerate(taken.items()):
+        left = x + 20 + 176 * row
+        picture.text(left, y + 206, key, "key")
+        _sizes(picture, left + 62, y + 206, leaf.shape, taken.batch_dims, 32)
+    picture.text(x + 20, y + 242, "used like one tensor, called like a dict", "caption")
+
+
+def _sizes(
+    picture: Picture, x: float, y: float, sizes: torch.Size, batch_dims: int, wide: int = 44
+) -> None:
+    for dim, size in enumerate(sizes):
+        picture.box(x + wide * dim, y - 15, wide - 4, 30, "batch" if dim < batch_dims else "rest")
+        picture.text(x + wide * (dim + 0.5) - 2, y, str(size), "number", "middle")
+
+
+def _front_layers(picture: Picture, x: float, y: float, model: TensorDictSequential) -> None:
+    (first, second), (key,) = model.key_graph().nodes, model.in_keys
+    picture.pill(x + 20, y + 78, str(key))
+    picture.line(x + 92, y + 78, x + 112, y + 78)
+    _step(picture, x + 112, y + 56, first.label, "no parameters")
+    picture.line(x + 182, y + 112, x + 182, y + 152)
+    picture.text(x + 192, y + 132, str(first.writes[0]), "key")
+    _step(picture, x + 112, y + 152, second.label, f"{second.parameters} parameters")
+    picture.line(x + 252, y + 180, x + 268, y + 180)
+    picture.text(x + 270, y + 180, ".".join(unravel_key_to_tuple(second.writes[0])), "result")
+    picture.text(x + 20, y + 242, "each says what it reads and writes", "caption")
+
+
+def _step(picture: Picture, x: float, y: float, title: str, note: str) -> None:
+    picture.box(x, y, 140, 56)
+    picture.text(x + 70, y + 20, title, "heading", "middle")
+    picture.text(x + 70, y + 39, note, "caption", "middle")
+
+
+def _front_file(picture: Picture, x: float, y: float, model: TensorDictSequential) -> None:
+    picture.box(x + 20, y + 56, 176, 152)
+    picture.text(x + 36, y + 82, "model.onnx", "heading")
+    picture.text(x + 36, y + 116, f"in \N{NO-BREAK SPACE}{model.in_keys[0]}", "key")
+    picture.text(
+        x + 36, y + 142, f"out {'.'.join(unravel_key_to_tuple(model.out_keys[-1]))}", "result large"
+    )
+    picture.text(x + 36, y + 184, "keys are inside", "caption")
+    for row, said in enumerate(("exported", "run", "compared", "then written")):
+        picture.text(x + 216, y + 74 + 36 * row, f"\N{CHECK MARK} {said}", "good")
+    picture.text(x + 20, y + 242, "runs in C++ or a browser, without torch", "caption")
 
 
 PICTURES: dict[str, Callable[[], str]] = {
+    "front.svg": front,
+    "front-tall.svg": functools.partial(front, tall=True),
     "container-kinds.svg": kinds,
     "keys.svg": keys,
     "shapes.svg": shapes,
