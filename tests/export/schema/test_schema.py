@@ -8,7 +8,18 @@ from importlib.resources import files
 
 import pytest
 
-from kd_export import Axis, Entry, ExportError, KeyMismatch, Schema, SchemaVersion, Step, Vector
+from kd_export import (
+    Axis,
+    Budget,
+    Entry,
+    ExportError,
+    KeyMismatch,
+    Precision,
+    Schema,
+    SchemaVersion,
+    Step,
+    Vector,
+)
 from kd_export._schema.files import check_json
 from kd_export._schema.schema import LinearSize
 
@@ -36,12 +47,30 @@ RECURRENT = replace(
     initial={"h": (0.5, -math.inf)},
     steps=(Step("0.cell", "GRUCell(3, 2)", (("in", "x"), ("h",)), (("h",),)),),
     vectors=(),
+    tolerance={"atol": 0.5},
+    precision=Precision("int8", Budget(0.02, 0.005), ("0.cell",), 1024),
 )
 
 
 @pytest.mark.parametrize("schema", [SCHEMA, RECURRENT])
 def test_json_round_trip(schema: Schema) -> None:
     assert Schema.from_json(schema.to_json()) == schema
+
+
+@pytest.mark.parametrize(
+    "precision",
+    [
+        3,
+        {"name": "int8"},
+        {"name": "int8", "budget": {"max": -1}, "kept": [], "rows": 1},
+        {"name": "int8", "budget": {"mx": 1}, "kept": [], "rows": 1},
+        {"name": "int8", "budget": {"max": "nan"}, "kept": [], "rows": 1},
+    ],
+)
+def test_a_damaged_precision_is_refused(precision: object) -> None:
+    data = RECURRENT.to_data() | {"precision": precision}
+    with pytest.raises(ExportError, match="the schema is damaged"):
+        Schema.from_json(json.dumps(data))
 
 
 @pytest.mark.parametrize("state", [{"x": "h"}, {"h": "x"}, {"in.x": "h"}, {"h": 1}, ["h"]])

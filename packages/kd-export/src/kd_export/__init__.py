@@ -35,11 +35,16 @@ from kd_export._running.session import register_backend as register_backend
 from kd_export._schema.differences import Difference as Difference
 from kd_export._schema.differences import Differences as Differences
 from kd_export._schema.schema import Axis as Axis
+from kd_export._schema.schema import Budget as Budget
 from kd_export._schema.schema import Entry as Entry
+from kd_export._schema.schema import Precision as Precision
 from kd_export._schema.schema import Schema as Schema
 from kd_export._schema.schema import Step as Step
 from kd_export._schema.schema import Vector as Vector
 from kd_export._verification.comparison import Comparison as Comparison
+from kd_export._verification.comparison import Deviation as Deviation
+from kd_export._verification.comparison import Latency as Latency
+from kd_export._verification.comparison import Reduction as Reduction
 from kd_export._verification.comparison import Report as Report
 
 __version__ = "0.1.0"

@@ -10,7 +10,7 @@ import html
 import math
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -46,6 +46,7 @@ from kd_export._verification.trials import (
     BATCH_SIZES,
     chosen_vectors,
     pool_of,
+    stored_tensors,
     trial_sizes,
     trials,
     trials_at,
@@ -200,6 +201,10 @@ class WriteOptions(TypedDict, Generic[V], total=False):
     rollouts: int
     steps: int
     opset: int | None
+    precision: str | None
+    calibration: object
+    budget: Mapping[str, float] | None
+    keep_float: str | Iterable[str] | None
 
 
 class SaveOptions(CaptureOptions[N, S, F], WriteOptions[V], Generic[N, S, F, V], total=False):
@@ -281,7 +286,8 @@ def save(
         example: As for `export`.
         options: ``inputs``, ``outputs``, ``dynamic``, ``state``, ``initial``, ``mode``, ``strict``
             and ``metadata`` as for `export`; ``batch_sizes``, ``rtol``, ``atol``, ``vectors``,
-            ``oracle``, ``rollouts``, ``steps`` and ``opset`` as for `KeyedProgram.save`.
+            ``oracle``, ``rollouts``, ``steps``, ``opset``, ``precision``, ``calibration``,
+            ``budget`` and ``keep_float`` as for `KeyedProgram.save`.
 
     Returns:
         What was compared.
@@ -436,8 +442,8 @@ def verify(
         batch_sizes: The sizes of the dynamic axes to try, as far as their range allows; by
             default all at which the file was compared when it was written.
         rtol: The relative tolerance. Without it and ``atol``, that which the file was saved with,
-            or one that suits the dtype; where one is given, the other is 0. The report says what
-            applied.
+            its budget if it is of fewer bits, or one that suits the dtype; where one is given, the
+            other is 0. The report says what applied.
         atol: The absolute tolerance.
         vectors: Inputs to compare on in place of made ones, each in any form of an example; they
             need a reference.
@@ -467,7 +473,10 @@ def verify(
     with stage(f"run `{Path(path).name}`"):
         if rtol is None and atol is None:
             rtol, atol = (session.schema.tolerance.get(name) for name in ("rtol", "atol"))
-        rows = _compared(session, reference, batch_sizes, Tolerance(rtol, atol), vectors)
+        precision = session.schema.precision
+        budget = None if precision is None else precision.budget
+        allowed = Tolerance(rtol, atol, budget)
+        rows = _compared(session, reference, batch_sizes, allowed, vectors)
     return Report(str(path), rows)
 
 
@@ -499,6 +508,11 @@ def _compared(
 
     eager = reference_module(reference, schema)
     given = None if vectors is None else read_vectors(vectors, schema)
+    if schema.precision is not None:  # it is good for inputs like those that it was judged on
+        stored_inputs = [stored_tensors(schema, one) for one in chosen_vectors(schema, batch_sizes)]
+        judged = trials(schema, eager, (), pool=None, given=given or stored_inputs)
+        theirs = (trial.vector(schema) for trial in judged)
+        return tuple(compare_vectors(session, filter(None, theirs), allowed))
     pool = pool_of(schema)
     tried = list(trials(schema, eager, batch_sizes or BATCH_SIZES, pool=pool, given=given))
     if batch_sizes is None and given is None:  # and where the file was compared when it was written

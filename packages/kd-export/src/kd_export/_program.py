@@ -8,14 +8,17 @@ installed.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from kd_export._console import stage
 from kd_export._errors import ExportError, NotExportable, VerifyError
+from kd_export._precision import check_precision, save_reduced
 from kd_export._running.loading import check_weights, load, open  # noqa: A004  # the package's own
 from kd_export._running.session import Backend, Session, backend_for
 from kd_export._schema.files import open_regular, replacing
@@ -38,6 +41,8 @@ if TYPE_CHECKING:
     from kd_export._running.torch_runner import TorchRunner
 
 Inputs = TypeVar("Inputs")
+MANY = 1024
+"""How many rows a file of fewer bits is judged on where none are given."""
 CONVERTED = "torch.export"
 """The format that holds a whole program, which other formats are made from."""
 
@@ -117,6 +122,10 @@ class KeyedProgram:
         rollouts: int = 8,
         steps: int = 50,
         opset: int | None = None,
+        precision: str | None = None,
+        calibration: object = None,
+        budget: Mapping[str, float] | None = None,
+        keep_float: str | Iterable[str] | None = "auto",
     ) -> Report:
         """Write the program in the format of the file name, and verify it first.
 
@@ -151,13 +160,53 @@ class KeyedProgram:
             steps: How many steps each has.
             opset: The version of ONNX's operators in an ``.onnx`` file, for a runtime that knows
                 an older one; by default that of torch.
+            precision: Write an ``.onnx`` file with fewer bits: ``"int8"``, where the layers
+                compute on integers, ``"int8-weights"``, where the weights alone are rounded, or
+                ``"fp16"``. The float file is verified first, and this one then judged beside it.
+            calibration: Rows that the program meets: a container or dict, or an iterable of such.
+                Half of them calibrate, the others judge. A program with a state takes (rows, time)
+                or an item for each step, and is calibrated and judged by rollouts; of rows alone,
+                rollouts are drawn.
+            budget: How far results may be from those of the float file: ``max``, the largest
+                difference, and ``rms``, the root mean square, in the units of the outputs, and
+                ``agreement``, the least share of equal integers, by default 0.99. The file holds
+                it, and `verify` applies it.
+            keep_float: ``"auto"``: as few layers stay float as the budget needs. Or the names of
+                those that stay, or ``None`` for none.
 
         Raises:
             VerifyError: The file gives other results than the module, or other actions than the
-                oracle; the message names the step that is missing, if a known one mends it.
+                oracle; the message names the step that is missing, if a known one mends it. Or
+                the budget cannot be met, and the message says how near it came.
         """
         path = Path(path)
         backend = backend_for(path)
+        if precision is not None:
+            check_precision(precision, backend, calibration)
+            floating = partial(
+                self.save,
+                batch_sizes=batch_sizes,
+                rtol=rtol,
+                atol=atol,
+                vectors=vectors,
+                oracle=oracle,
+                rollouts=rollouts,
+                steps=steps,
+                opset=opset,
+            )
+            with tempfile.TemporaryDirectory() as folder:
+                source = Path(folder) / path.name
+                floating(source)
+                return save_reduced(
+                    source,
+                    path,
+                    backend,
+                    precision=precision,
+                    calibration=calibration,
+                    drawn=self._many_rows() if calibration is None else None,
+                    budget=budget,
+                    keep_float=keep_float,
+                )
         if rtol is None and atol is None:
             rtol, atol = (self.schema.tolerance.get(name) for name in ("rtol", "atol"))
         given = {"rtol": rtol, "atol": atol}
@@ -192,6 +241,16 @@ class KeyedProgram:
                         beside = self._beside(session, oracle, rollouts, steps, allowed)
                     report = replace(report, rows=(*report.rows, *beside))
         return report
+
+    def _many_rows(self) -> Mapping[str, Tensor]:
+        """Draw many rows like the example, by wire name; the example itself if none are taken."""
+        schema = self.schema
+        largest = [
+            min(MANY, MANY if axis.max is None else axis.max) for axis in schema.axes.values()
+        ]
+        sizes = dict(zip(schema.axes, largest, strict=True)) if len(largest) == 1 else {}
+        made = trials_at(schema, self.reference, [sizes], pool=self.example).made
+        return dict(made[0].inputs)
 
     def _beside(
         self,

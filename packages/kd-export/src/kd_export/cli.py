@@ -576,6 +576,7 @@ def _inspect(options: argparse.Namespace) -> int:
             ("made by", ", ".join(f"{name} {v}" for name, v in schema.versions.items())),
             ("weights", schema.weights),
             ("mode", schema.mode or "as the module"),
+            *(() if schema.precision is None else (("precision", schema.precision.describe()),)),
             ("axes", ", ".join(f"{name} {axis}" for name, axis in schema.axes.items()) or "fixed"),
             ("stored tests", str(len(schema.vectors))),
             *((f"metadata {name}", json.dumps(value)) for name, value in schema.metadata.items()),

@@ -8,13 +8,13 @@ another name inside the file.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Protocol, cast
 
 from kd_export._errors import DtypeMismatch, ExportError, kind_of, raised_as
-from kd_export._running.session import Direct, Runner, require
+from kd_export._running.session import WEIGHTS, Direct, Reducer, Runner, require
 from kd_export._schema.derived import derived_onnx
 from kd_export._schema.files import Number, contents, mapped, unused_name
 from kd_export._schema.onnx_file import (
@@ -24,6 +24,7 @@ from kd_export._schema.onnx_file import (
     moved_out,
     read_onnx_schema,
     schema_field,
+    sealed,
     weights_digest,
 )
 from kd_export._schema.schema import Drawn, Entry, Schema, check_fit, completed, described
@@ -83,12 +84,37 @@ class OnnxBackend:
         with path.open("ab") as file:
             file.write(schema_field(schema.to_json()))
 
+    def seal(self, source: Path, schema: Schema, target: Path) -> None:
+        """Write a model with another schema, and its digest; weights beside it go along."""
+        model, beside = mapped(source), mapped(source.with_name(companion(source.name)))
+        # A model that keeps its weights beside it names that file, so it keeps its name.
+        if check_external(model, companion(target.name), len(beside)):
+            target.with_name(companion(target.name)).write_bytes(beside)
+        else:
+            beside = memoryview(b"")
+        own = replace(_named(schema), weights=weights_digest(model, beside))
+        with target.open("wb") as file:
+            file.writelines(sealed(model, own.to_json()))
+
+    def reducer(
+        self, source: Path, precision: str, samples: Sequence[Mapping[str, object]]
+    ) -> Reducer:
+        """Return what writes a float file with fewer bits."""
+        require("onnx", _EXTRA)
+        require("onnxruntime", _EXTRA)
+        from kd_export._backends.onnx_precision import OnnxReducer
+
+        return OnnxReducer(source, precision, samples)
+
     def load(self, file: BinaryIO, schema: Schema, path: Path) -> OnnxRunner:
         """Start an onnxruntime session on the file's bytes, and on those of the file beside it."""
         runtime = cast("_Runtime", require("onnxruntime", _EXTRA))
         options = runtime.SessionOptions()
         options.log_severity_level = 3
         options.add_session_config_entry("session.load_model_format", "ONNX")
+        if schema.precision is not None and schema.precision.name == WEIGHTS:
+            # The weights are widened once, as the file is loaded, and not at each call.
+            options.add_session_config_entry("session.disable_quant_qdq", "1")
         model, name = contents(file), companion(path.name)
         weights = mapped(path.with_name(name))
         # What is checked is what is run: the message is a copy, only numbers are read where they

@@ -20,12 +20,20 @@ import math
 import shutil
 import sys
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Protocol, TypeAlias, TypeVar, cast
+from typing import (
+    TYPE_CHECKING,
+    BinaryIO,
+    Protocol,
+    TypeAlias,
+    TypeVar,
+    cast,
+    runtime_checkable,
+)
 
 from kd_export._errors import (
     BackendMissing,
@@ -157,6 +165,48 @@ class Backend(Protocol):
 
         ``None`` says that the format cannot tell; then verification does not check it.
         """
+
+
+WEIGHTS = "int8-weights"
+PRECISIONS = ("fp16", "int8", WEIGHTS)
+"""What a file of fewer bits may be made by: all in 16 bits, in 8, or the weights alone in 8."""
+
+
+class Reducer(Protocol):
+    """A float file that can be written with fewer bits.
+
+    Attributes:
+        layers: The names of the layers that may stay float, in the order of the program.
+    """
+
+    layers: tuple[str, ...]
+
+    def write(self, target: Path, kept: Collection[str]) -> None:
+        """Write it without a schema; the layers of these names stay float."""
+
+
+@runtime_checkable
+class Reduces(Protocol):
+    """What a backend offers beside the rest if its files can be written with fewer bits."""
+
+    def reducer(
+        self, source: Path, precision: str, samples: Sequence[Mapping[str, object]]
+    ) -> Reducer:
+        """Read a float file.
+
+        Args:
+            source: The file.
+            precision: One of `PRECISIONS`.
+            samples: Inputs to calibrate with, by the names in the file.
+        """
+
+
+@runtime_checkable
+class Seals(Protocol):
+    """What a backend offers beside the rest if a schema can be put into a file that exists."""
+
+    def seal(self, source: Path, schema: Schema, target: Path) -> None:
+        """Write a file with this schema in place of the one that it has, and with its digest."""
 
 
 _known: dict[str, str | Backend] = {
@@ -806,6 +856,11 @@ def _read(x: object, inputs: Sequence[Entry]) -> tuple[list[object], _Arrange]:
                 hint="Leave it out.",
             )
     return values, arrange
+
+
+def read_inputs(x: object, inputs: Sequence[Entry]) -> list[object]:
+    """Read the values of inputs, in their order, from what `Session.run` takes."""
+    return _read(x, inputs)[0]
 
 
 def _in_order(

@@ -128,6 +128,10 @@ def content_differences(one: Schema, other: Schema, *, digests: bool) -> Iterato
         for found in (one.steps, other.steps)
     )
     yield from _in_mappings("step", steps, others)
+    made, other_made = (
+        {} if s.precision is None else {"": s.precision.describe()} for s in (one, other)
+    )
+    yield from _in_mappings("precision", made, other_made)
     yield from _in_mappings("version", one.versions, other.versions)
     if digests:
         yield from _in_mappings("weights", {"": one.weights}, {"": other.weights})

@@ -118,17 +118,36 @@ def companion(name: str) -> str:
 
 
 def weights_digest(model: bytes | memoryview, beside: bytes | memoryview = b"") -> str:
-    """Compute the SHA-256 of a model, weights included, without its schema."""
-    view = memoryview(model)
+    """Compute the SHA-256 of a model, weights included, without its properties.
+
+    The schema is one of them; the others are texts for people and tools, and compute nothing.
+    """
     digest = hashlib.sha256()
-    end = 0
-    for number, start, size in fields_in(view, 0, len(view)):
-        begin, end = end, start + size
-        inside = io.BytesIO(view[start:end]) if number == _METADATA_PROPS else None
-        if inside is None or _schema_in(inside, 0, size) is None:
-            digest.update(view[begin:end])
+    for part in without_properties(memoryview(model)):
+        digest.update(part)
     digest.update(beside)
     return digest.hexdigest()
+
+
+def without_properties(model: memoryview) -> Iterator[memoryview]:
+    """Iterate over the fields of a model but its properties."""
+    end = 0
+    for number, start, size in fields_in(model, 0, len(model)):
+        begin, end = end, start + size
+        if number != _METADATA_PROPS:
+            yield model[begin:end]
+
+
+def sealed(model: memoryview, text: str) -> Parts:
+    """Return the parts of a model with this schema in place of the one that it has."""
+    parts: Parts = []
+    end = 0
+    for number, start, size in fields_in(model, 0, len(model)):
+        begin, end = end, start + size
+        inside = io.BytesIO(model[start:end]) if number == _METADATA_PROPS else None
+        if inside is None or _schema_in(inside, 0, size) is None:
+            parts.append(model[begin:end])
+    return [*parts, schema_field(text)]
 
 
 def check_external(model: bytes | memoryview, name: str = "", size: int = 0) -> bool:

@@ -280,6 +280,125 @@ class Vector:
     inputs: Mapping[str, tuple[Number, ...]] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How far the results of a file may be from those of the one that it was made of.
+
+    Attributes:
+        max: The largest absolute difference of any number of a floating-point output, in the
+            output's own unit; ``None`` is no limit.
+        rms: The root mean square of the differences of such an output, in its unit.
+        agreement: The least share of the integers or booleans of an output that are equal.
+
+    Example:
+        >>> Budget(max=0.02, rms=0.005).allows(0.01, 0.001, None)
+        True
+    """
+
+    max: float | None = None
+    rms: float | None = None
+    agreement: float = 0.99
+
+    def allows(self, most: float, rms: float, agreement: float | None) -> bool:
+        """Decide whether differences are within it; ``agreement`` is that of integers."""
+        return self.excess(most, rms, agreement) <= 1
+
+    def excess(self, most: float, rms: float, agreement: float | None) -> float:
+        """Return how many times the budget the differences are, the worst of all limits.
+
+        >>> Budget(max=0.02).excess(0.03, 0.001, None)
+        1.5
+        """
+        if agreement is not None:
+            spared = 1 - self.agreement
+            wrong = 1 - agreement
+            return wrong / spared if spared else (math.inf if wrong else 0.0)
+        limits = ((most, self.max), (rms, self.rms))
+        shares = [_share(found, limit) for found, limit in limits if limit is not None]
+        return max(shares, default=0.0)
+
+    def sampled(self, count: int) -> Budget:
+        """Return the budget for a sample of some numbers, whose rms and agreement scatter.
+
+        The limits of rms and agreement are wider by three standard deviations of such a sample.
+        """
+        number = max(count, 1)
+        wrong = self.agreement * (1 - self.agreement) / number
+        return Budget(
+            self.max,
+            None if self.rms is None else self.rms * (1 + 3 / math.sqrt(2 * number)),
+            max(0.0, self.agreement - 3 * math.sqrt(wrong)),
+        )
+
+    def to_data(self) -> dict[str, Json]:
+        """Return the budget as plain data, fit for JSON."""
+        limits: dict[str, Json] = {"agreement": self.agreement}
+        for name, limit in (("max", self.max), ("rms", self.rms)):
+            if limit is not None:
+                limits[name] = limit
+        return limits
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name} {limit:g}" for name, limit in self._limits())
+
+    def _limits(self) -> list[tuple[str, float]]:
+        named = (("max", self.max), ("rms", self.rms), ("agreement", self.agreement))
+        return [(name, limit) for name, limit in named if limit is not None]
+
+
+def _share(found: float, limit: float) -> float:
+    return found / limit if limit else (math.inf if found else 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """What became of the numbers of a file that was made of another one, and the budget for it.
+
+    Attributes:
+        name: ``"fp16"``, ``"int8"``, ``"int8-weights"``, or ``"adopted"`` for what another tool
+            made.
+        budget: How far results may be from those of the file that it was made of. The stored
+            tests hold the results of that file.
+        kept: The layers that stayed float.
+        rows: How many rows it was judged on.
+
+    Example:
+        >>> Precision("int8", Budget(max=0.02), ("4",), 2048).describe()
+        'int8 within max 0.02, agreement 0.99, judged on 2,048 rows; float: 4'
+    """
+
+    name: str
+    budget: Budget
+    kept: tuple[str, ...] = ()
+    rows: int = 0
+
+    def describe(self) -> str:
+        """Print it in a line."""
+        kept = f"; float: {', '.join(self.kept)}" if self.kept else ""
+        return f"{self.name} within {self.budget}, judged on {self.rows:,} rows{kept}"
+
+    def to_data(self) -> Json:
+        """Return it as plain data, fit for JSON."""
+        kept: list[Json] = list(self.kept)
+        return {
+            "name": self.name,
+            "budget": self.budget.to_data(),
+            "kept": kept,
+            "rows": self.rows,
+        }
+
+    @classmethod
+    def from_data(cls, item: Json) -> Precision:
+        """Read it from plain data that may hold anything."""
+        data = as_dict(item)
+        limits = {name: float(as_finite(limit)) for name, limit in as_dict(data["budget"]).items()}
+        if not limits.keys() <= {"max", "rms", "agreement"} or min(limits.values(), default=0) < 0:
+            raise ValueError(f"the budget {brief(data['budget'])}")
+        budget = Budget(limits.get("max"), limits.get("rms"), limits.get("agreement", 1.0))
+        kept = tuple(map(as_str, as_list(data["kept"])))
+        return cls(as_str(data["name"]), budget, kept, as_size(data["rows"]))
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class Schema:
     """What a program takes and gives.
@@ -302,6 +421,8 @@ class Schema:
             numbers of its shape with axes of size 1, in row-major order.
         tolerance: How far results may differ from those stored, if not by what suits the dtype:
             ``rtol`` and ``atol``.
+        precision: What the file was made of a float one by, and the budget that its results are
+            within; ``None`` for a file that was made of a module.
         steps: What the module did, step by step: what prepares the inputs and what becomes of the
             outputs is in the program, and listed here.
         derived: Whether kd_export did not write the file, so that this is all that it tells.
@@ -331,6 +452,7 @@ class Schema:
     initial: Mapping[str, tuple[Number, ...]] = field(default_factory=dict)
     steps: tuple[Step, ...] = ()
     tolerance: Mapping[str, float] = field(default_factory=dict)
+    precision: Precision | None = None
     derived: bool = False
 
     def __repr__(self) -> str:
@@ -358,6 +480,8 @@ class Schema:
             further["initial"] = _numbers_data(self.initial)
         if self.tolerance:
             further["tolerance"] = dict(self.tolerance)
+        if self.precision is not None:
+            further["precision"] = self.precision.to_data()
         if self.steps:
             further["steps"] = [step.to_data() for step in self.steps]
         return {
@@ -420,6 +544,7 @@ class Schema:
             initial=_numbers(data.get("initial", {})),
             steps=tuple(map(Step.from_data, as_list(data.get("steps", [])))),
             tolerance=_tolerance(data.get("tolerance", {})),
+            precision=Precision.from_data(data["precision"]) if "precision" in data else None,
         )
         if len(schema.vectors) > _MOST_VECTORS:
             raise ValueError(f"{len(schema.vectors)} stored tests")

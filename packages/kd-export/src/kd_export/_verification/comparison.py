@@ -13,11 +13,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
 
 from kd_export._console import Row, html_table, plain_table
-from kd_export._errors import ExportError, VerifyError
+from kd_export._errors import ExportError, VerifyError, quoted
 from kd_export._running.session import Session
-from kd_export._schema.files import Json
+from kd_export._schema.files import Json, Number
 from kd_export._schema.schema import (
     RANDOM,
+    Budget,
     Entry,
     Vector,
     distance,
@@ -67,6 +68,155 @@ class Comparison:
     atol: float | None = None
 
 
+REDUCTION_HEADER = ("output", "max", "99.9 %", "rms", "equal", "budget")
+
+
+@dataclass(frozen=True, slots=True)
+class Deviation:
+    """How far an output of one file is from that of another, over many rows.
+
+    Attributes:
+        output: The wire name.
+        max: The largest absolute difference, in the output's unit.
+        p999: What 99.9 % of the differences are at most.
+        rms: The root mean square of the differences.
+        agreement: The share of numbers that are equal, of integers and booleans; else ``None``.
+        ok: Whether all is within the budget.
+
+    Example:
+        >>> Deviation("y", 0.01, 0.008, 0.002, None, ok=True).rms
+        0.002
+    """
+
+    output: str
+    max: float
+    p999: float
+    rms: float
+    agreement: float | None
+    ok: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """How long a call takes beside one of the other file, in seconds.
+
+    Attributes:
+        sizes: The size of each axis.
+        seconds: The median of a call of this file.
+        other: That of the file that it was made of, measured in turns.
+
+    Example:
+        >>> Latency({"batch": 1}, 4e-5, 2e-5).slower
+        True
+    """
+
+    sizes: Mapping[str, int]
+    seconds: float
+    other: float
+
+    @property
+    def slower(self) -> bool:
+        """Whether it is slower, by more than such a measurement scatters."""
+        return self.seconds > 1.1 * self.other
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """What it costs, and what it brings, that a file was made of another one.
+
+    Attributes:
+        name: ``"fp16"``, ``"int8"``, ``"int8-weights"`` or ``"adopted"``.
+        outputs: How far each output is from that of the other file, on rows that nothing was
+            calibrated with.
+        rows: How many rows that were, steps of rollouts included.
+        bytes: What the file holds, its schema and stored tests left out.
+        other_bytes: What the other file holds.
+        latencies: How long calls take.
+        kept: The layers that stayed float.
+        layers: All layers that could have less.
+        budget: How far the outputs may be.
+
+    Example:
+        >>> found = Deviation("y", 0.01, 0.008, 0.002, None, ok=True)
+        >>> Reduction("int8", (found,), 512, 100, 400, (), (), ("0",), Budget(0.02)).smaller
+        4.0
+    """
+
+    name: str
+    outputs: tuple[Deviation, ...]
+    rows: int
+    bytes: int
+    other_bytes: int
+    latencies: tuple[Latency, ...]
+    kept: tuple[str, ...]
+    layers: tuple[str, ...]
+    budget: Budget
+
+    @property
+    def smaller(self) -> float:
+        """How many times smaller the file is than the one that it was made of."""
+        return self.other_bytes / self.bytes
+
+    def cells(self) -> list[Row]:
+        """Return the outputs as rows of a table under `REDUCTION_HEADER`."""
+        return [deviation_row(one, str(self.budget)) for one in self.outputs]
+
+    def lines(self) -> list[str]:
+        """Return what stands below the table."""
+        found = [f"{self.name}: judged on {self.rows:,} rows"]
+        found.append(f"size: {self.bytes:,} bytes, before {self.other_bytes:,}")
+        found += [
+            f"latency at {shown(one.sizes)}: {one.seconds * 1e6:,.0f} us, "
+            f"before {one.other * 1e6:,.0f} us{' (slower)' if one.slower else ''}"
+            for one in self.latencies
+        ]
+        if self.layers:
+            kept = quoted(self.kept)
+            found.append(f"float: {kept} ({len(self.kept)} of {len(self.layers)} layers)")
+        return found
+
+    def to_data(self) -> dict[str, Json]:
+        """Return it as plain data, fit for JSON; times are in seconds."""
+        outputs: list[Json] = [
+            {
+                "output": one.output,
+                "max": _finite(one.max),
+                "p999": _finite(one.p999),
+                "rms": _finite(one.rms),
+                "agreement": one.agreement,
+                "ok": one.ok,
+            }
+            for one in self.outputs
+        ]
+        latencies: list[Json] = [
+            {"sizes": dict(one.sizes), "seconds": one.seconds, "other": one.other}
+            for one in self.latencies
+        ]
+        return {
+            "name": self.name,
+            "outputs": outputs,
+            "rows": self.rows,
+            "bytes": self.bytes,
+            "other_bytes": self.other_bytes,
+            "latencies": latencies,
+            "kept": list(self.kept),
+            "layers": list(self.layers),
+            "budget": self.budget.to_data(),
+        }
+
+
+def _finite(number: float) -> float | None:
+    return number if math.isfinite(number) else None
+
+
+def deviation_row(one: Deviation, budget: str) -> Row:
+    """Return how far an output is as a row of a table under `REDUCTION_HEADER`."""
+    verdict = f"{'ok' if one.ok else 'EXCEEDED'}: {budget}"
+    if one.agreement is not None:
+        return one.output, "", "", "", f"{one.agreement:.2%}", verdict
+    return one.output, f"{one.max:.3g}", f"{one.p999:.3g}", f"{one.rms:.3g}", "", verdict
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class Report:
     """What a verification found; it prints as a table.
@@ -75,6 +225,7 @@ class Report:
         path: The file.
         rows: The comparisons made.
         notes: What else there is to say, a sentence each.
+        reduction: Of a file that was just made of another one, what that costs and brings.
 
     Example:
         >>> row = Comparison("y", {"batch": 2}, 1e-7, ok=True, rtol=1e-4, atol=1e-5)
@@ -88,6 +239,7 @@ class Report:
     path: str
     rows: tuple[Comparison, ...]
     notes: tuple[str, ...] = ()
+    reduction: Reduction | None = None
 
     @property
     def sizes(self) -> dict[str, tuple[int, ...]]:
@@ -124,14 +276,25 @@ class Report:
         ]
         sizes: Json = {name: list(tried) for name, tried in self.sizes.items()}
         notes: Json = list(self.notes)
-        return {"path": self.path, "ok": self.ok, "rows": rows, "sizes": sizes, "notes": notes}
+        made: dict[str, Json] = (
+            {} if self.reduction is None else {"reduction": self.reduction.to_data()}
+        )
+        return {
+            "path": self.path,
+            "ok": self.ok,
+            "rows": rows,
+            "sizes": sizes,
+            "notes": notes,
+            **made,
+        }
 
     def lines(self) -> list[str]:
         """Return what stands below the table: the sizes that were tried, and the notes."""
         sizes = [
             f"tried {name}: {', '.join(map(str, tried))}" for name, tried in self.sizes.items()
         ]
-        return [*sizes, *(f"note: {note}" for note in self.notes)]
+        made = [] if self.reduction is None else self.reduction.lines()
+        return [*sizes, *made, *(f"note: {note}" for note in self.notes)]
 
     def cells(self) -> list[Row]:
         """Return the rows as text, one row for each comparison."""
@@ -139,10 +302,16 @@ class Report:
 
     def _repr_html_(self) -> str:
         lines = "".join(f"<p>{html.escape(line)}</p>" for line in self.lines())
-        return f"<p>{html.escape(self.path)}</p>{html_table(REPORT_HEADER, self.cells())}{lines}"
+        table = html_table(REPORT_HEADER, self.cells())
+        if self.reduction is not None:
+            table += html_table(REDUCTION_HEADER, self.reduction.cells())
+        return f"<p>{html.escape(self.path)}</p>{table}{lines}"
 
     def __repr__(self) -> str:
-        return "\n".join([self.path, plain_table(REPORT_HEADER, self.cells()), *self.lines()])
+        tables = [plain_table(REPORT_HEADER, self.cells())]
+        if self.reduction is not None:
+            tables.append(plain_table(REDUCTION_HEADER, self.reduction.cells()))
+        return "\n".join([self.path, *tables, *self.lines()])
 
 
 def _cells(row: Comparison) -> Row:
@@ -168,10 +337,14 @@ class Tolerance:
     Without either, both suit the dtype, and the absolute tolerance grows with the largest number
     of an output, since rounding errors do: up to `MOST_SCALE` times, however large a mask or an
     outlier is. Where one is given, the other is 0: no tolerance applies that nobody sees.
+
+    A budget stands above both: it limits single numbers and, of all stored tests together, the
+    root mean square, and of integers how many differ.
     """
 
     rtol: float | None = None
     atol: float | None = None
+    budget: Budget | None = None
 
     def __post_init__(self) -> None:
         """Check that both are numbers."""
@@ -193,6 +366,9 @@ class Tolerance:
         """
         if self.rtol is not None or self.atol is not None:
             return self.rtol or 0.0, self.atol or 0.0
+        if self.budget is not None:
+            free = self.budget.max is None or not is_float(entry)
+            return 0.0, math.inf if free else cast("float", self.budget.max)
         relative, absolute = tolerance(entry.dtype)
         return relative, absolute * min(max(largest, 1.0), MOST_SCALE)
 
@@ -287,10 +463,40 @@ def compare_vectors(
     session: Session, vectors: Iterable[Vector], allowed: Tolerance
 ) -> Iterator[Comparison]:
     """Run a session on each stored test and compare the numbers stored; this needs no torch."""
+    pairs: dict[str, list[tuple[Number, Number]]] = {e.wire: [] for e in session.schema.outputs}
     for vector in vectors:
         results = _results(session, inputs_of(session, vector), vector.sizes)
         for entry in session.schema.outputs:
-            yield _compare_stored(session, entry, results[entry.wire], vector, allowed)
+            row, found = _compare_stored(session, entry, results[entry.wire], vector, allowed)
+            pairs[entry.wire] += found
+            yield row
+    if allowed.rtol is None and allowed.atol is None and allowed.budget is not None:
+        for entry in session.schema.outputs:
+            yield _compare_together(entry, pairs[entry.wire], allowed.budget)
+
+
+def is_float(entry: Entry) -> bool:
+    """Decide whether an output holds numbers that are rounded, and not integers or booleans."""
+    return "float" in entry.dtype or "complex" in entry.dtype
+
+
+def _compare_together(
+    entry: Entry, pairs: Sequence[tuple[Number, Number]], budget: Budget
+) -> Comparison:
+    """Compare the numbers of all stored tests with what a budget says of them together."""
+    apart = [distance(got, expected) for got, expected in pairs]
+    count = max(len(apart), 1)
+    sample = budget.sampled(len(apart))
+    most = max(apart, default=0.0)
+    if is_float(entry):
+        rms = math.sqrt(sum(one * one for one in apart) / count)
+        note = f"(rms {rms:.3g} of all stored tests" + (
+            ")" if sample.rms is None else f", at most {sample.rms:.3g})"
+        )
+        return Comparison(entry.wire, {}, most, sample.allows(most, rms, None), note)
+    equal = sum(one == 0 for one in apart) / count
+    note = f"({equal:.2%} of all stored tests equal, at least {sample.agreement:.2%})"
+    return Comparison(entry.wire, {}, most, sample.allows(most, 0.0, equal), note)
 
 
 def inputs_of(session: Session, vector: Vector) -> dict[str, object]:
@@ -344,7 +550,8 @@ def _widened(tensor: Tensor) -> Tensor:
 
 def _compare_stored(
     session: Session, entry: Entry, result: object, vector: Vector, tolerated: Tolerance
-) -> Comparison:
+) -> tuple[Comparison, list[tuple[Number, Number]]]:
+    """Return the comparison, and the numbers: what came out, and what must."""
     shape = tuple(getattr(result, "shape", ()))
     dtype = str(getattr(result, "dtype", entry.dtype)).removeprefix("torch.")
     known = [known_size(size, vector.sizes) for size in entry.shape]
@@ -356,11 +563,14 @@ def _compare_stored(
     expected = vector.outputs.get(entry.wire, ())
     if not fits or dtype != entry.dtype or (not random and len(expected) != stored_count(count)):
         note = f"{dtype} {shape} for {entry.describe()}"
-        return Comparison(entry.wire, vector.sizes, math.inf, ok=False, note=note)
+        return Comparison(entry.wire, vector.sizes, math.inf, ok=False, note=note), []
     if random:
-        return Comparison(entry.wire, vector.sizes, 0.0, ok=True, note=COMPARED_SHAPES)
+        return Comparison(entry.wire, vector.sizes, 0.0, ok=True, note=COMPARED_SHAPES), []
     relative, absolute = tolerated.of(entry, max(map(magnitude, expected), default=0.0))
     pairs = list(zip(session.runner.numbers(result, positions(count)), expected, strict=True))
     largest = max((distance(a, b) for a, b in pairs), default=0.0)
+    if math.isinf(absolute) and tolerated.budget is not None:  # judged together
+        return Comparison(entry.wire, vector.sizes, largest, ok=True), pairs
     ok = all(distance(a, b) <= absolute + relative * magnitude(b) for a, b in pairs)
-    return Comparison(entry.wire, vector.sizes, largest, ok, rtol=relative, atol=absolute)
+    row = Comparison(entry.wire, vector.sizes, largest, ok, rtol=relative, atol=absolute)
+    return row, pairs

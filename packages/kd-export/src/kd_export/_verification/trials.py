@@ -320,12 +320,16 @@ def chosen_vectors(schema: Schema, batch_sizes: Sequence[int] | None) -> Sequenc
 
 def pool_of(schema: Schema) -> list[Tensor] | None:
     """Build the inputs of the largest stored test, if there is one."""
-    from kd_export._running.torch_runner import build_tensor
-
     if not schema.vectors:
         return None
-    largest = max(schema.vectors, key=lambda vector: sum(vector.sizes.values()))
-    return [build_tensor(drawn) for drawn in draw(schema, largest)]
+    return stored_tensors(schema, max(schema.vectors, key=lambda v: sum(v.sizes.values())))
+
+
+def stored_tensors(schema: Schema, vector: Vector) -> list[Tensor]:
+    """Build the inputs of a stored test, in the order of the schema."""
+    from kd_export._running.torch_runner import build_tensor
+
+    return [build_tensor(drawn) for drawn in draw(schema, vector)]
 
 
 def shown(sizes: Mapping[str, int]) -> str:
