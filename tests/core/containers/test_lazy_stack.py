@@ -505,6 +505,8 @@ def test_rows_of_ragged_members_are_written_one_by_one() -> None:
     stack[mask] = stack[mask].clone() * 2
     assert [each["a"].sum(1).tolist() for each in stack.tensordicts] == [[2, 0], [0, 4], [0, 0]]
     stack[slice(0, 0)] = stack[slice(0, 0)]
+    stack[[1, 1]] = {"a": torch.stack([torch.full((2, 2), 1.0), torch.full((2, 2), 5.0)])}
+    assert stack[1]["a"].tolist() == [[5, 5], [5, 5]]  # the last of two rows of one member
     with pytest.raises(KeyError):
         stack.setdefault(("a", "x"), 1)
     assert stack.load_state_dict({}, strict=False) is stack

@@ -68,13 +68,16 @@ def test_a_container_becomes_an_arena_in_place(tmp_path: Path) -> None:
 TEMPORARY = """
 import os, sys, torch
 from kd_core import TensorDict
+from kd_core._store.mapped_tensor import place_of
 td = TensorDict({"a": torch.zeros(3)}, [3])
 made = td.memmap(), td.memmap_like(), td.memmap_()
 if os.fork() == 0:
     sys.exit()  # runs what was registered for the end of a process
 os.wait()
-assert all(each.is_memmap() and each.saved_path.is_dir() for each in made)
-print(*(each.saved_path for each in made))
+assert all(each.is_memmap() and each.saved_path is None for each in made)
+paths = [place_of(each["a"]).path for each in made]
+assert all(map(os.path.isdir, paths))
+print(*paths)
 """
 
 
@@ -87,8 +90,10 @@ def test_an_arena_without_a_path_lasts_as_long_as_its_process() -> None:
 
 def test_another_process_opens_an_arena_without_a_path() -> None:
     td = sample().memmap()
-    assert td.saved_path
-    TensorDict.load_memmap(td.saved_path)["a"].fill_(5)
+    assert td.saved_path is None  # what is removed with its process is not saved
+    place = mapped_tensor.place_of(td["a"])
+    assert place is not None
+    TensorDict.load_memmap(place.path)["a"].fill_(5)
     assert td["a"].tolist() == [5, 5, 5]
 
 

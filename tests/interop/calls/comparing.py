@@ -8,10 +8,11 @@ Knows which calls there are; must not know which differences are allowed.
 
 import argparse
 import collections
+import inspect
 import json
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -105,6 +106,30 @@ def every(kinds: list[str], chosen: list[str] | None, pairs: bool, tmp: Path) ->
                     yield result
 
 
+def family(method: str) -> str:
+    """Return what kind of call a method is: the folder or module of kd that it is written in."""
+    member = inspect.getattr_static(OURS.TensorDict, method, None)
+    member = getattr(member, "fget", member)
+    code = getattr(inspect.unwrap(getattr(member, "__func__", member)), "__code__", None)
+    path = Path(code.co_filename) if code else Path()
+    return (path if path.parent.name == "kd_core" else path.parent).stem.strip("_") or "other"
+
+
+def table(found: Iterable[Compared]) -> str:
+    """Return how many calls were compared: a row for each kind of container, a column of call."""
+    cells = collections.Counter((one.kind, family(one.method)) for one in found)
+    kinds, families = ({pair[at]: None for pair in sorted(cells)} for at in (0, 1))
+    rows = [["", *families, "all"]]
+    for kind in kinds:
+        numbers = [cells[kind, each] for each in families]
+        rows.append([kind, *map(str, [*numbers, sum(numbers)])])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+        for row in rows
+    )
+
+
 def report(found: list[Compared], longest: int) -> None:
     """Print how many calls hold for each kind, and the most frequent differences."""
     for kind in [*KINDS, "ALL"]:
@@ -113,6 +138,7 @@ def report(found: list[Compared], longest: int) -> None:
         hold = 100 * (1 - differ / max(len(of_kind), 1))
         if of_kind:
             print(f"{kind:12s} {len(of_kind):6d} calls {differ:6d} differ {hold:5.1f} % hold")
+    print(table(found))
     groups = collections.Counter((one.method, one.found) for one in found if one.found)
     for (method, what), count in groups.most_common(longest):
         one = next(one for one in found if (one.method, one.found) == (method, what))

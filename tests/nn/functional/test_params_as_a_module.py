@@ -119,3 +119,20 @@ def test_a_tensor_may_have_the_name_of_an_attribute(name: str) -> None:
     params.load_state_dict({name: torch.zeros(2)}, assign=True)
     assert params[name].tolist() == [0, 0]
     assert isinstance(params[name], nn.Parameter)
+
+
+def test_replace_gives_parameters_with_what_is_given() -> None:
+    params = TensorDictParams(TensorDict({"a": torch.ones(2), "n": {"c": torch.ones(3)}}))
+    made = params.replace({"a": torch.zeros(2)}, n={"d": nn.Parameter(torch.ones(1))})
+    assert isinstance(made, TensorDictParams)
+    assert dict(made.named_buffers()).keys() == {"a"}
+    assert dict(made.named_parameters()).keys() == {"n.c", "n.d"}
+    assert dict(params.named_parameters()).keys() == {"a", "n.c"}
+    assert params.replace({}) is params
+
+
+def test_what_is_built_like_parameters_may_have_names() -> None:
+    params = TensorDictParams(TensorDict({"a": torch.ones(2)}))
+    made = params.from_dict_instance({"a": torch.ones(3, 2)}, batch_size=[3], names=["t"])
+    assert isinstance(made, TensorDictParams)
+    assert made.names == ["t"]

@@ -7,6 +7,7 @@ from tests.core.kinds import inner
 from kd_core import (
     InvalidValue,
     LazyStackedTensorDict,
+    NonTensorData,
     NonTensorStack,
     OutOfRange,
     ShapeMismatch,
@@ -180,3 +181,10 @@ def test_the_first_dimensions_keep_their_names() -> None:
     assert td.names == ["time", "env", None]
     td.batch_size = [3]
     assert td.names == ["time"]
+
+
+def test_one_value_takes_the_batch_size_that_is_inferred() -> None:
+    td = TensorDict({"a": torch.ones(3, 2), "s": "word"}, [3, 2])
+    value: object = td.auto_batch_size_(batch_dims=1).get("s")
+    assert isinstance(value, NonTensorData)
+    assert value.batch_size == (3,)

@@ -11,6 +11,8 @@ from kd_core import (
     InvalidArgument,
     InvalidValue,
     Locked,
+    NonTensorData,
+    NonTensorStack,
     OutOfRange,
     ShapeMismatch,
     TensorDict,
@@ -375,3 +377,12 @@ def test_without_a_batch_rows_are_those_of_a_0_dim_tensor() -> None:
     assert td.roll(1)["a"] is not td["a"]
     with pytest.raises(IndexError):
         td.repeat_interleave(2, dim=1)
+
+
+def test_one_value_stays_one_where_it_is_broadcast() -> None:
+    td = TensorDict({"a": torch.ones(2), "s": "word"}, [2])
+    one: object = td.broadcast_to((3, 2)).get("s")
+    rows: object = td.expand(3, 2).get("s")
+    assert isinstance(one, NonTensorData)
+    assert isinstance(rows, NonTensorStack)
+    assert td.broadcast_to((3, 2))[1, 0]["s"] == "word"

@@ -106,7 +106,7 @@ def test_what_is_removed_from_one_storage_is_not_written() -> None:
     one = one.consolidate().unlock_()
     del one["large"]
     one.rename_key_("a", "c")
-    assert one.is_consolidated()
+    assert one.lock_().is_consolidated()
     assert [buffer.nbytes for buffer in one.to_buffers()[1]] == [12]
     assert len(pickle.dumps(one)) < 1000
 
@@ -250,3 +250,11 @@ def test_consolidate_without_a_kernel_for_many_leaves(monkeypatch: pytest.Monkey
     td["c"] = td["b"].clone()
     monkeypatch.setattr(torch, "_foreach_copy_", lacking)
     assert (td.consolidate() == td).all()
+
+
+def test_one_leaf_alone_is_not_consolidated_by_that() -> None:
+    td = TensorDict({"a": torch.ones(2)})
+    assert not td.is_consolidated()
+    one = td.consolidate()
+    assert one.is_consolidated()
+    assert not one.unlock_().is_consolidated()

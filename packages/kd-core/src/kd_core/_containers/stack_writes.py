@@ -60,7 +60,7 @@ from kd_core._protocol.primitives import (
     are_alike,
     index_of,
 )
-from kd_core._protocol.validation import values_of_rows
+from kd_core._protocol.validation import as_entry, values_of_rows
 
 if TYPE_CHECKING:
     from typing import Self
@@ -731,10 +731,8 @@ class MemberStorage(TensorDictBase, Composite):
         """Return the writes of rows of members that cannot be stacked, one row after the other."""
         rows, taken = numbered_rows(self, index)
         alone = not isinstance(value, (AbstractContainer, Mapping, Tensor))
-        if not alone and not (
-            isinstance(value, TensorDictBase) and value._kd_desc.batch == taken.shape
-        ):
-            self._kd_engine.contiguous(self)  # raises: it says how the shapes differ
+        if not alone:
+            value = self._as_rows(value, tuple(taken.shape))
         copies: dict[int, TensorDictBase] = {}
         for position, number in zip(positions_of(taken), taken.reshape(-1).tolist(), strict=True):
             inner = list(rows[number])
@@ -742,12 +740,22 @@ class MemberStorage(TensorDictBase, Composite):
             if member not in copies:
                 held = self._members[member]
                 copies[member] = held._kd_engine.clone(held)
-            row = value if alone else cast("TensorDictBase", value)[position]
+            row = value[position] if isinstance(value, TensorDictBase) else value
             copies[member][tuple(inner)] = row
         writes: list[Write] = []
         for member, copy in copies.items():
             stage_rows(self._members[member], copy, path, writes)
         return writes
+
+    def _as_rows(self, value: object, batch: tuple[int, ...]) -> TensorDictBase:
+        """Return what is written to rows of ragged members as a container of these rows."""
+        if isinstance(value, Mapping) and not isinstance(value, AbstractContainer):
+            desc = describe(batch)
+            entries = {key: as_entry(key, each, desc) for key, each in value.items()}
+            return cast("TensorDictBase", registry.make_dense(entries, desc))
+        if not isinstance(value, TensorDictBase) or value._kd_desc.batch != batch:
+            self._kd_engine.contiguous(self)  # raises: it says how the shapes differ
+        return cast("TensorDictBase", value)
 
     def _taken(self, picked: Picked) -> TensorDictBase:
         """Return the members that an index selects, indexed themselves if it goes on."""

@@ -54,8 +54,18 @@ def make_folders(path: Path) -> None:
 def make_temporary_folder() -> Path:
     """Create a directory that is removed when this process ends, and return it."""
     made = Path(tempfile.mkdtemp(prefix="kd-"))
+    _TEMPORARY.add(os.path.realpath(made))
     atexit.register(remove_folder, made, os.getpid())
     return made
+
+
+_TEMPORARY: Final[set[str]] = set()
+"""Directories that are removed when this process ends."""
+
+
+def is_temporary(path: str) -> bool:
+    """Return whether a directory is removed when this process ends."""
+    return os.path.realpath(path) in _TEMPORARY
 
 
 def remove_folder(path: Path, owner: int) -> None:

@@ -330,6 +330,16 @@ class TensorDictParams(TensorDictBase, nn.Module):
             """Return a copy that is a module itself; its tensors are shared."""
             return _cloned(self, False, {})
 
+        def replace(self, source: object = None, /, **entries: object) -> object:
+            """Return parameters in which entries are replaced, as they are given; see `TensorDict`.
+
+            Args:
+                source: a mapping or container of the new entries.
+                **entries: new entries as keywords.
+            """
+            made = super().replace(source, **entries)
+            return made if made is self else type(self)._kd_of_entries(made, None)
+
         __copy__ = copy
         memmap = _mapping("memmap")
         memmap_like = _mapping("memmap_like")

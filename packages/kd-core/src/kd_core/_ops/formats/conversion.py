@@ -30,7 +30,7 @@ from kd_core._leaves.writes import Write, write_all
 from kd_core._nodes import registry
 from kd_core._nodes.entry import is_data, is_unbatched, tensor_of
 from kd_core._ops.entries.access import LinkedList, list_of
-from kd_core._ops.shape.description import named
+from kd_core._ops.shape.description import check_names, set_names
 from kd_core._protocol.primitives import (
     AbstractContainer,
     Composite,
@@ -629,7 +629,9 @@ def build(
     if batch_size is None and (auto_batch_size or batch_dims is not None):
         batch_size = inferred_batch(cls, tree, batch_dims)
     made = _maker(cls)(tree, found if batch_size is None else batch_size, device)
-    return made if names is None else named(made, names)
+    if names is not None:
+        set_names(made, check_names(names, made._kd_desc.batch))
+    return made
 
 
 def inferred_batch(cls: type[C], tree: object, most: int | None) -> Batch:

@@ -385,7 +385,8 @@ def _grow_children(level: AbstractContainer, desc: Descriptor) -> None:
         if isinstance(value, Tensor):
             continue
         own = value._kd_desc
-        if own.batch[: desc.ndim] != desc.batch or (is_unbatched(value) and own is not desc):
+        whole = is_unbatched(value) or (desc.ndim and is_data(value) and not is_row_data(value))
+        if own.batch[: desc.ndim] != desc.batch or (whole and own is not desc):
             own = desc if own.device == desc.device else own.with_batch(desc.batch)
             if not isinstance(value, AbstractContainer):
                 level._kd_set_entry(key, value._kd_with_descriptor(own))

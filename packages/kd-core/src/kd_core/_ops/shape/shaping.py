@@ -777,12 +777,15 @@ class Dimensions(AbstractContainer):
         return moved(_atleast(self._kd_desc.batch, 3), self)
 
     def broadcast_to(self, shape: Sequence[int]) -> Self:
-        """Repeat batch dimensions of size 1 without copying; `expand` with one argument.
+        """Repeat batch dimensions of size 1 without copying: `expand` with one argument.
+
+        One value that is not a tensor stays one; `expand` makes one value per row of it.
 
         Args:
             shape: the new batch size; -1 keeps a size, new dimensions come in front.
         """
-        return moved(expand_plan(self._kd_desc.batch, (shape,)), self)
+        leaf, new, _ = expand_plan(self._kd_desc.batch, (shape,))
+        return moved(plan(self._kd_desc.batch, leaf, new), self)
 
     def fliplr(self) -> Self:
         """Reverse the order along the second batch dimension; a copy, as in torch.

@@ -136,10 +136,12 @@ class Storage(AbstractContainer):
         return lock(moved(made, place.device, non_blocking, stated=False))
 
     def is_consolidated(self) -> bool:
-        """Return whether all leaves are in one storage; a leaf that was replaced is not.
+        """Return whether it is locked, as `consolidate` does, and all leaves are in one storage.
 
         Leaves without elements have nothing there; one that is sparse is elsewhere.
         """
+        if not self._kd_desc.frozen:
+            return False
         leaves = [part for leaf in leaves_of(self) for part in stored_in(leaf)]
         if not leaves or any(leaf.layout is not torch.strided for leaf in leaves):
             return False
@@ -662,12 +664,14 @@ class MemoryMaps(AbstractContainer):
     def saved_path(self) -> Path | None:
         """The directory of the arena in which all leaves are, or `None`.
 
+        `None` as well of an arena without a path, whose directory is removed when the process ends.
         That of an empty container is the one from which it was made.
         """
+        from kd_core._store.files import is_temporary
         from kd_core._store.mapped_tensor import root_of
 
         found = _path_of_leaves(self) if any(map(Tensor.numel, leaves_of(self))) else root_of(self)
-        return None if found is None else Path(found)
+        return None if found is None or is_temporary(found) else Path(found)
 
     def make_memmap(
         self,
