@@ -1,12 +1,15 @@
-"""Write the pointwise methods and the reductions of containers from their table.
+"""Write the pointwise methods and the reductions of containers, and the list of all methods.
 
     python tools/generate_ops.py            write
     python tools/generate_ops.py --check    only compare; 1 where a file is stale
 
-The result is plain typed Python, committed, so that mypy, tracebacks and documentation see methods.
+Pointwise methods and reductions come from a table. The list, in the body of `TensorDictBase`, comes
+from the concerns. The result is plain Python, committed, so that mypy, tracebacks, documentation
+and readers see what runs.
 """
 
 import argparse
+import ast
 import importlib.util
 import sys
 from collections.abc import Iterator, Sequence
@@ -17,7 +20,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from kd_core._ops.math.table import BinaryRow, CastRow, Option, ReductionRow, UnaryRow
 
-OPS = Path(__file__).parent.parent / "packages/kd-core/src/kd_core/_ops/math"
+SOURCES = Path(__file__).parent.parent / "packages/kd-core/src"
+OPS = SOURCES / "kd_core/_ops/math"
+BASE = SOURCES / "kd_core/_base.py"
+START = "        # Written by `tools/generate_ops.py`: run `nox -s generate`.\n"
+END = "        # The end of what is written.\n"
 WIDTH = 100
 
 KERNELS = " ".join(f"{op}_tensor {op}_tensor_" for op in ("add", "div", "mul", "sub"))
@@ -469,8 +476,57 @@ def listed(names: str) -> str:
     return "\n" + "".join(f"    {name},\n" for name in names.split())
 
 
+def members(body: Sequence[ast.stmt]) -> Iterator[tuple[str, bool]]:
+    """The names that a class body binds, each with whether a call on the class must find it raw."""
+    for step in body:
+        if isinstance(step, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            kinds = {each.id for each in step.decorator_list if isinstance(each, ast.Name)}
+            yield step.name, bool(kinds & {"classmethod", "staticmethod"})
+        elif isinstance(step, ast.Assign):
+            yield from ((each.id, True) for each in step.targets if isinstance(each, ast.Name))
+        elif isinstance(step, ast.AnnAssign) and isinstance(step.target, ast.Name) and step.value:
+            yield step.target.id, True
+
+
+def class_in(tree: ast.Module, name: str) -> ast.ClassDef:
+    """Find a class of a module, also below a condition."""
+    return next(
+        each for each in ast.walk(tree) if isinstance(each, ast.ClassDef) and each.name == name
+    )
+
+
+def with_concerns(base: str, modules: dict[Path, str]) -> str:
+    """Write into the body of `TensorDictBase` what each concern defines.
+
+    Args:
+        base: the source of its module, which lists the concerns in order.
+        modules: sources that are written in the same run, by path.
+    """
+    tree = ast.parse(base)
+    places = {
+        name.name: step.module
+        for step in tree.body
+        if isinstance(step, ast.ImportFrom)
+        for name in step.names
+    }
+    settled = {name for name, _ in members(class_in(tree, "TensorDictBase").body)} | {"__slots__"}
+    lines: list[str] = []
+    for concern in class_in(tree, "Concerns").bases:
+        assert isinstance(concern, ast.Name)
+        module = places[concern.id] or ""
+        path = SOURCES.joinpath(*module.split(".")).with_suffix(".py")
+        source = modules.get(path) or path.read_text(encoding="utf-8")
+        for name, raw in members(class_in(ast.parse(source), concern.id).body):
+            if name not in settled:
+                settled.add(name)
+                found = f'__dict__["{name}"]' if raw else name
+                lines.append(f"        {name} = {concern.id}.{found}\n")
+    head, _, rest = base.partition(START)
+    return head + START + "".join(lines) + END + rest.partition(END)[2]
+
+
 def generated() -> dict[Path, str]:
-    """Write both modules."""
+    """Write the modules."""
     table = load_table()
     pairs = [row for row in (*table.ARITHMETIC, *table.LOGIC, *table.COMPARISONS) if row.operator]
     operators = "".join(f'    "{row.name}": "{row.operator}",\n' for row in pairs)
@@ -486,7 +542,8 @@ def generated() -> dict[Path, str]:
         class_of("Casts", casts(table.CASTS)),
     )
     reduction = (REDUCTION, class_of("Reductions", reductions(table.REDUCTIONS)))
-    return {OPS / "pointwise.py": "".join(pointwise), OPS / "reduction.py": "".join(reduction)}
+    modules = {OPS / "pointwise.py": "".join(pointwise), OPS / "reduction.py": "".join(reduction)}
+    return modules | {BASE: with_concerns(BASE.read_text(encoding="utf-8"), modules)}
 
 
 def main() -> int:

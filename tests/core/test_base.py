@@ -1,6 +1,7 @@
 """What the public base class says of itself."""
 
 import abc
+import ast
 import inspect
 
 import pytest
@@ -11,19 +12,29 @@ from kd_core import (
     LazyStackedTensorDict,
     TensorCollection,
     TensorDict,
+    TensorDictBase,
+    _base,
     is_tensor_collection,
     lazy_stack,
 )
 
 
-def test_an_error_of_arguments_names_the_public_class() -> None:
-    with pytest.raises(TypeError, match=r"^TensorDictBase\.to_dict\(\) takes 1 positional"):
+def test_an_error_of_arguments_names_the_class_that_has_the_method() -> None:
+    with pytest.raises(TypeError, match=r"^Placement\.to_dict\(\) takes 1 positional"):
         TensorDict().to_dict(1)  # type: ignore[call-arg, arg-type]  # what is refused
-
-
-def test_errors_of_arguments_name_the_class_for_class_methods_too() -> None:
-    with pytest.raises(TypeError, match=r"^TensorDictBase\.from_list\(\) missing 1 required"):
+    with pytest.raises(TypeError, match=r"^Objects\.from_list\(\) missing 1 required"):
         TensorDict.from_list()  # type: ignore[call-arg]  # as above
+
+
+def test_the_list_of_methods_has_all_of_each_concern() -> None:
+    source = ast.parse(inspect.getsource(_base))
+    classes = {each.name: each for each in ast.walk(source) if isinstance(each, ast.ClassDef)}
+    settled = {"__module__", "__doc__", "__slots__", "__annotations__"}
+    for name in classes["Concerns"].bases:
+        for member, value in vars(getattr(_base, ast.unparse(name))).items():
+            if member not in settled:
+                settled.add(member)
+                assert vars(TensorDictBase)[member] is value
 
 
 def test_the_source_of_methods_is_found_and_that_of_a_class_is_not() -> None:

@@ -18,7 +18,6 @@ from collections.abc import (
     Sequence,
     ValuesView,
 )
-from types import FunctionType
 from typing import TYPE_CHECKING, Final, SupportsIndex, cast
 
 import torch
@@ -441,20 +440,6 @@ class Dense(TensorDictBase):
             new.__dict__.update(copy.deepcopy(own, memo))
         return new
 
-
-def _gather_operators() -> None:
-    """Copy the operators of the base class onto `Dense`.
-
-    Compiled code guards on every call that each class between that of a container and the one that
-    has its operator lacks it; see `kd_core._base`. "ops: per call" in the benchmarks.
-    """
-    own = vars(Dense)
-    for name, value in vars(TensorDictBase).items():
-        if name.startswith("__") and isinstance(value, FunctionType) and name not in own:
-            setattr(Dense, name, value)
-
-
-_gather_operators()
 
 # The methods that bypass a primitive for speed. A subclass that overrides the primitive on the left
 # gets the general methods on the right, which call it.
