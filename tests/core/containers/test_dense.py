@@ -1,15 +1,17 @@
 """A subclass that overrides a primitive is asked by every method."""
 
+import pytest
 import torch
 
-from kd_core import TensorDict, TensorDictBase
+from kd_core import InvalidArgument, TensorDict, TensorDictBase
 from kd_core._batch.descriptor import Descriptor
 from kd_core._nodes.entry import Entry
+from kd_core.extending import GeneralMethods
 
 X = torch.zeros(2)
 
 
-class Counting(TensorDict):
+class Counting(GeneralMethods, TensorDict):
     """Notes each entry that is stored, and each container that is made of it."""
 
     seen: list[str] = []  # noqa: RUF012  # of all instances, for they have slots
@@ -27,7 +29,7 @@ class Counting(TensorDict):
         super()._kd_describe(desc)
 
 
-class Removing(TensorDict):
+class Removing(GeneralMethods, TensorDict):
     """Notes each entry that is removed."""
 
     seen: list[str] = []  # noqa: RUF012  # as above
@@ -57,7 +59,7 @@ class Noting:
         super()._kd_describe(desc)  # type: ignore[misc]  # as above
 
 
-class Mixed(Noting, TensorDict):  # type: ignore[misc]  # the mixin takes the place of primitives
+class Mixed(Noting, GeneralMethods, TensorDict):  # type: ignore[misc]  # the mixin takes the place of primitives
     """A container with the mixin in front."""
 
 
@@ -75,7 +77,7 @@ class Passing:
     unlock_ = TensorDictBase.unlock_
 
 
-class BothMixed(Passing, Noting, TensorDict):  # type: ignore[misc]  # as above
+class BothMixed(Passing, Noting, GeneralMethods, TensorDict):  # type: ignore[misc]  # as above
     """Primitives and the methods that bypass them are overridden by mixins."""
 
 
@@ -123,6 +125,14 @@ def test_each_lock_is_seen() -> None:
         Counting.seen = []
         td.lock_().unlock_()
         assert Counting.seen == ["describe", "describe"]
+
+
+def test_a_class_with_methods_that_would_not_ask_it_is_refused() -> None:
+    message = "`Silent` overrides `_kd_del_entry`, which `rename_key_` of `TensorDict` does not ask"
+    with pytest.raises(InvalidArgument, match=message):
+
+        class Silent(TensorDict):
+            _kd_del_entry = Removing._kd_del_entry
 
 
 def test_a_removal_by_renaming_is_seen() -> None:

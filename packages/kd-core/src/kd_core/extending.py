@@ -2,15 +2,16 @@
 
 A kind implements the primitives that `kd_core._protocol.primitives` lists. Their signatures use the
 names below; `assume_constant_result` is for what compiled code need not trace, `plain_str` and
-`is_prefix` for keys; `add_class` and `StoredClass` make a kind one that files can hold. A sibling
-package calls `publish` last in its `__init__`, with `public_in` on classes that it imports later;
-its plans store outputs with `assign_levels`; it asks `is_eager` before it reads values of tensors,
-`exact_constant` for a tensor in place of a number, `private_name` for what torch does not promise
-(of that, `maybe_current_level`, `is_batchedtensor`, `is_exporting` and `torch_tree` are here),
-`signature_of` for what a callable takes, `clone_leaves` and `run_copies` to copy many tensors, and
-`field_keys` for what a tensor class holds; it shows rows of texts as a `Table`. `restore_dense`,
-`restore_leaf`, `restore_stack` and `restore_descriptor` are what pickles call, so their names and
-places stay. Everything else in this package stays private.
+`is_prefix` for keys; `GeneralMethods` for a subclass of a dense container; `add_class` and
+`StoredClass` make a kind one that files can hold. A sibling package calls `publish` last in its
+`__init__`, with `public_in` on classes that it imports later; its plans store outputs with
+`assign_levels`; it asks `is_eager` before it reads values of tensors, `exact_constant` for a tensor
+in place of a number, `private_name` for what torch does not promise (of that,
+`maybe_current_level`, `is_batchedtensor`, `is_exporting` and `torch_tree` are here), `signature_of`
+for what a callable takes, `clone_leaves` and `run_copies` to copy many tensors, and `field_keys`
+for what a tensor class holds; it shows rows of texts as a `Table`. `restore_dense`, `restore_leaf`,
+`restore_stack` and `restore_descriptor` are what pickles call, so their names and places stay.
+Everything else in this package stays private.
 """
 
 from typing import TYPE_CHECKING
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING
 from kd_core._batch.descriptor import Descriptor as Descriptor
 from kd_core._batch.descriptor import describe as describe
 from kd_core._batch.descriptor import restore_descriptor as restore_descriptor
+from kd_core._containers.dense import GeneralMethods as GeneralMethods
 from kd_core._containers.dense import restore_dense as restore_dense
 from kd_core._containers.lazy_stack import restore_stack as restore_stack
 from kd_core._containers.tensorclass import field_keys as field_keys

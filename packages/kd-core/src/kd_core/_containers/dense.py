@@ -26,7 +26,7 @@ from torch.compiler import is_dynamo_compiling
 
 from kd_core._base import TensorDictBase
 from kd_core._batch.descriptor import LOCKED_BY_USER, describe, restored
-from kd_core._errors import a_type, not_valid, restores, shape_text
+from kd_core._errors import InvalidArgument, a_type, not_valid, restores, shape_text
 from kd_core._leaves.loops import (
     MANY,
     collect,
@@ -174,7 +174,7 @@ class Dense(TensorDictBase):
     def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
         if Dense not in cls.__bases__:
-            _use_general_methods(cls)
+            _check_shortcuts(cls)
 
     def _kd_describe(self, desc: Descriptor) -> None:
         self._kd_desc = desc
@@ -441,8 +441,7 @@ class Dense(TensorDictBase):
         return new
 
 
-# The methods that bypass a primitive for speed. A subclass that overrides the primitive on the left
-# gets the general methods on the right, which call it.
+# The methods that bypass a primitive for speed: those on the right do not ask the one on the left.
 _SHORTCUTS: Final = {
     "_kd_set_entry": ("_kd_put", "_kd_set_leaves", "_kd_store", "update", "rename_key_"),
     "_kd_del_entry": ("rename_key_",),
@@ -459,18 +458,59 @@ _SHORTCUTS: Final = {
 }
 
 
-def _use_general_methods(cls: type[Dense]) -> None:
-    """Replace the methods that would bypass a primitive which a class or a mixin overrides."""
+class GeneralMethods:
+    """The methods that ask primitives, for a subclass of a dense container that overrides some.
+
+    Those of dense containers store entries and make results without asking, for speed. The class
+    stands in front of the container, and behind what overrides a method or a primitive.
+
+    Example:
+        >>> from kd_core import TensorDict
+        >>> from kd_core.extending import GeneralMethods
+        >>> class Loud(GeneralMethods, TensorDict):
+        ...     def _kd_set_entry(self, key, value):
+        ...         print(f"write {key}")
+        ...         super()._kd_set_entry(key, value)
+        >>> _ = Loud().update({"a": 1.0})
+        write a
+    """
+
+    __slots__ = ()
+
+    if not TYPE_CHECKING:  # to whom a container has the same methods
+        _kd_put = TensorDictBase._kd_put
+        _kd_set_leaves = TensorDictBase._kd_set_leaves
+        _kd_store = TensorDictBase._kd_store
+        update = TensorDictBase.update
+        rename_key_ = TensorDictBase.rename_key_
+        _kd_map_each = TensorDictBase._kd_map_each
+        _kd_map_to_parts = TensorDictBase._kd_map_to_parts
+        _kd_rebuild = TensorDictBase._kd_rebuild
+        _kd_zip_each = TensorDictBase._kd_zip_each
+        _kd_shallow = TensorDictBase._kd_shallow
+        empty = TensorDictBase.empty
+        _kd_hold = TensorDictBase._kd_hold
+        lock_ = TensorDictBase.lock_
+        unlock_ = TensorDictBase.unlock_
+
+
+def _check_shortcuts(cls: type[Dense]) -> None:
+    """Refuse a class that overrides a primitive and has a method that does not ask it.
+
+    Raises:
+        InvalidArgument: if there is one.
+    """
     order = cls.__mro__
     kind = next(at for at, base in enumerate(order) if Dense in base.__bases__)
-
-    def is_overridden(name: str) -> bool:
-        return any(name in vars(base) for base in order[:kind])
-
-    for primitive, shortcuts in _SHORTCUTS.items():
-        for name in shortcuts if is_overridden(primitive) else ():
-            if not is_overridden(name):
-                setattr(cls, name, getattr(TensorDictBase, name))
+    own = {name for base in order[:kind] for name in vars(base)}
+    for primitive in own & _SHORTCUTS.keys():
+        skipping = [name for name in _SHORTCUTS[primitive] if name not in own]
+        if skipping:
+            raise InvalidArgument(
+                f"`{cls.__name__}` overrides `{primitive}`, which `{skipping[0]}` of "
+                f"`{order[kind].__name__}` does not ask. Derive it from "
+                f"`kd_core.extending.GeneralMethods` and `{order[kind].__name__}`, in this order."
+            )
 
 
 @restores

@@ -11,7 +11,7 @@ from torch.compiler import is_dynamo_compiling
 
 from kd_core._batch.descriptor import Descriptor, describe, describe_on
 from kd_core._batch.shapes import batch_of
-from kd_core._containers.dense import Dense, holds_nodes
+from kd_core._containers.dense import Dense, GeneralMethods, holds_nodes
 from kd_core._errors import InvalidArgument, given_twice, wrong_type
 from kd_core._keys import format_key
 from kd_core._leaves.loops import MANY, all_fit, common_batch, leaf_fits
@@ -466,7 +466,7 @@ registry.register("make_dense", make_dense)
 registry.register("nest_mapping", _nest_mapping)
 
 
-class _Swap(TensorDict):
+class _Swap(GeneralMethods, TensorDict):
     """What `to_module` returns: the tensors that were in the module, and the context.
 
     It is filled when it is read first: a `with` statement needs no container.
