@@ -192,15 +192,21 @@ def test_a_model_in_the_format_of_onnxruntime_is_not_read(path: Path) -> None:
         backend.load(file, schema, path)
 
 
+@pytest.fixture(scope="module")
+def large_saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("large")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("kd_export._backends.onnx.LARGEST_INSIDE", 100)
+        patch.setattr("kd_export._backends.onnx_operators.LARGE", 256)
+        model = Keyed(nn.Linear(30, 20), ["x"], ["y"])
+        kd_export.save(model, folder / "model.onnx", {"x": torch.randn(2, 30)})
+    return folder
+
+
 @pytest.fixture
-def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def large(large_saved: Path, tmp_path: Path) -> Path:
     """A file whose weights are beside it, as those of 2 GiB are."""
-    monkeypatch.setattr("kd_export._backends.onnx.LARGEST_INSIDE", 100)
-    monkeypatch.setattr("kd_export._backends.onnx_operators.LARGE", 256)
-    (tmp_path / "in").mkdir()
-    model = Keyed(nn.Linear(30, 20), ["x"], ["y"])
-    kd_export.save(model, tmp_path / "in" / "model.onnx", {"x": torch.randn(2, 30)})
-    return tmp_path / "in" / "model.onnx"
+    return Path(shutil.copytree(large_saved, tmp_path / "in")) / "model.onnx"
 
 
 def test_large_weights_are_beside_the_file(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
