@@ -351,8 +351,8 @@ def over_refused(
         return None
     if call.writes and has_row_values(subject.node):
         return None  # a value of one row is replaced by `set`, and not written in place
-    if call.writes and isinstance(error, NotImplementedError):
-        return None  # torch writes in several ways, of which one lacks a dtype
+    if isinstance(error, NotImplementedError) and (call.writes or has_stack(subject.node)):
+        return None  # torch writes, and moves rows of one dimension, in ways that lack a dtype
     if call.writes and any(not leaf.numel() for leaf in subject.node.tensors()):
         return None  # torch looks at few arguments where there is nothing to do
     return f"refused: {type(error).__name__}: {error}"

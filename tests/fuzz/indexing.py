@@ -195,6 +195,8 @@ def get_rows_of_one(rng: Random, s: Subject, name: str) -> Call:
         for each in key:
             if isinstance(found, Plain) and each not in found.entries:
                 return None
+            if not isinstance(found, (Plain, Tensor)):  # data, which has no keys
+                return None
             found = cast("Plain", found).entries[each]
         if isinstance(found, Tensor):
             return indexed(found, index)

@@ -214,10 +214,15 @@ def apply_nested(rng: Random, s: Subject, name: str) -> Call:
     def change(key: str, value: object) -> object:
         return None if key == gone else value
 
+    # An empty member stays in a stack of which something is left.
+    some_left = bool(s.node.members) and not all(
+        list(member.entries) == [gone] for member in s.node.members
+    )
+
     def theirs(tree: Plain) -> object:
         new = Plain(tree.batch, dict(tree.entries))
         found = new.entries.pop(gone, None)
-        return None if found is not None and not new.entries else new
+        return None if found is not None and not new.entries and not some_left else new
 
     return Call(
         name,

@@ -9,13 +9,13 @@ from random import Random
 from typing import TypeAlias, cast
 
 import torch
-from tests.fuzz.checking import ITSELF, Call, Refusal, attempt
+from tests.fuzz.checking import ITSELF, Call, Refusal, attempt, has_stack
 from tests.fuzz.data import Batch
 from tests.fuzz.registry import dim, dims, given, lax, odd, operation
 from tests.fuzz.subjects import Node, Plain, Subject
 from torch import Tensor
 
-from kd_core import TensorDict, TensorDictBase, torch_functions
+from kd_core import KdError, TensorDict, TensorDictBase, torch_functions
 
 Args: TypeAlias = tuple[object, ...]
 Options: TypeAlias = dict[str, object]
@@ -199,11 +199,14 @@ def view(rng: Random, s: Subject, name: str) -> Call:
         shares=True if name != "reshape_as" else None,
         lax=lax(args),
         may_refuse=lambda plain: (
-            name == "view"
-            and any(not leaf.is_contiguous() for leaf in plain.tensors())
-            and len(plain.batch) == 0
+            (name == "view" and not plain.batch and _has_gaps(plain))
+            or (must and has_stack(s.node) and _has_gaps(s.node))
         ),
     )
+
+
+def _has_gaps(tree: Plain | Node) -> bool:
+    return any(not leaf.is_contiguous() for leaf in tree.tensors())
 
 
 @operation("flatten", "unflatten", "squeeze", "unsqueeze")
@@ -322,11 +325,18 @@ SCOPES: dict[str, Args] = {
 }
 
 
+def _gives_itself(td: TensorDictBase, method: str) -> bool:
+    try:
+        return getattr(td, method)(*SCOPES[method]) is td
+    except (KdError, NotImplementedError):  # torch flips no uint16
+        return False
+
+
 @operation("__enter__", "__exit__")
 def scope(rng: Random, s: Subject, name: str) -> Call:
     """Change entries of a result in a `with` statement, which changes the container."""
     method = rng.choice(list(SCOPES))
-    if s.node.declared and getattr(s.td, method)(*SCOPES[method]) is s.td:
+    if s.node.declared and _gives_itself(s.td, method):
         method = "unsqueeze"  # in the container itself each step counts, also before a refused one
     gone, new = rng.choice([("a", "new"), ("a", "b"), ("none", "new"), ("b", "new")])
 

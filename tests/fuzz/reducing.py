@@ -322,8 +322,8 @@ def extreme(rng: Random, s: Subject, name: str) -> Call:
         return extreme_of_all(name, whole, draw < 0.3)
     at, keepdim = dim(rng, len(s.batch)), rng.random() < 0.3
     indices = rng.random() < 0.7
-    if at is None and not (keepdim or indices):
-        return extreme_of_all(name, whole, True, dim=None, return_indices=False)
+    if at is None:  # with `keepdim` torch refuses it for one tensor
+        return extreme_of_all(name, whole, True, dim=None, return_indices=indices)
 
     def theirs(plain: Plain) -> object:
         found = along(torch.zeros(plain.batch), at, keepdim)

@@ -256,7 +256,7 @@ def check_entries(td: TensorDictBase) -> None:
                 check_entries(member)
             return
         value = cast(Any, td.get(key))
-        if isinstance(value, str):  # a field of a tensor class is its value
+        if isinstance(value, (str, list)):  # a field of a tensor class is its value
             continue
         size = value.shape if isinstance(value, Tensor) else value.batch_size
         assert tuple(size[: len(batch)]) == tuple(batch)
