@@ -108,8 +108,8 @@ class Data:
             return True
         if self.rows is None or not isinstance(found, NonTensorData):
             return False
-        if not self.mixed and self.rows.unique().numel() != 1:
-            return False  # the one value of a batch of one row, or repeats of it
+        if not self.mixed and self.rows.unique().numel() > 1:
+            return False  # else it may be the one value of a batch of one row, or repeats of it
         return all(_words(row) == found.data for row in self.rows.flatten().tolist())
 
 
