@@ -451,6 +451,21 @@ def test_copy_at_writes_what_an_assignment_to_rows_writes(value: Any) -> None:
     assert td["a"].tolist() == [0, 0, -1]
 
 
+@pytest.mark.parametrize("index", [3, [3], torch.tensor(3), torch.tensor([3]), torch.tensor([-4])])
+def test_update_at_writes_no_entry_where_a_later_one_has_too_few_rows(index: Any) -> None:
+    td = TensorDict({"a": torch.zeros(4), "n": {"b": torch.zeros(3)}}, [])
+    with pytest.raises(OutOfRange):
+        td.update_at_({"a": 1.0, "n": {"b": 1.0}}, index)
+    assert not td["a"].any()
+
+
+def test_update_at_writes_no_entry_where_a_later_one_cannot_be_written() -> None:
+    td = TensorDict({"a": torch.zeros(2), "n": {"b": torch.zeros(1).expand(2)}}, [])
+    with pytest.raises(InvalidValue, match="share memory"):
+        td.update_at_({"a": 1.0, "n": {"b": 1.0}}, ())
+    assert not td["a"].any()
+
+
 def test_update_at_is_all_or_nothing() -> None:
     td = TensorDict({"a": torch.zeros(3), "b": torch.zeros(3, 2)}, [3])
     with pytest.raises(KeySetMismatch, match="`z`"):

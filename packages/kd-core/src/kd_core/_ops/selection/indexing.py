@@ -623,6 +623,8 @@ def _write_at(td: AbstractContainer, items: Mapping[str, object], index: object)
     """Write values into entries of a container without batch dimensions, each at an index of it."""
     staged: list[tuple[_Rows, list[Write]]] = []
     _stage_at(td, items, index, (), staged)
+    for rows, writes in staged if len(staged) > 1 else ():
+        rows.check(writes)
     for rows, writes in staged:
         rows.commit(writes)
 
@@ -815,6 +817,19 @@ class _Rows:
                     f"cannot write a value of {source.dtype} to rows of {format_key(path)} of "
                     f"{leaf.dtype} at this index: {str(error).rstrip('.')}. Cast the value first."
                 ) from None
+
+    def check(self, writes: list[Write]) -> None:
+        """Refuse what `commit` would, before others commit."""
+        if is_compiling():
+            return
+        for each in (*writes, *self.direct):
+            if not is_stand_in(each[0]):
+                check_write(*each)
+        if isinstance(self.where, tuple):
+            try:
+                shape_at(self.where, self.batch)
+            except IndexError as error:
+                raise beyond(self.batch, error) from None
 
     def commit(self, writes: list[Write]) -> None:
         """Write what was recorded."""
