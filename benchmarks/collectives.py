@@ -141,4 +141,4 @@ def measure(rank: int, ranks: int, path: str) -> None:
 if __name__ == "__main__":
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 2
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(measure, (count, str(Path(folder, "store"))), count)  # type: ignore[attr-defined,no-untyped-call]  # by torch
+        mp.spawn(measure, (count, str(Path(folder, "store"))), count)  # type: ignore[no-untyped-call, attr-defined]  # by torch

@@ -42,11 +42,11 @@ class Injected(Exception):  # it is no error of the program
     """What is raised instead of running an operation."""
 
 
-class FailAt(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it so
+class FailAt(TorchDispatchMode):
     """Raise at an operation that writes to none of its arguments, by its number."""
 
     def __init__(self, number: int) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # as above
+        super().__init__()  # type: ignore[no-untyped-call]  # by torch
         self.left = number
         self.reached = False
 

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable
 
 import pytest
-import sympy  # type: ignore[import-untyped]  # it has no types, and torch needs it
+import sympy
 import torch
 from torch import Tensor, fx
 from torch.overrides import TorchFunctionMode
@@ -49,7 +49,7 @@ def test_quick_functions_are_at_home_there() -> None:
 def test_writes_are_seen_as_they_are_made() -> None:
     seen = []
 
-    class Watch(private.TorchDispatchMode):  # type: ignore[no-untyped-call]  # by torch
+    class Watch(private.TorchDispatchMode):
         def __torch_dispatch__(
             self,
             func: private.OpOverload,
@@ -120,8 +120,8 @@ def test_operators_of_users_are_listed_with_their_origin() -> None:
     def twice(x: Tensor) -> Tensor:
         return x * 2
 
-    library = torch.library.Library("kd_private", "FRAGMENT")  # type: ignore[no-untyped-call]  # by torch
-    library.define("thrice(Tensor x) -> Tensor")  # type: ignore[no-untyped-call]  # by torch
+    library = torch.library.Library("kd_private", "FRAGMENT")
+    library.define("thrice(Tensor x) -> Tensor")
     assert ("kd_private::twice", __name__) in set(private.decorated_operators())
     described = dict(private.library_operators())
     assert "test_torch_private" in described["kd_private::thrice"]

@@ -81,7 +81,7 @@ def learn(made: TensorDictSequential, td: TensorDict) -> object:
     found = made(td.clone())
     total = torch.stack([torch.as_tensor(found.get(key)).sum() for key in made.out_keys]).sum()
     if total.requires_grad:
-        total.backward()  # type: ignore[no-untyped-call]  # torch leaves it so
+        total.backward()
     made.zero_grad()
     return found
 

@@ -67,7 +67,7 @@ def _fits(shape: Batch, sizes: Batch) -> bool:
 
 def _enlarges(shape: Batch, batch: Batch) -> bool:
     try:
-        torch.broadcast_shapes(shape, batch)  # type: ignore[no-untyped-call]  # by torch
+        torch.broadcast_shapes(shape, batch)
     except RuntimeError:
         return len(shape) > len(batch)
     return True

@@ -350,7 +350,7 @@ def twin_leaf(leaf: Tensor, memo: dict[int, torch.UntypedStorage]) -> Tensor:
     storage = leaf.untyped_storage()
     where = storage.data_ptr() if storage.nbytes() else -1
     if where not in memo:
-        memo[where] = storage.clone()  # type: ignore[no-untyped-call]  # torch leaves it so
+        memo[where] = storage.clone()
     new = torch.empty(0, dtype=leaf.dtype)
     new.set_(memo[where], leaf.storage_offset(), leaf.size(), leaf.stride())
     if isinstance(leaf, nn.Parameter):

@@ -152,11 +152,11 @@ def scaled(n: int) -> Part:
 
 
 def at_most(n: int) -> Part:
-    return lambda x: x / torch.sym_min(x.shape[1], n)  # type: ignore[no-untyped-call]  # by torch
+    return lambda x: x / torch.sym_min(x.shape[1], n)
 
 
 def at_least(n: int) -> Part:
-    return lambda x: x / torch.sym_max(x.shape[1] - n, 1)  # type: ignore[no-untyped-call]  # by torch
+    return lambda x: x / torch.sym_max(x.shape[1] - n, 1)
 
 
 def counted(n: int) -> Part:

@@ -130,7 +130,7 @@ def test_gradients_flow_through_a_move() -> None:
     there = TensorDict(dict(leaves), [3]).to(DEVICE)
     total = sum((n + 1) * leaf.sum() for n, leaf in enumerate(there.values()))
     assert isinstance(total, Tensor)
-    total.backward()  # type: ignore[no-untyped-call]  # by torch
+    total.backward()
     for n, leaf in enumerate(leaves.values()):
         assert leaf.grad is not None
         assert bool((leaf.grad == n + 1).all())

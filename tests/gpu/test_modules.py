@@ -140,7 +140,7 @@ def test_an_ensemble_runs_on_the_device() -> None:
     assert found.shape == (3, 5, 4)
     assert found.device == DEVICE
     assert_alike(found, expected)
-    found.sum().backward()  # type: ignore[no-untyped-call]  # by torch
+    found.sum().backward()
     assert all(each.grad is not None for each in ensemble.parameters())
 
 
@@ -150,7 +150,7 @@ def train(model: nn.Module, x: Tensor, optimizer: torch.optim.Optimizer) -> list
         td = model(TensorDict({"x": x}, [len(x)]))
         loss: Tensor = (td["out", "y"] - 1).square().mean()
         optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]  # by torch
+        loss.backward()
         optimizer.step()
         losses.append(loss.item())
     return losses

@@ -117,7 +117,7 @@ def test_a_training_step_is_recorded_whole(tape: Tape) -> None:
         def step(x: Tensor) -> Tensor:
             optimizer.zero_grad(set_to_none=False)
             loss: Tensor = net(x).square().mean()
-            loss.backward()  # type: ignore[no-untyped-call]  # by torch
+            loss.backward()
             optimizer.step()
             return loss
 

@@ -36,7 +36,7 @@ def test_what_records_or_sees_functions_is_known() -> None:
         return x + 1
 
     note(torch.zeros(1))
-    torch.jit.trace(note, torch.zeros(1), check_trace=False)  # type: ignore[no-untyped-call]  # by torch
+    torch.jit.trace(note, torch.zeros(1), check_trace=False)
     assert seen == [False, True]
     assert private.function_modes() == 0
     with TorchFunctionMode():

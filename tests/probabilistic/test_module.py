@@ -832,7 +832,7 @@ def by_storage(loc: nn.Parameter) -> None:
 
 
 def by_swap(loc: nn.Parameter) -> None:
-    torch.utils.swap_tensors(loc, nn.Parameter(torch.ones(3)))  # type: ignore[no-untyped-call]  # by torch
+    torch.utils.swap_tensors(loc, nn.Parameter(torch.ones(3)))
 
 
 def by_fused_optimiser(loc: nn.Parameter) -> None:

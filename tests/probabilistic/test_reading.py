@@ -93,7 +93,7 @@ def test_a_distribution_made_meanwhile_is_copied_and_pickled() -> None:
     meeting_here = meeting()
     try:
         normal = Normal(torch.zeros(2), torch.ones(2))
-        expanded = normal.expand([3, 2])  # type: ignore[no-untyped-call]  # by torch
+        expanded = normal.expand([3, 2])
     finally:
         finish(*meeting_here)
     for twin in (copy.deepcopy(expanded), pickle.loads(pickle.dumps(expanded))):

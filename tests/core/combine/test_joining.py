@@ -160,7 +160,7 @@ class _Unjoinable(torch.Tensor):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in (torch.stack, torch.cat):
             raise KeyError("no function for this")
-        return super().__torch_function__(func, types, args, kwargs)  # type: ignore[no-untyped-call]  # torch has no types here
+        return super().__torch_function__(func, types, args, kwargs)  # type: ignore[no-untyped-call]  # by torch
 
 
 @BOTH

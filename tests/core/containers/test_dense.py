@@ -115,7 +115,7 @@ def test_each_result_is_seen() -> None:
             lambda td: td.empty(),
         ):
             Counting.seen = []
-            do(td)  # type: ignore[no-untyped-call]  # of torch
+            do(td)  # type: ignore[no-untyped-call]  # by torch
             assert "like" in Counting.seen
 
 

@@ -53,8 +53,8 @@ def test_writes_through_a_view_reach_the_members(name: str, dim: int) -> None:
     view.set_("a", torch.ones(view.batch_size))
     view.set_(("n", "x"), torch.full((*view.batch_size, 2), 2.0))
     for row in rows:
-        assert row["a"].unique().tolist() == [1.0]  # type: ignore[no-untyped-call]  # of torch
-        assert row["n", "x"].unique().tolist() == [2.0]  # type: ignore[no-untyped-call]  # of torch
+        assert row["a"].unique().tolist() == [1.0]
+        assert row["n", "x"].unique().tolist() == [2.0]
 
 
 @pytest.mark.parametrize("name", VIEWS)

@@ -156,7 +156,7 @@ def test_an_ellipsis_means_the_dimensions_of_the_tensor(index: Index) -> None:
     stack = lazy_stack([TensorDict({"n": inner.clone()}) for _ in range(3)])
     assert stack.set_at_(("n", "a"), 2.0, index) is stack
     assert stack["n", "a"].tolist() == [[0, 2], [0, 2], [0, 2]]
-    assert stack.get_at(("n", "a"), index).unique().tolist() == [2]  # type: ignore[no-untyped-call]  # of torch
+    assert stack.get_at(("n", "a"), index).unique().tolist() == [2]
     assert stack.set_at_(("n", "w"), "z", (..., -1))["n", "w"][2] == ["z", "z"]
 
 

@@ -106,7 +106,7 @@ def test_parameters_and_data_print_their_kind(all_attributes: None) -> None:
 
 
 def test_shared_memory_is_told(all_attributes: None) -> None:
-    shared = torch.zeros(2).share_memory_()  # type: ignore[no-untyped-call]  # torch has no types here
+    shared = torch.zeros(2).share_memory_()
     assert repr(TensorDict({"a": shared})).endswith("is_shared=True)")
     assert repr(TensorDict({"a": shared, "b": torch.zeros(2)})).endswith("is_shared=False)")
 

@@ -224,7 +224,7 @@ def test_a_newer_format_says_to_upgrade(tmp_path: Path) -> None:
     manifest.write_bytes(b'{"sha256": "%s"}\n%s' % (digest.encode(), body))
     for act in (lambda: TensorDict.load(tmp_path / "td"), lambda: sample().save(tmp_path / "td")):
         with pytest.raises(FormatError, match=r"needs a reader of version 7.*Upgrade kd-core"):
-            act()  # type: ignore[no-untyped-call]  # of torch
+            act()  # type: ignore[no-untyped-call]  # by torch
 
 
 def test_a_damaged_store_is_replaced(tmp_path: Path) -> None:

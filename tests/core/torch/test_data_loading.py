@@ -60,7 +60,7 @@ def test_workers_hand_over_batches(rows: bool) -> None:
     assert [type(batch) for batch in batches] == [TensorDict] * 3
     assert torch.equal(torch.cat([batch["x"] for batch in batches]), td["x"])
     assert [word for batch in batches for word in batch["s"]] == td["s"]
-    assert batches[0]["n", "y"].is_shared()  # type: ignore[no-untyped-call]  # torch does not type it
+    assert batches[0]["n", "y"].is_shared()
 
 
 def test_leaves_cross_dlpack_without_a_copy() -> None:

@@ -54,8 +54,8 @@ class Layers(nn.Module):
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         first, second = x.chunk(2, -1)
-        third, fourth = x.split([1, 3], -1)  # type: ignore[no-untyped-call]  # by torch
-        rows = torch.cat(x.split(3, 1), 1)  # type: ignore[no-untyped-call]  # by torch
+        third, fourth = x.split([1, 3], -1)
+        rows = torch.cat(x.split(3, 1), 1)
         return self.gru(rows)[0] + self.lstm(x)[0], first * second, third * fourth
 
 

@@ -79,7 +79,7 @@ def training(net: nn.Module) -> Callable[[Tensor], Tensor]:
     def step(x: Tensor) -> Tensor:
         optimizer.zero_grad(set_to_none=False)
         loss: Tensor = net(TensorDict({"x": x}, [len(x)]))["y"].square().mean()
-        loss.backward()  # type: ignore[no-untyped-call]  # by torch
+        loss.backward()
         optimizer.step()
         return loss
 

@@ -151,7 +151,7 @@ def test_files_are_read_to_the_gpu_without_waiting(tmp_path: Path) -> None:
 
 @pytest.fixture
 def stream() -> Iterator[torch.cuda.Stream]:
-    made = torch.cuda.Stream(DEVICE)  # type: ignore[no-untyped-call]  # by torch
+    made = torch.cuda.Stream(DEVICE)
     yield made
     made.synchronize()
 

@@ -130,7 +130,7 @@ def values_of(net: nn.Module, call: Call, accumulate: bool = False) -> list[Tens
             with silent(net, accumulate and not part):
                 loss = call(net, torch.randn(3, 4, generator=generator)).square().mean()
                 losses.append(loss.detach())
-                loss.backward()  # type: ignore[no-untyped-call]  # by torch
+                loss.backward()
         if not step:
             optimizer.step()
     grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in net.parameters()]
@@ -307,7 +307,7 @@ def state_of(ranks: int, trained: bool) -> tuple[nn.Module, dict[str, Any]]:
     value = 2.0 if trained else 0.0
     if trained:
         made = net(x=torch.ones(3, 4))
-        (made[2] + made[3]).sum().backward()  # type: ignore[no-untyped-call]  # by torch
+        (made[2] + made[3]).sum().backward()
         optimizer.step()
     parts = distribute_tensor(torch.arange(14.0).view(7, 2) * value, mesh, [Shard(0)])
     rows = [TensorDict({"x": torch.full((at,), value)}) for at in (1, 2)]

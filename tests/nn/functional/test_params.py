@@ -200,7 +200,7 @@ def test_moves_and_gradients_are_those_of_a_module() -> None:
     assert params.type(torch.float16) is params
     assert params["w"].dtype is torch.float16
     params.float()
-    params["w"].sum().backward()  # type: ignore[no-untyped-call]  # torch has no types here
+    params["w"].sum().backward()
     params.zero_grad()
     assert params["w"].grad is None
     assert params.requires_grad_(False) is params

@@ -215,7 +215,7 @@ def test_a_patched_call_of_all_modules_sees_what_is_wrapped(
 def test_a_traced_graph_names_the_modules_of_a_planned_model() -> None:
     model = TensorDictSequential(TensorDictModule(nn.Linear(2, 2), ["x"], ["y"]))
     warm(model)
-    traced = torch.jit.trace(model, (X,), check_trace=False)  # type: ignore[no-untyped-call]  # by torch
+    traced = torch.jit.trace(model, (X,), check_trace=False)
     assert "scope: __module.module.0/__module.module.0.module" in str(traced.inlined_graph)
 
 

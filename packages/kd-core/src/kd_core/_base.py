@@ -122,7 +122,7 @@ class TensorDictBase(Concerns):
     """
 
     __slots__ = ()
-    _kd_engine: ClassVar[type[TensorDictBase]]
+    _kd_engine: ClassVar[type[TensorDictBase]]  # type: ignore[assignment]  # with all methods
     __array_ufunc__ = None  # `numpy.float64(2) * td` is for `__rmul__`, not for numpy
 
     def __init_subclass__(cls, **options: object) -> None:

@@ -209,7 +209,7 @@ def describe_leaf(value: Tensor) -> str:
 
 def _is_shared(value: Tensor) -> bool:
     try:
-        return bool(value.is_shared())  # type: ignore[no-untyped-call]  # torch does not type it
+        return bool(value.is_shared())
     except (RuntimeError, NotImplementedError, ValueError):
         # Fake, functional and uninitialised tensors have no storage.
         return False

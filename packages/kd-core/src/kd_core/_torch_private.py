@@ -420,7 +420,7 @@ def larger(one: int, other: int) -> int:
         return one
     if not is_possible(one > other):
         return other
-    return cast("int", torch.sym_max(one, other))  # type: ignore[no-untyped-call]  # torch's
+    return cast("int", torch.sym_max(one, other))
 
 
 def smaller(one: int, other: int) -> int:
@@ -429,7 +429,7 @@ def smaller(one: int, other: int) -> int:
         return one
     if not is_possible(one < other):
         return other
-    return cast("int", torch.sym_min(one, other))  # type: ignore[no-untyped-call]  # torch's
+    return cast("int", torch.sym_min(one, other))
 
 
 def signature_of(function: Callable[..., object]) -> inspect.Signature:

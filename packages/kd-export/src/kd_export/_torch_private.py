@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, TypeAlias
 
-import sympy  # type: ignore[import-untyped]  # it has no types, and torch needs it
+import sympy
 import torch
 from torch import Tensor
 

@@ -50,7 +50,7 @@ class CudaRecorder:
 
     def warm_up(self, run: Callable[[], object]) -> object:
         """Run a function on a stream of its own, so that lazy initialisation is over."""
-        stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]  # by torch
+        stream = torch.cuda.Stream(self.device)
         stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(stream):
             result = run()

@@ -778,7 +778,7 @@ def _kl_of_components(p: CompositeDistribution, q: CompositeDistribution) -> Ten
     return p.summed(p._each("divergence from the other component", found))
 
 
-register_kl(CompositeDistribution, CompositeDistribution)(_kl_of_components)  # type: ignore[no-untyped-call]  # by torch
+register_kl(CompositeDistribution, CompositeDistribution)(_kl_of_components)
 
 
 def _built(

@@ -100,7 +100,7 @@ def test_a_sparse_leaf_keeps_all_leaves_out_of_shared_memory() -> None:
     td = TensorDict({"a": torch.ones(2), "b": torch.ones(2).to_sparse()}, [2])
     with pytest.raises(InvalidValue, match=r"`b` of layout torch\.sparse_coo cannot be in shared"):
         td.share_memory_()
-    assert not td["a"].is_shared()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    assert not td["a"].is_shared()
 
 
 def test_canonical_leaves_have_the_strides_of_new_ones() -> None:

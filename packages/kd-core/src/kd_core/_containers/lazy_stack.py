@@ -559,7 +559,7 @@ class LazyStackedTensorDict(Members):
         if not isinstance(picked.rows, int):
             if value._kd_desc.batch[picked.dim : picked.dim + 1] != (len(members),):
                 return False
-            rows = list(value._kd_engine.unbind(value, picked.dim))  # type: ignore[attr-defined]  # of a concern
+            rows = list(value._kd_engine.unbind(value, picked.dim))
         writes: list[Write] = []
         added = []
         for member, row in zip(members, rows, strict=True):

@@ -123,7 +123,7 @@ class StoredTensor(Tensor):
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:  # as torch declares it
         """Return what a pickle of the values holds."""
         with without_torch_function():
-            reduced: tuple[Any, ...] = self.as_subclass(Tensor).__reduce_ex__(protocol)  # type: ignore[no-untyped-call]  # untyped in torch
+            reduced: tuple[Any, ...] = self.as_subclass(Tensor).__reduce_ex__(protocol)
         return reduced
 
     def __deepcopy__(self, memo: object) -> Tensor:

@@ -474,7 +474,7 @@ def write_shards(
     if (out is None) == (writer is None):
         given = "neither" if out is None else "both"
         raise InvalidArgument(f"`to_mds` takes either `out` or `writer`, got {given}.")
-    rows = td if td._kd_desc.batch else td._kd_engine.unsqueeze(td, 0)  # type: ignore[attr-defined]  # of a concern
+    rows = td if td._kd_desc.batch else td._kd_engine.unsqueeze(td, 0)
     found: dict[str, Column] = {joined(path, "."): leaf for path, leaf in leaves_of(rows)}
     add_data(rows, ".", (), found)
     encodings = dict(columns or {})

@@ -118,7 +118,7 @@ def _containers(state: Mapping[str, object]) -> dict[str, AbstractContainer]:
 
 
 def _state_of(td: AbstractContainer) -> object:
-    return td._kd_engine._kd_levels(td, keep_vars=False)  # type: ignore[attr-defined]  # of a concern
+    return td._kd_engine._kd_levels(td, keep_vars=False)
 
 
 def _without_tensors(value: object) -> object:
@@ -135,8 +135,8 @@ def _problem(
     """Return why what was read does not fit, if it does not."""
     for key, td in containers.items():
         try:
-            td._kd_engine._kd_check_state(td, data[key])  # type: ignore[attr-defined]  # of a concern
-            mine = outlined(td._kd_engine.filter_non_tensor_data(td))  # type: ignore[attr-defined]  # as above
+            td._kd_engine._kd_check_state(td, data[key])
+            mine = outlined(td._kd_engine.filter_non_tensor_data(td))
             if mine.outline.plain:
                 mine.check_writable()
         except KdError as error:

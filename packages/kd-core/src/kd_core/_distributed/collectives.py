@@ -279,13 +279,13 @@ def gather_and_stack(
                     f"other rank, got {tuple(batch)}."
                 )
             else:
-                row = td[0] if batch[0] else td  # type: ignore[index]  # of a concern
+                row = td._kd_engine.__getitem__(td, 0) if batch[0] else td
         form, headers = _agreed(team, call, row, False, problem)
         found = _sent_to(team, target, form, headers)
         if found is None:
             return None
         if found:
-            td._kd_engine.update_(td, torch.stack(found))  # type: ignore[attr-defined, arg-type]  # of a concern
+            td._kd_engine.update_(td, torch.stack(found))  # type: ignore[arg-type]  # containers
         return td
 
 
@@ -502,7 +502,7 @@ def _prepared(
         mine = outlined(td)
         rows = () if mine.outline.plain else mine.outline.rows
         if any(row.dtype == DATA for row in rows):  # stays as it is on each rank
-            mine = outlined(td._kd_engine.filter_non_tensor_data(td))  # type: ignore[attr-defined]  # of a concern
+            mine = outlined(td._kd_engine.filter_non_tensor_data(td))
         _check_numbers(mine, how)
         if writes:
             mine.check_writable()

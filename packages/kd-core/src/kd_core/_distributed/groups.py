@@ -586,7 +586,7 @@ class Incoming:
 
 def moved_to(td: AbstractContainer, device: DeviceLike | None) -> AbstractContainer:
     """Return a container on a device; `None`: where it is."""
-    return td if device is None else td._kd_engine.to(td, device)  # type: ignore[attr-defined]  # of a concern
+    return td if device is None else td._kd_engine.to(td, device)
 
 
 def take(
@@ -621,7 +621,7 @@ def take(
     for level, source, path in others:
         source._kd_set_entry(path[-1], level._kd_entries[path[-1]])
     with torch.no_grad():
-        target._kd_engine.update_(target, made)  # type: ignore[attr-defined]  # of a concern
+        target._kd_engine.update_(target, made)
     for (level, _, path), entry in zip(others, entries, strict=True):
         level._kd_set_entry(path[-1], entry)
 

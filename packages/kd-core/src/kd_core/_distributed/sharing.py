@@ -15,13 +15,13 @@ from kd_core._keys import format_key, path_of
 from kd_core._protocol.primitives import AbstractContainer, Composite
 
 if TYPE_CHECKING:
-    from kd_core._types import NestedKey
+    from kd_core._types import Index, NestedKey
 
 Weights: TypeAlias = "NestedKey | Tensor | Sequence[float]"
 
 
-def _taken(td: AbstractContainer, index: object) -> AbstractContainer:
-    return td[index]  # type: ignore[index, no-any-return]  # of a concern
+def _taken(td: AbstractContainer, index: Index | str) -> AbstractContainer:
+    return td._kd_engine.__getitem__(td, index)
 
 
 def _rows_of(td: AbstractContainer, what: str) -> int:

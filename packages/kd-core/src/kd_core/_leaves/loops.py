@@ -73,19 +73,18 @@ def row_lengths(leaf: Tensor) -> Tensor:
     """Return the length of each row in the ragged dimension."""
     if leaf.layout is not torch.jagged:
         return torch.tensor([row.shape[0] for row in leaf.unbind()], device=leaf.device)
-    lengths: Tensor | None = leaf.lengths()  # type: ignore[attr-defined]  # of a nested tensor
+    lengths = lengths_of(leaf)
     if lengths is not None:
         return lengths
-    offsets: Tensor = leaf.offsets()  # type: ignore[attr-defined]  # as above
-    return offsets.diff()
+    return offsets_of(leaf).diff()
 
 
 def stored_in(leaf: Tensor) -> list[Tensor]:
     """Return the tensors that a leaf is made of: values, offsets and perhaps lengths of rows."""
     if leaf.layout is not torch.jagged:
         return [leaf]
-    lengths: Tensor | None = leaf.lengths()  # type: ignore[attr-defined]  # of a nested tensor
-    parts = [_values(leaf), _offsets(leaf)]
+    lengths = lengths_of(leaf)
+    parts = [_values(leaf), offsets_of(leaf)]
     return parts if lengths is None else [*parts, lengths]
 
 
@@ -150,8 +149,8 @@ def _taken(leaf: Tensor, rows: Tensor) -> Tensor:
             f"a nested tensor of the jagged layout has one batch dimension, and cannot have the "
             f"batch_size {tuple(rows.shape)}. Use `to_lazystack()`, or `to_padded_tensor()` first."
         )
-    lengths, starts = row_lengths(leaf)[rows], _offsets(leaf)[:-1][rows]
-    offsets = _shared_offsets([leaf], rows, lengths, _TAKEN)
+    lengths, starts = row_lengths(leaf)[rows], offsets_of(leaf)[:-1][rows]
+    offsets = _sharedoffsets_of([leaf], rows, lengths, _TAKEN)
     first = torch.repeat_interleave(starts - offsets[:-1], lengths)
     where = first + torch.arange(first.shape[0], device=first.device)
     dim = _ragged_dim(leaf)
@@ -177,7 +176,7 @@ _TAKEN: Final[list[_Made]] = []
 _JOINED: Final[list[_Made]] = []
 
 
-def _shared_offsets(
+def _sharedoffsets_of(
     leaves: Sequence[Tensor], rows: Tensor, lengths: Tensor, last: list[_Made]
 ) -> Tensor:
     """Return offsets for some lengths; the same tensor for leaves that shared theirs.
@@ -205,8 +204,8 @@ def _shared_offsets(
 
 def _parts(leaf: Tensor) -> list[Tensor]:
     """Return the tensors that say where rows start and end."""
-    lengths: Tensor | None = leaf.lengths()  # type: ignore[attr-defined]  # of a nested tensor
-    return [_offsets(leaf)] if lengths is None else [_offsets(leaf), lengths]
+    lengths = lengths_of(leaf)
+    return [offsets_of(leaf)] if lengths is None else [offsets_of(leaf), lengths]
 
 
 def flat_values(leaf: Tensor) -> Tensor:
@@ -230,7 +229,7 @@ def mapped_rows(leaf: Tensor, fn: LeafFn, together: bool = False) -> Tensor:
     dim, values = _ragged_dim(leaf), _values(leaf)
     rows = [values] if together or not leaf.shape[0] else leaf.unbind()
     made = [fn(row.reshape(-1)).reshape(row.shape) for row in rows]
-    return _jagged(torch.cat(made, dim), _offsets(leaf), dim)
+    return _jagged(torch.cat(made, dim), offsets_of(leaf), dim)
 
 
 def chosen_rows(leaf: Tensor, mask: Tensor, other: Tensor | float) -> Tensor:
@@ -245,7 +244,7 @@ def chosen_rows(leaf: Tensor, mask: Tensor, other: Tensor | float) -> Tensor:
     mask = mask.to(leaf.device).expand(leaf.shape[0])
     if isinstance(other, Tensor) and other.is_nested:
         other = _without_gaps(other)
-        if _offsets(other) is not _offsets(leaf):
+        if offsets_of(other) is not offsets_of(leaf):
             numbers = _numbers(leaf)
             both = joined_rows([leaf, other])
             return _taken(both, torch.where(mask, numbers, numbers + leaf.shape[0]))
@@ -253,7 +252,7 @@ def chosen_rows(leaf: Tensor, mask: Tensor, other: Tensor | float) -> Tensor:
     elif isinstance(other, Tensor) and other.ndim:
         other = _beside_values(leaf, other.to(leaf.device).expand(leaf.shape[0]))
     chosen = torch.where(_beside_values(leaf, mask), _values(leaf), other)
-    return _jagged(chosen, _offsets(leaf), _ragged_dim(leaf))
+    return _jagged(chosen, offsets_of(leaf), _ragged_dim(leaf))
 
 
 def _beside_values(leaf: Tensor, rows: Tensor) -> Tensor:
@@ -265,8 +264,8 @@ def _beside_values(leaf: Tensor, rows: Tensor) -> Tensor:
 
 def _without_gaps(leaf: Tensor) -> Tensor:
     """Return a nested tensor whose values are those of its rows, and no others."""
-    offsets = _offsets(leaf)
-    lengths: Tensor | None = leaf.lengths()  # type: ignore[attr-defined]  # of a nested tensor
+    offsets = offsets_of(leaf)
+    lengths = lengths_of(leaf)
     whole = lengths is None and int(offsets[0]) == 0
     whole = whole and int(offsets[-1]) == _values(leaf).shape[_ragged_dim(leaf)]
     return leaf if whole else _taken(leaf, _numbers(leaf))
@@ -278,7 +277,7 @@ def joined_rows(leaves: Sequence[Tensor]) -> Tensor:
     values = torch.cat([_values(_without_gaps(leaf)) for leaf in leaves], dim)
     lengths = [row_lengths(leaf) for leaf in leaves]
     counts = torch.tensor([len(each) for each in lengths])
-    return _jagged(values, _shared_offsets(leaves, counts, torch.cat(lengths), _JOINED), dim)
+    return _jagged(values, _sharedoffsets_of(leaves, counts, torch.cat(lengths), _JOINED), dim)
 
 
 def strided_parts(leaf: Tensor) -> tuple[Tensor, Tensor]:
@@ -308,9 +307,16 @@ def strided_view(values: Tensor, sizes: Tensor) -> Tensor:
     return nested_view_from_buffer(values, sizes, strides, starts)
 
 
-def _offsets(leaf: Tensor) -> Tensor:
+def offsets_of(leaf: Tensor) -> Tensor:
+    """Return where the rows of a jagged tensor start, and the end of the last one."""
     offsets: Tensor = leaf.offsets()  # type: ignore[attr-defined]  # of a nested tensor
     return offsets
+
+
+def lengths_of(leaf: Tensor) -> Tensor | None:
+    """Return the lengths of the rows of a jagged tensor with holes; `None` if there are none."""
+    lengths: Tensor | None = leaf.lengths()  # type: ignore[attr-defined]  # of a nested tensor
+    return lengths
 
 
 def _values(leaf: Tensor) -> Tensor:

@@ -212,7 +212,7 @@ def own_bytes(leaf: Tensor) -> Tensor:
     if stored == leaf.nbytes:  # the fast path
         return leaf
     span = _span(leaf)
-    if stored <= span * leaf.element_size() or leaf.is_shared():  # type: ignore[no-untyped-call]  # by torch
+    if stored <= span * leaf.element_size() or leaf.is_shared():
         return leaf
     if get_spawning_popen() is not None:
         return leaf

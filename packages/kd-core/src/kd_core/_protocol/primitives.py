@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import difflib
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from operator import itemgetter
 from typing import TYPE_CHECKING, ClassVar, Final, Literal, TypeAlias, TypeGuard, cast
@@ -75,15 +75,65 @@ from kd_core._torch_private import (
 from kd_core._types import NO_DEFAULT
 
 if TYPE_CHECKING:
-    from typing import Self, TypeVar
+    from typing import Protocol, Self, TypeVar
 
     from kd_core._batch.descriptor import Descriptor
     from kd_core._batch.shapes import Plan
     from kd_core._leaves.writes import Write
     from kd_core._nodes.entry import Entry, Memo, PartsMemo
-    from kd_core._types import Batch, BatchFn, LeafFn, PartsFn
+    from kd_core._types import Batch, BatchFn, DeviceLike, Index, LeafFn, NestedKey, PartsFn
 
     W = TypeVar("W", bound="AbstractContainer")
+
+    class Operations(Protocol):
+        """What modules below the concerns, and concerns of each other, call of `_kd_engine`.
+
+        A module that cannot import a concern reaches its method through the class of a container.
+        """
+
+        @staticmethod
+        def auto_batch_size_(td: AbstractContainer, batch_dims: int | None) -> object: ...
+        @staticmethod
+        def contiguous(td: W) -> W: ...
+        @staticmethod
+        def expand(td: W, shape: Sequence[int]) -> W: ...
+        @staticmethod
+        def filter_non_tensor_data(td: W) -> W: ...
+        @staticmethod
+        def keys(
+            td: AbstractContainer,
+            include_nested: bool,
+            leaves_only: bool,
+            is_leaf: Callable[[type], bool] | None = None,
+        ) -> Iterable[NestedKey]: ...
+        @staticmethod
+        def lock_(td: W) -> W: ...
+        @staticmethod
+        def repeat(td: W, repeats: Sequence[int]) -> W: ...
+        @staticmethod
+        def repeat_interleave(td: W, repeats: int | Tensor, dim: int) -> W: ...
+        @staticmethod
+        def select(td: W, *keys: NestedKey) -> W: ...
+        @staticmethod
+        def split(td: W, sizes: int, dim: int) -> Sequence[W]: ...
+        @staticmethod
+        def to(td: W, device: DeviceLike | None, *, non_blocking: bool = False) -> W: ...
+        @staticmethod
+        def to_lazystack(td: W, dim: int) -> W: ...
+        @staticmethod
+        def unbind(td: W, dim: int) -> Sequence[W]: ...
+        @staticmethod
+        def unsqueeze(td: W, dim: int) -> W: ...
+        @staticmethod
+        def update(td: W, source: object, *, inplace: bool = False) -> W: ...
+        @staticmethod
+        def update_(td: W, source: object) -> W: ...
+        @staticmethod
+        def __getitem__(td: W, index: Index | str) -> W: ...
+        @staticmethod
+        def _kd_levels(td: AbstractContainer, keep_vars: bool) -> dict[str, object]: ...
+        @staticmethod
+        def _kd_check_state(td: AbstractContainer, state: object) -> None: ...
 
 
 class AbstractContainer(Node):
@@ -97,7 +147,7 @@ class AbstractContainer(Node):
     _kd_tensor_class: ClassVar[type | None] = None
     """The class whose fields are attributes: of an instance, or of the members of a lazy stack."""
 
-    _kd_engine: ClassVar[type]
+    _kd_engine: ClassVar[type[Operations]]
     """The class whose methods kd calls: `td._engine.clone(td)`.
 
     It is the class of the container, except for classes with fields, whose authors may give a field
@@ -312,7 +362,7 @@ def engine(td: W) -> type[W]:
 
     See `_kd_engine`. Where the type of a container has that attribute it is read directly.
     """
-    return td._kd_engine
+    return td._kd_engine  # type: ignore[return-value]  # and not `cast`, for speed
 
 
 def is_container(value: object, concern: W) -> TypeGuard[W]:

@@ -30,7 +30,13 @@ from kd_core._errors import (
     walks_through_leaf,
 )
 from kd_core._keys import KeyPath, format_key, nearest_key, path_of, several
-from kd_core._leaves.loops import leaf_fits, strided_parts, strided_view
+from kd_core._leaves.loops import (
+    leaf_fits,
+    lengths_of,
+    offsets_of,
+    strided_parts,
+    strided_view,
+)
 from kd_core._nodes import registry
 from kd_core._nodes.entry import is_row_data, is_unbatched
 from kd_core._protocol.primitives import AbstractContainer, Composite
@@ -164,8 +170,7 @@ class Encoder:
             self.rows.append(self._known[id(sizes)])
             self._ragged[id(leaf)] = leaf, node
             return node
-        lengths: Tensor | None = leaf.lengths()  # type: ignore[attr-defined]  # of a nested tensor
-        parts: list[Tensor | None] = [leaf.values(), leaf.offsets(), lengths]  # type: ignore[attr-defined]  # as above
+        parts: list[Tensor | None] = [leaf.values(), offsets_of(leaf), lengths_of(leaf)]
         nodes = [None if part is None else self.add(part, path) for part in parts]
         self.rows += [self._known[id(part)] for part in parts[1:] if part is not None]
         node = {"jagged": [*nodes, ragged_dim(leaf)]}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final
 
 from kd_core._errors import InvalidValue, listed
 from kd_core._keys import format_key, path_of
@@ -206,7 +206,7 @@ def taken(
 ) -> AbstractContainer:
     """Return what was loaded: on a device, or written to another container."""
     if out is not None:
-        return cast("AbstractContainer", out.update(found, inplace=True))  # type: ignore[attr-defined]  # of a concern
+        return out._kd_engine.update(out, found, inplace=True)
     if device is not None:
-        found = found.to(device, non_blocking=non_blocking)  # type: ignore[attr-defined]  # as above
+        found = found._kd_engine.to(found, device, non_blocking=non_blocking)
     return found

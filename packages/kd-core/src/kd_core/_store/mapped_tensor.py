@@ -630,7 +630,7 @@ class MemoryMappedTensor(Tensor, metaclass=_InMap):
             octets = torch.zeros(
                 torch.Size(shape).numel() * dtype.itemsize, dtype=torch.uint8, device="cpu"
             )
-            octets.share_memory_()  # type: ignore[no-untyped-call]  # as torch declares it
+            octets.share_memory_()
             made = tensor_of(octets.untyped_storage(), shape, dtype)
             if fill is not None:
                 fill(made)
@@ -684,7 +684,7 @@ class MemoryMappedTensor(Tensor, metaclass=_InMap):
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
         """Return what a pickle of the content holds."""
-        reduced: tuple[Any, ...] = self.as_subclass(Tensor).__reduce_ex__(protocol)  # type: ignore[no-untyped-call]  # as above
+        reduced: tuple[Any, ...] = self.as_subclass(Tensor).__reduce_ex__(protocol)
         return reduced
 
     def __deepcopy__(self, memo: object) -> Tensor:
@@ -724,7 +724,7 @@ class SealedTensor(Tensor):
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
         """Return what a pickle of the content holds."""
-        reduced: tuple[Any, ...] = _plain(self).__reduce_ex__(protocol)  # type: ignore[no-untyped-call]  # untyped in torch
+        reduced: tuple[Any, ...] = _plain(self).__reduce_ex__(protocol)
         return reduced
 
 

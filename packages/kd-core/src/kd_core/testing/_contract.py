@@ -126,6 +126,13 @@ def _compare(
             raise AssertionError(f"expected {other!r} in {format_key(inner)}, got {value!r}.")
 
 
+def _at(content: dict[str, object], *path: str) -> dict[str, Tensor]:
+    """Return a level of the content, to read and write its leaves."""
+    for key in path:
+        content = cast("dict[str, object]", content[key])
+    return cast("dict[str, Tensor]", content)
+
+
 def _level(value: Comparable) -> Mapping[str, object]:
     return value._kd_entries if isinstance(value, AbstractContainer) else value
 
@@ -334,8 +341,8 @@ class _Indexing(Contract):
     def test_a_source_may_have_fewer_keys(self) -> None:
         td, content = self.make(), self.content()
         td[0] = {"a": torch.zeros(4), "n": {"c": torch.ones(5)}}
-        content["a"][0] = 0  # type: ignore[index]  # nested content
-        content["n"]["c"][0] = 1  # type: ignore[index]  # nested content
+        _at(content)["a"][0] = 0
+        _at(content, "n")["c"][0] = 1
         holds(td, content)
 
     def test_a_locked_container_gets_no_keys_by_rows(self) -> None:
@@ -351,7 +358,7 @@ class _Indexing(Contract):
     def test_rows_of_one_entry_are_read_and_written(self) -> None:
         td, content = self.make(), self.content()
         td.set_at_(("n", "c"), 9.0, (0, 1))
-        content["n"]["c"][0, 1] = 9  # type: ignore[index]  # nested content
+        _at(content, "n")["c"][0, 1] = 9
         holds(td, content)
         torch.testing.assert_close(td.get_at("b", 1), td["b"][1])
 
@@ -593,7 +600,7 @@ class _Writing(Contract):
         td, content = self.make(), self.content()
         td["a"] = content["a"] = torch.ones(*BATCH, 2)
         td["n", "c"] = torch.zeros(BATCH)
-        content["n"]["c"] = torch.zeros(BATCH)  # type: ignore[index]  # nested
+        _at(content, "n")["c"] = torch.zeros(BATCH)
         td.set("word", MetaData("grasp"))
         content["word"] = "grasp"
         holds(td, content)
@@ -636,7 +643,7 @@ class _Writing(Contract):
         td.set("b", torch.zeros(*BATCH, 2, dtype=torch.int64), inplace=True)
         content["a"] = torch.full(BATCH, 2.0)
         content["b"] = torch.zeros(*BATCH, 2, dtype=torch.int64)
-        content["n"]["c"] = torch.ones(*BATCH, 5)  # type: ignore[index]  # nested
+        _at(content, "n")["c"] = torch.ones(*BATCH, 5)
         holds(td, content)
         with unchanged(td), refused(ShapeMismatch, "broadcast"):
             td.set_("a", torch.zeros(5, 5))
@@ -649,7 +656,7 @@ class _Writing(Contract):
         assert isinstance(expected, Tensor)
         torch.testing.assert_close(popped, expected)
         del td["n", "d"]
-        del content["n"]["d"]  # type: ignore[attr-defined]  # nested
+        del _at(content, "n")["d"]
         default: object = td.pop("x", "default")
         assert default == "default"
         with refused(KeyNotFound, "`x`"):
@@ -689,7 +696,7 @@ class _Updating(Contract):
         td, content = self.make(), self.content()
         td.update_({"a": torch.ones(BATCH), "n": {"d": {"e": 3}}})
         content["a"] = torch.ones(BATCH)
-        content["n"]["d"]["e"] = torch.full(BATCH, 3, dtype=torch.int32)  # type: ignore[index]  # nested content
+        _at(content, "n", "d")["e"] = torch.full(BATCH, 3, dtype=torch.int32)
         holds(td, content)
         td.update_(self.make())
         holds(td, self.content())
@@ -803,9 +810,14 @@ class LockContract(Contract):
         td.update_({"n": {"c": 2.0}})
         td[0] = 0
         content["a"] = torch.ones(BATCH)
-        content["n"]["c"] = torch.full((*BATCH, 5), 2.0)  # type: ignore[index]  # nested
-        for leaf in (content["a"], content["b"], content["n"]["c"], content["n"]["d"]["e"]):  # type: ignore[index]  # nested content
-            leaf[0] = 0  # type: ignore[index]  # nested content
+        _at(content, "n")["c"] = torch.full((*BATCH, 5), 2.0)
+        for leaf in (
+            _at(content)["a"],
+            _at(content)["b"],
+            _at(content, "n")["c"],
+            _at(content, "n", "d")["e"],
+        ):
+            leaf[0] = 0
         holds(td, content)
 
     def test_the_lock_covers_nested_containers(self) -> None:
@@ -842,7 +854,7 @@ class LockContract(Contract):
         assert [*states, td.is_locked] == [True, False, True]
         with td.unlock_(), td.transpose(0, 1) as view:
             view["a"] = view["a"] + 1
-        content["a"] = content["a"] + 1  # type: ignore[operator]  # a tensor
+        content["a"] = _at(content)["a"] + 1
         holds(td, content)
 
     def test_rows_copies_and_selections_are_not_locked(self) -> None:
@@ -928,7 +940,7 @@ class ValueContract(Contract):
         with unchanged(td):
             got = td.add(td.exclude("a"), default=1)
         expected = mapped(content, lambda x: x + x)
-        expected["a"] = content["a"] + 1  # type: ignore[operator]  # a tensor
+        expected["a"] = _at(content)["a"] + 1
         holds(got, expected)
 
     def test_reductions_take_batch_dimensions(self) -> None:
@@ -968,7 +980,7 @@ class ValueContract(Contract):
     def test_gradients_reach_its_entries(self) -> None:
         td = self.make().select("a", ("n", "c"))
         td.requires_grad_()
-        (td * 3)["n", "c"].sum().backward()  # type: ignore[no-untyped-call]  # not typed in torch
+        (td * 3)["n", "c"].sum().backward()
         assert not td.detach().requires_grad
         expected = torch.full((*BATCH, 5), 3.0)
         assert td.grad is not None

@@ -18,7 +18,7 @@ from importlib.metadata import version
 from types import FrameType
 from typing import NamedTuple
 
-import sympy  # type: ignore[import-untyped]  # it has no types, and torch needs it
+import sympy
 import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram

@@ -30,7 +30,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, TypeGuard, TypeVar
 
-import sympy  # type: ignore[import-untyped]  # it has no types, and torch needs it
+import sympy
 import torch
 from torch import Tensor, fx
 from torch.export import Dim, ExportedProgram

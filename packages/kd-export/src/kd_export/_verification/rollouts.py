@@ -874,13 +874,13 @@ def _descend(parameters: Sequence[Tensor], loss: Callable[[], Tensor]) -> None:
     def computed() -> Tensor:
         far.zero_grad()
         value = loss()
-        value.backward()  # type: ignore[no-untyped-call]  # torch gives it no types
+        value.backward()
         return value.detach()
 
     for _ in range(250):
         computed()
         far.step()
-    near.step(computed)  # type: ignore[no-untyped-call]  # as above
+    near.step(computed)
 
 
 def _where(trace: Trace, wires: Sequence[str]) -> str | None:

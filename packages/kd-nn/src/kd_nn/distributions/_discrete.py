@@ -85,7 +85,7 @@ class Delta(Distribution):
     def support(self) -> constraints.Constraint:
         """The real vectors of the event's shape."""
         rank = len(self.event_shape)
-        return constraints.independent(constraints.real, rank)  # type: ignore[no-untyped-call]  # by torch
+        return constraints.independent(constraints.real, rank)
 
     @property
     def mean(self) -> Tensor:
@@ -175,7 +175,7 @@ class Delta(Distribution):
 
     def icdf(self, value: Tensor) -> Tensor:
         """Return the point for any probability, shape (*broadcast(value, batch), *event_shape)."""
-        batch = torch.broadcast_shapes(value.shape, self.batch_shape)  # type: ignore[no-untyped-call]  # by torch
+        batch = torch.broadcast_shapes(value.shape, self.batch_shape)
         return self.param.expand((*batch, *self.event_shape))
 
     def entropy(self) -> Tensor:

@@ -351,7 +351,7 @@ class OnInterval(Distribution):
     def support(self) -> constraints.Constraint:
         """Return the interval, both ends included."""
         ends = (getattr(self, name) for name in list(self.arg_constraints)[2:])
-        return constraints.interval(*ends)  # type: ignore[no-untyped-call]  # by torch
+        return constraints.interval(*ends)
 
     def expand(self, batch_shape: Sequence[int], _instance: Self | None = None) -> Self:
         """Return the distribution with its batch shape expanded, without copying."""
@@ -599,7 +599,7 @@ class TanhNormal(OnInterval):
         if self._validate_args:
             self._validate_sample(value)
         x = self._stretch(value)
-        inner: Tensor = self._normal().log_prob(x)  # type: ignore[no-untyped-call]  # by torch
+        inner: Tensor = self._normal().log_prob(x)
         # log(1 - tanh(x)^2), which rounds to log(0) where it is computed so
         slope = 2 * (_LOG_2 - x - functional.softplus(-2 * x))
         density = inner - slope - self._ends()[1].log()
@@ -609,13 +609,13 @@ class TanhNormal(OnInterval):
         """Return the probability of a smaller value."""
         if self._validate_args:
             self._validate_sample(value)
-        inner: Tensor = self._normal().cdf(self._stretch(value))  # type: ignore[no-untyped-call]  # by torch
+        inner: Tensor = self._normal().cdf(self._stretch(value))
         inner = torch.where(value <= self.low, 0.0, inner)
         return torch.where(value >= self.high, 1.0, inner)
 
     def icdf(self, value: Tensor) -> Tensor:
         """Return the point below which a value lies with the given probability."""
-        inner: Tensor = self._normal().icdf(value)  # type: ignore[no-untyped-call]  # by torch
+        inner: Tensor = self._normal().icdf(value)
         return self._squash(inner)
 
     def _normal(self) -> Normal:
@@ -659,4 +659,4 @@ def _kl_on_one_interval(p: TanhNormal, q: TanhNormal) -> Tensor:
     return divergence
 
 
-register_kl(TanhNormal, TanhNormal)(_kl_on_one_interval)  # type: ignore[no-untyped-call]  # by torch
+register_kl(TanhNormal, TanhNormal)(_kl_on_one_interval)

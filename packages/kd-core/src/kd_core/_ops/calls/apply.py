@@ -513,16 +513,16 @@ def _finish(
 
 def _write_into(out: AbstractContainer, result: AbstractContainer) -> None:
     """Write results into a container: what it lacks is added, and what has no result stays."""
-    wanted = list(engine(result).keys(result, True, True, _is_entry))  # type: ignore[attr-defined]  # of a concern
-    there = set(engine(out).keys(out, True, True, _is_entry))  # type: ignore[attr-defined]  # as above
+    wanted = list(result._kd_engine.keys(result, True, True, _is_entry))
+    there = set(out._kd_engine.keys(out, True, True, _is_entry))
     lacking = [key for key in wanted if key not in there]
     if lacking:
         out._kd_check_unlocked("add results that `out` lacks")
     shared = [key for key in wanted if key in there]
-    part = engine(out).select(out, *shared)  # type: ignore[attr-defined]  # as above
-    written_to(part, engine(result).select(result, *shared) if lacking else result)  # type: ignore[attr-defined]  # as above
+    part = out._kd_engine.select(out, *shared)
+    written_to(part, result._kd_engine.select(result, *shared) if lacking else result)
     if lacking:
-        engine(out).update(out, engine(result).select(result, *lacking))  # type: ignore[attr-defined]  # as above
+        out._kd_engine.update(out, result._kd_engine.select(result, *lacking))
 
 
 def _is_entry(kind: type) -> bool:

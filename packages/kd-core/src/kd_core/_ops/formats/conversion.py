@@ -463,7 +463,7 @@ def _grow(td: AbstractContainer, state: Mapping[str, object]) -> None:
             _grow(entry, cast("Mapping[str, object]", value))
     batch = _other_batch(td, state)
     if batch is not None:
-        td._kd_engine.batch_size.__set__(td, batch)  # type: ignore[attr-defined]  # of a concern
+        td._kd_engine.batch_size.__set__(td, batch)  # type: ignore[attr-defined]  # a property
     lacking = {key: value for key, value in content.items() if key not in entries}
     about = {key: value for key, value in state.items() if key in _ABOUT}
     unbatched = [key for key in cast("list[str]", state.get(UNBATCHED, ())) if key in lacking]
@@ -642,7 +642,7 @@ def inferred_batch(cls: type[C], tree: object, most: int | None) -> Batch:
     """
     # Apart from what is built in the end: with a batch size lists are rows.
     made = _maker(cls)(tree, None, None)._kd_shallow()  # which is not locked
-    made._kd_engine.auto_batch_size_(made, most)  # type: ignore[attr-defined]  # of a concern
+    made._kd_engine.auto_batch_size_(made, most)
     batch = made._kd_desc.batch
     return batch[: _rows_in_lists(made, batch)]
 
@@ -672,8 +672,9 @@ def _rows_in_lists(level: AbstractContainer, batch: Batch) -> int:
 def _maker(cls: type[C]) -> Callable[..., C]:
     if issubclass(cls, Composite):  # a mapping of entries makes a dense container
         cls = cast("type[C]", type(registry.make_dense({}, describe(()))))
-    make = cast("Callable[..., C] | None", getattr(cls._kd_engine, "from_dict", None))
-    if make is not None and cls._kd_engine is not cls:  # its author may have a field of that name
+    kind: type = cls._kd_engine
+    make = cast("Callable[..., C] | None", getattr(kind, "from_dict", None))
+    if make is not None and kind is not cls:  # its author may have a field of that name
         own = make
         return lambda *args: getattr(own, "__func__")(cls, *args)  # noqa: B009  # of a class method
     if make is None:

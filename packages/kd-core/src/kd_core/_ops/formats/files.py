@@ -202,7 +202,7 @@ class Saving(AbstractContainer):
         from kd_core._store.forms import load
 
         refuse_pickles(allow_pickle)
-        return cast("Self", self._kd_engine.update(self, load(prefix, verify), inplace=True))  # type: ignore[attr-defined]  # of a concern
+        return self._kd_engine.update(self, load(prefix, verify), inplace=True)
 
     def append_to(self, path: PathLike) -> None:
         """Add the rows of the container, along its first batch dimension, to those of a store.

@@ -530,7 +530,7 @@ class Objects(AbstractContainer):
 
             source = None if use_state_dict else modules[0]
             made = cast("Self", module_of(cast("Node", made), source))
-        return made._kd_engine.lock_(made) if lock else made  # type: ignore[attr-defined]  # of a concern
+        return made._kd_engine.lock_(made) if lock else made
 
 
 def _is_lazy(cls: type[AbstractContainer]) -> bool | None:

@@ -302,7 +302,7 @@ class Processes(AbstractContainer):
             device: where its tensors are moved; `None`: they stay where they are.
         """
         received = await src.arecv()
-        return received if device is None else received._kd_engine.to(received, device)  # type: ignore[attr-defined]  # of a concern
+        return received if device is None else received._kd_engine.to(received, device)
 
     def recv(
         self,

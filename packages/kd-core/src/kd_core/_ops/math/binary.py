@@ -62,7 +62,6 @@ from kd_core._nodes.entry import is_data, is_unbatched, tensor_of
 from kd_core._protocol.primitives import (
     AbstractContainer,
     Composite,
-    engine,
     leaves_of,
     lock,
     locked_as,
@@ -203,10 +202,10 @@ def widened(td: W, *operands: object) -> W | None:
     batch = without_names(td._kd_desc.batch)
     shapes = [operand.shape for operand in operands if isinstance(operand, Tensor)]
     try:
-        wide = tuple(torch.broadcast_shapes(batch, *shapes))  # type: ignore[no-untyped-call]  # by torch
+        wide = tuple(torch.broadcast_shapes(batch, *shapes))
     except RuntimeError:
         return None
-    return None if wide == batch else engine(td).expand(td, wide)  # type: ignore[attr-defined]  # of a concern
+    return None if wide == batch else td._kd_engine.expand(td, wide)
 
 
 def check_batches(mine: Batch, theirs: Batch) -> None:

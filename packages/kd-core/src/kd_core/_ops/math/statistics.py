@@ -22,7 +22,7 @@ from kd_core._ops.math.reducing import (
     reduced_features,
     running,
 )
-from kd_core._protocol.primitives import AbstractContainer, Composite, engine, refuse_unbatched
+from kd_core._protocol.primitives import AbstractContainer, Composite, refuse_unbatched
 
 if TYPE_CHECKING:
     from typing import Self, TypeVar
@@ -307,7 +307,7 @@ def _along(td: S, fn: partial[Tensor], dim: int | str) -> S:
             inner = axis - (axis > td._dim)
             return td._by_member(lambda member: _along(member, fn, inner))
         made = td._kd_map_each(along_batch(td, lambda leaf: fn(leaf, axis)), SAME_SHAPE)
-        return engine(made).to_lazystack(made, axis) if isinstance(td, Composite) else made  # type: ignore[attr-defined]  # of a concern
+        return made._kd_engine.to_lazystack(made, axis) if isinstance(td, Composite) else made
     refuse_unbatched(td, "combined along the features of others")
     ndim = td._kd_desc.ndim
 

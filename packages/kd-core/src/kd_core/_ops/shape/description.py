@@ -32,7 +32,6 @@ from kd_core._nodes.entry import is_data, is_row_data, is_unbatched
 from kd_core._protocol.primitives import (
     AbstractContainer,
     Composite,
-    engine,
     leaves_of,
     lock,
     relock,
@@ -113,8 +112,12 @@ def _take_members(td: Composite, result: AbstractContainer, action: str) -> None
             f"cannot {action}: a lazy stack must keep its stacked dimension and a member, got "
             f"batch_size {batch}. Leave out `inplace=True`."
         )
-    same = isinstance(result, Composite) and result._dim == dim
-    members = result._members if same else engine(result).unbind(result, dim)  # type: ignore[attr-defined]  # of a concern
+    same = False
+    members: Sequence[AbstractContainer]
+    if isinstance(result, Composite) and result._dim == dim:
+        same, members = True, result._members
+    else:
+        members = result._kd_engine.unbind(result, dim)
     members = [
         member if same or batch == td._kd_desc.batch else member._kd_map_each(torch.clone)
         for member in members
@@ -227,7 +230,7 @@ def locked_as_rows(container: AbstractContainer, rows: W) -> W:
         for part in stored_in(leaf):
             if place_of(part) is not None:
                 return lock(rows, LOCKED_BY_ARENA)
-            return lock(rows, LOCKED_BY_SHARING) if part.is_shared() else rows  # type: ignore[no-untyped-call]  # by torch
+            return lock(rows, LOCKED_BY_SHARING) if part.is_shared() else rows
     return rows
 
 

@@ -657,7 +657,7 @@ def _parted(
         if (*batch[:split], first, second, *batch[split + 1 :]) == new and first * second:
             if split == td._dim and second == 1:
                 return _stacked(td, how, [td], split + 1)
-            return _stacked(td, how, engine(td).split(td, second, split), split)  # type: ignore[attr-defined]  # of a concern
+            return _stacked(td, how, td._kd_engine.split(td, second, split), split)
     return None
 
 
@@ -670,7 +670,7 @@ def _repeated(td: AbstractContainer, how: Plan, counts: Batch) -> AbstractContai
         return None
     inner = (*counts[:dim], *counts[dim + 1 :])
     members = [
-        engine(member).repeat(member, inner) if inner else member._kd_map_each(torch.clone)  # type: ignore[attr-defined]  # as above
+        member._kd_engine.repeat(member, inner) if inner else member._kd_map_each(torch.clone)
         for _ in range(counts[dim])
         for member in td._members
     ]
@@ -688,7 +688,7 @@ def _interleaved(
         return None
     if at != td._dim:
         inner = at - (at > td._dim)
-        members = [engine(each).repeat_interleave(each, repeats, inner) for each in td._members]  # type: ignore[attr-defined]  # as above
+        members = [each._kd_engine.repeat_interleave(each, repeats, inner) for each in td._members]
         return _stacked(td, how, members, td._dim)
     counts = torch.as_tensor(repeats).expand(len(td._members)).tolist()
     members = [

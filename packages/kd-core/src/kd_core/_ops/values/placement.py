@@ -394,7 +394,7 @@ class Placement(AbstractContainer):
         for leaf in leaves:
             for part in stored_in(leaf):
                 if not _is_in_arena(part):
-                    part.share_memory_()  # type: ignore[no-untyped-call]  # untyped in torch
+                    part.share_memory_()
         return lock(self, LOCKED_BY_SHARING)
 
     def is_shared(self) -> bool:
@@ -403,7 +403,7 @@ class Placement(AbstractContainer):
         See `is_memmap` for those in an arena.
         """
         parts = [part for leaf in leaves_of(self) for part in stored_in(leaf)]
-        return bool(parts) and all(part.is_shared() for part in parts)  # type: ignore[no-untyped-call]  # by torch
+        return bool(parts) and all(part.is_shared() for part in parts)
 
     def clone(self, recurse: bool = True) -> Self:
         """Copy the container; the copy is not locked.

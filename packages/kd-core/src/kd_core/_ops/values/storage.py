@@ -291,7 +291,7 @@ class _Place:
             flat = flat.to(self.device, non_blocking=self.non_blocking and not is_read)
         if self.pin and flat.is_cpu and not flat.is_pinned():
             flat = flat.pin_memory()
-        return flat.share_memory_() if self.share else flat  # type: ignore[no-untyped-call]  # by torch
+        return flat.share_memory_() if self.share else flat
 
 
 def _leaves(td: AbstractContainer) -> dict[NestedKey, Tensor]:
@@ -647,7 +647,7 @@ class MemoryMaps(AbstractContainer):
 
         refuse_pickles(allow_pickle)
         is_private(mode)
-        return cast("Self", self._kd_engine.update(self, load(prefix), inplace=True))  # type: ignore[attr-defined]  # of a concern
+        return self._kd_engine.update(self, load(prefix), inplace=True)
 
     def is_memmap(self) -> bool:
         """Return whether all leaves are in one arena; `False` if none has elements.
