@@ -3,10 +3,8 @@
 A child process takes all of them away from torch and imports kd_core then.
 """
 
-import subprocess
-import sys
-
 import torch
+from tests import children
 from torch import Tensor, nn
 
 from kd_core import _torch_private as private
@@ -87,10 +85,7 @@ print("sound")
 
 
 def test_a_torch_without_these_names_costs_speed_or_one_feature() -> None:
-    ran = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", WITHOUT], capture_output=True, text=True
-    )
-    assert ran.stdout.endswith("sound\n"), ran.stderr
+    assert children.check_output("-W", "ignore", "-c", WITHOUT).endswith("sound\n")
 
 
 def test_levels_and_hidden_dimensions_of_transforms_are_known() -> None:

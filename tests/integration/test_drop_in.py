@@ -1,8 +1,9 @@
 """The drop-in with all packages there."""
 
 import subprocess
-import sys
 from pathlib import Path
+
+from tests import children
 
 PROGRAM = """
 import torch
@@ -26,12 +27,7 @@ print(tuple(module.weight.shape))
 def run(folder: Path, program: str, *options: str) -> subprocess.CompletedProcess[str]:
     path = folder / "program.py"
     path.write_text(program, encoding="utf-8")
-    return subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "kd_core.drop_in", *options, str(path)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return children.run("-W", "ignore", "-m", "kd_core.drop_in", *options, path)
 
 
 def test_a_star_import_brings_all_names_but_no_modules(tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """The export tutorial, from top to bottom, on our modules."""
 
-import subprocess
-import sys
 from collections.abc import Callable
 from operator import getitem
 from pathlib import Path
@@ -9,6 +7,7 @@ from typing import ClassVar, cast
 
 import pytest
 import torch
+from tests import children
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram, export
 from torch.fx import Node
@@ -145,14 +144,8 @@ def test_saved_program_runs_where_no_kd_package_can_be_imported(tmp_path: Path) 
     model = make()
     torch.export.save(export(model, args=(), kwargs={"x": X}), tmp_path / "model.pt2")
     torch.save((X, tuple(out.detach() for out in model(x=X))), tmp_path / "data.pt")
-    done = subprocess.run(
-        [sys.executable, "-c", LOADER, str(tmp_path / "model.pt2"), str(tmp_path / "data.pt")],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={"PYTHONWARNINGS": "ignore", "PATH": ""},
-    )
-    assert done.returncode == 0, done.stderr
+    files = (tmp_path / "model.pt2", tmp_path / "data.pt")
+    children.check_output("-W", "ignore", "-c", LOADER, *files, env={"PATH": ""})
 
 
 class Custom(nn.Module):

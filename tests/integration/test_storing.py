@@ -1,8 +1,6 @@
 """The programs of `examples/storing`, with few rows and kills."""
 
-import subprocess
-import sys
-
+from tests import children
 from tests.repo.tree import ROOT
 
 PROGRAM = """
@@ -17,10 +15,7 @@ replay_buffer.main(capacity=1000, batches=3)
 
 def test_programs_that_store_find_what_they_wrote() -> None:
     # A process of its own: it is forked, which processes with threads must not be.
-    result = subprocess.run(
-        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False, cwd=ROOT
-    )
-    assert result.returncode == 0, result.stderr
-    assert "equal to a training without a kill" in result.stdout
-    assert "read: " in result.stdout
-    assert "after a restart: " in result.stdout  # a spawned process that shares the arena
+    told = children.check_output("-c", PROGRAM, cwd=ROOT)
+    assert "equal to a training without a kill" in told
+    assert "read: " in told
+    assert "after a restart: " in told  # a spawned process that shares the arena

@@ -1,8 +1,6 @@
 """Each private name of torch exists and says what is asked of it; without it modules run."""
 
-import subprocess
-import sys
-
+from tests import children
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from kd_probabilistic._torch_private import READS_VALUES, computes_shapes_alone
@@ -23,6 +21,7 @@ def test_the_errors_of_a_branch_on_a_value_have_these_names() -> None:
 
 
 WITHOUT = """
+from tests import children
 import torch
 names = [(torch._C, "_get_dispatch_mode"), (torch._C, "_TorchDispatchModeKey")]
 kept = [(owner, name, getattr(owner, name)) for owner, name in names]
@@ -41,4 +40,4 @@ assert value.shape == score.shape == (2,)
 
 
 def test_a_torch_without_them_costs_a_feature_and_not_the_import() -> None:
-    subprocess.run([sys.executable, "-c", WITHOUT], check=True)
+    children.check_output("-W", "ignore", "-c", WITHOUT)

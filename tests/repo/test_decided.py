@@ -3,13 +3,12 @@
 import importlib
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from tests import children
 from tests.repo.tree import IMPORT_NAMES, ROOT
 from tools.render_decided import MOST, PAGE, SOURCE, is_stale, table
 
@@ -118,9 +117,7 @@ def test_a_long_list_is_refused() -> None:
 
 def test_an_import_reads_no_list() -> None:
     program = "import kd_core, sys; print('tomllib' in sys.modules)"
-    command = [sys.executable, "-c", program]
-    result = subprocess.run(command, check=True, capture_output=True, text=True)
-    assert result.stdout.strip() == "False"
+    assert children.check_output("-c", program) == "False\n"
 
 
 def test_an_error_for_an_unknown_name_is_that_of_python() -> None:

@@ -4,12 +4,11 @@ import ast
 import importlib
 import inspect
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import TypeGuard
 
 import pytest
+from tests import children
 from tests.repo.tree import IMPORT_NAMES, ROOT
 
 from kd_core import TensorDictBase
@@ -157,9 +156,8 @@ def test_classes_say_that_they_are_public_before_their_names_are_used(name: str)
         "    thing = getattr(importlib.import_module(home), found)\n"
         "    if isinstance(thing, type): print(thing.__module__)"
     )
-    command = [sys.executable, "-c", program]
-    result = subprocess.run(command, check=True, capture_output=True, text=True)
-    assert [home for home in result.stdout.split() if "._" in home] == []
+    told = children.check_output("-c", program)
+    assert [home for home in told.split() if "._" in home] == []
 
 
 @pytest.mark.parametrize("name", IMPORT_NAMES)

@@ -7,7 +7,6 @@ longer than all programs.
 import datetime
 import json
 import os
-import subprocess
 import sys
 import traceback
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from tests import children
 from tests.repo.tree import ROOT
 
 RANKS = 3
@@ -66,9 +66,7 @@ class Programs(dict[str, Program]):
 
 def results_of(module: str, folder: Path) -> Results:
     """Return what each program of a module returned on each rank; `None`: the rank ended there."""
-    command = [sys.executable, "-W", "ignore", "-m", module, str(folder)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run(command, cwd=ROOT, env=environment, timeout=300, check=True)
+    children.check_output("-W", "ignore", "-m", module, folder, cwd=ROOT)
     found = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS)]
     failed = [each["failed"] for each in found if "failed" in each]
     assert not failed, "\n".join(failed)

@@ -6,20 +6,16 @@ import sys
 import textwrap
 from pathlib import Path
 
+from tests import children
+
 from kd_core import TensorDict, drop_in
 
 
 def run(folder: Path, program: str, *options: str) -> subprocess.CompletedProcess[str]:
     path = folder / "program.py"
     path.write_text(textwrap.dedent(program), encoding="utf-8")
-    return subprocess.run(
-        [sys.executable, "-W", "ignore", *(options or ("-m", "kd_core.drop_in")), str(path), "x"],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
-        cwd=folder,
-    )
+    options = options or ("-m", "kd_core.drop_in")
+    return children.run("-W", "ignore", *options, path, "x", cwd=folder)
 
 
 def printed(result: subprocess.CompletedProcess[str]) -> list[str]:
@@ -45,11 +41,7 @@ def test_a_program_gets_kd_and_its_arguments(tmp_path: Path) -> None:
 
 def test_a_module_runs_by_name(tmp_path: Path) -> None:
     (tmp_path / "named.py").write_text("import sys, tensordict; print(sys.argv[1:], __name__)")
-    command = [sys.executable, "-m", "kd_core.drop_in", "-m", "named", "--flag"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    result = subprocess.run(
-        command, capture_output=True, text=True, check=False, env=environment, cwd=tmp_path
-    )
+    result = children.run("-m", "kd_core.drop_in", "-m", "named", "--flag", cwd=tmp_path)
     assert printed(result) == ["['--flag'] __main__"]
 
 

@@ -1,12 +1,11 @@
 """Parameters that users of tensordict know: renamed, or left out on purpose."""
 
 import inspect
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from tests import children
 
 from kd_core import (
     InvalidArgument,
@@ -107,6 +106,4 @@ def test_a_call_reads_no_list() -> None:
         "td.update(b=td['a'], c=1).pow(exponent=2)\n"
         "print('tomllib' in sys.modules)"
     )
-    command = [sys.executable, "-c", program]
-    result = subprocess.run(command, check=True, capture_output=True, text=True)
-    assert result.stdout.strip() == "False"
+    assert children.check_output("-c", program) == "False\n"

@@ -1,9 +1,7 @@
 """Public names: where they say that they are defined, and when they are imported."""
 
-import subprocess
-import sys
-
 import pytest
+from tests import children
 
 import kd_core
 from kd_core.extending import public_in
@@ -11,8 +9,7 @@ from kd_core.extending import public_in
 
 def run(program: str) -> str:
     """Return what a program prints that runs on its own: this one has imported everything."""
-    command = [sys.executable, "-c", program]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return children.check_output("-c", program)
 
 
 def test_a_name_is_imported_when_it_is_first_used() -> None:

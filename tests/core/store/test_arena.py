@@ -5,14 +5,13 @@ import errno
 import gc
 import os
 import pickle
-import subprocess
-import sys
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
 import pytest
 import torch
+from tests import children
 from tests.core.content import assert_same
 from tests.core.kinds import inner
 from tests.core.store.faults import Killed, calls, is_raised, names_in
@@ -82,8 +81,7 @@ print(*paths)
 
 
 def test_an_arena_without_a_path_lasts_as_long_as_its_process() -> None:
-    run = subprocess.run([sys.executable, "-c", TEMPORARY], check=True, capture_output=True)
-    paths = run.stdout.decode().split()
+    paths = children.check_output("-c", TEMPORARY).split()
     assert len(set(paths)) == 3
     assert not any(map(os.path.exists, paths))
 

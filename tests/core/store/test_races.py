@@ -1,25 +1,12 @@
 """Writers and readers at once, processes that are killed, and an arena that many of them fill."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
-from tests.repo.tree import ROOT
+from tests import children
 
 
 def output_of(script: str, *arguments: str) -> str:
-    command = [sys.executable, str(Path(__file__).with_name(script)), *arguments]
-    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    result = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": paths},
-    )
-    assert result.returncode == 0, result.stderr
-    return result.stdout
+    return children.check_output(Path(__file__).with_name(script), *arguments)
 
 
 def test_random_programs_of_killed_processes_leave_what_they_committed(tmp_path: Path) -> None:

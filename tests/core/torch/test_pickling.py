@@ -17,6 +17,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests import children
 from tests.core.content import assert_same as assert_same_tree
 from tests.core.store.trees import trees
 
@@ -360,9 +361,8 @@ def test_a_program_that_used_no_kind_yet_loads_each_with_weights_only(tmp_path: 
         "import sys, torch, kd_core\n"
         "for path in sys.argv[1:]: print(type(torch.load(path, weights_only=True)).__name__)"
     )
-    command = [sys.executable, "-c", program, *(str(tmp_path / name) for name in KINDS)]
-    result = subprocess.run(command, check=True, capture_output=True, text=True)
-    assert result.stdout.split() == list(KINDS)
+    told = children.check_output("-c", program, *(tmp_path / name for name in KINDS))
+    assert told.split() == list(KINDS)
 
 
 def test_torch_load_takes_weights_only(tmp_path: Path) -> None:

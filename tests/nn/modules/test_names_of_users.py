@@ -1,14 +1,12 @@
 """What a keyed module needs for itself begins with `_kd_`: other names are those of the user."""
 
 import copy
-import os
 import pickle
-import subprocess
-import sys
 from collections.abc import Callable
 
 import pytest
 import torch
+from tests import children
 from torch import nn
 
 from kd_core import TensorDict
@@ -151,11 +149,5 @@ def test_private_names_of_modules_that_libraries_read() -> None:
         "own._out_keys = ['z']\n"
         "print(module._out_keys, own._out_keys)\n"
     )
-    result = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
-    )
+    result = children.run("-W", "ignore", "-c", program)
     assert result.stdout == "['y'] ['z']\n", result.stderr
