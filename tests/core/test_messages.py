@@ -57,6 +57,11 @@ def named() -> TensorDict:
     return TensorDict({"a": torch.zeros(2, 3)}, [2, 3], names=["time", "env"])
 
 
+def written_by_torch() -> str:
+    torch.save(torch.zeros(2), "weights.pt")
+    return "weights.pt"
+
+
 def within(outer: TensorDict) -> TensorDictBase:
     inner: object = outer.lock_().get("next")
     assert isinstance(inner, TensorDictBase)
@@ -152,6 +157,12 @@ CALLS: dict[str, Callable[[], object]] = {
     "a mean of integers": lambda: one(torch.arange(3)).mean(),
     "a field of a frozen class": lambda: setattr(Frozen(torch.zeros(2)), "image", 1),
     "a function of torch that is not offered": lambda: torch.linalg.inv(td()),
+    "a misspelt option": lambda: TensorDict({"a": torch.zeros(3)}, bs=[3]),
+    "a dtype for the constructor": lambda: TensorDict({"a": torch.zeros(3)}, dtype=torch.half),
+    "containers one by one to a lazy stack": lambda: lazy_stack(td(), td()),  # type: ignore[arg-type]  # refused
+    "containers one by one to a stack": lambda: stack(td(), td()),  # type: ignore[arg-type]  # refused
+    "rows of other lengths to collate": lambda: collate([one(torch.zeros(n)) for n in (1, 2)]),
+    "a file of torch.save to load": lambda: TensorDict.load(written_by_torch()),
 }
 
 
@@ -165,7 +176,10 @@ MESSAGES = messages()
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_message_says_what_was_expected_and_what_to_do(name: str) -> None:
+def test_a_message_says_what_was_expected_and_what_to_do(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(Exception) as caught:  # each has a class of its own
         CALLS[name]()
     assert f"{type(caught.value).__name__}: {caught.value}" == MESSAGES[name]

@@ -38,6 +38,8 @@ def wrong_mode():
 def alone():
     return policy()[0]
 
+made = policy()[0]
+
 def unnamed():
     return policy()[0], None
 
@@ -53,6 +55,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     program.save(path / "policy.pt2")
     save_file({"x": X}, path / "in.safetensors")
     save_file({"z": X}, path / "other.safetensors")
+    torch.save({"w": X}, path / "weights.pt")
+    torch.save({"w": X}, path / "weights.pt2")
     (path / "empty.onnx").touch()
     (path / "words.onnx").write_text("hello")
     (path / "words.safetensors").write_text("hello")
@@ -74,7 +78,10 @@ COMMANDS = [
     ("inspect polcy.onnx", 2, "`polcy.onnx` cannot be read: .* Did you mean `policy.onnx`?"),
     ("inspect nothing.pt2", 2, "`nothing.pt2` cannot be read: .* Pass the path of a file"),
     ("inspect policy.onx", 3, "`policy.onx`; available suffixes: .* Did you mean `.onnx`?"),
-    ("inspect folder", 3, "no backend found for `folder`; .* Name the file by its format"),
+    ("inspect folder", 3, "the file of a program, got the directory `folder`. Name a file in it"),
+    ("inspect .", 3, "expected the file of a program, got the directory `.`. Name a file in it."),
+    ("inspect weights.pt", 3, "`weights.pt` is not an exported program; .* Load them into"),
+    ("verify weights.pt2 --trusted", 2, "the file is not a program. `torch.save` writes weights"),
     ("inspect empty.onnx", 2, "`empty.onnx` is empty. .*export it again"),
     ("inspect words.onnx", 2, "`words.onnx`: the file is not a whole ONNX model"),
     ("verify cut.pt2 --trusted", 2, "`cut.pt2`: the file is not a whole .pt2 archive"),
@@ -97,6 +104,8 @@ COMMANDS = [
     ("export no_such_module:f out.onnx", 2, "No module named 'no_such_module'. Run the command in"),
     (OWN_CODE.format("polcy"), 2, "has no `polcy`. Did you mean `policy`?"),
     (OWN_CODE.format("number"), 2, "got an int. Let it return both, as in `return policy"),
+    (OWN_CODE.format("made"), 2, "got a module. Write one: `def build(): return made, example`"),
+    ("export wrong_use_factories.py:f out.onnx", 2, "Write `wrong_use_factories:f`, in the folder"),
     (OWN_CODE.format("alone"), 2, "got a Keyed. Let it return both"),
     (OWN_CODE.format("fails"), 2, "RuntimeError: no data here. It is raised at `raise Runtime"),
     (OWN_CODE.format("misspelt"), 2, "does not take: {'dynamc': None}. .* Did you mean `dynamic`?"),
@@ -127,6 +136,11 @@ def test_a_command_says_what_to_do(
         said = said[said.index(part.strip()) :]
 
 
+def force(x: torch.Tensor) -> torch.Tensor:
+    leaf = x.requires_grad_(True)
+    return torch.autograd.grad((leaf**2).sum(), leaf)[0]
+
+
 def exported(**options: Any) -> object:
     return kd_export.export(*policy(), **options)
 
@@ -135,6 +149,11 @@ CALLS: list[tuple[Callable[[], object], type[ExportError], str]] = [
     (lambda: kd_export.export(Keyed, {}), NotExportable, "the class `Keyed`. Pass an instance"),  # type: ignore[arg-type]  # wrong on purpose
     (lambda: kd_export.export(policy()[0], [X]), ExportError, "got a list. Pass a dict with `x`."),  # type: ignore[arg-type]  # wrong on purpose
     (lambda: kd_export.export(policy()[0], {"x": np.array("a")}), ExportError, "expected numbers"),
+    (
+        lambda: kd_export.export(Keyed(Do(force), ["x"], ["y"]), {"x": X}),
+        NotExportable,
+        "which `torch.export` does not capture. Write the derivative as tensor operations",
+    ),
     (lambda: exported(inputs="x"), KeyMismatch, "got 'x'. Pass a list, such as `inputs=['x']`."),
     (lambda: exported(outputs=3), KeyMismatch, "expected a list of keys for `outputs`, got 3."),
     (lambda: exported(outputs=[]), KeyMismatch, "got []. Pass a list, or leave `outputs` out"),

@@ -246,7 +246,7 @@ def test_a_0d_operand_does_not_change_the_dtype_of_a_member_in_place() -> None:
 def test_keys_come_in_the_order_of_the_first_member() -> None:
     names = [f"k{number}" for number in range(50)]
     rows = [
-        TensorDict(dict.fromkeys(names, 0.0), own=1.0),
+        TensorDict({**dict.fromkeys(names, 0.0), "own": 1.0}),
         TensorDict(dict.fromkeys(names[::-1], 0.0)),
     ]
     assert list(lazy_stack(rows).keys()) == names

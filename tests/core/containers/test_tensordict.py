@@ -1,6 +1,7 @@
 """What a `TensorDict` may be built from, edge by edge."""
 
 import pickle
+import re
 import types
 from collections import OrderedDict, UserDict
 from collections.abc import Mapping
@@ -77,7 +78,6 @@ def test_a_container_as_source_gives_its_tensors_and_no_batch_size() -> None:
 def test_keywords_are_entries() -> None:
     td = TensorDict(a=torch.zeros(3), b={"c": torch.ones(3)}, batch_size=[3])
     assert set(td.keys(True, True)) == {"a", ("b", "c")}
-    assert set(TensorDict({"a": 1.0}, b=2.0).keys()) == {"a", "b"}
 
 
 def test_the_fourth_value_is_the_names() -> None:
@@ -91,9 +91,21 @@ def test_names_of_parameters_are_keys_in_a_source() -> None:
     assert set(TensorDict(dict.fromkeys(names, 0.0)).keys()) == set(names)
 
 
-def test_a_key_given_twice_is_refused() -> None:
-    with pytest.raises(KeyCollision, match=r"`a` is given twice .in the source and by keyword"):
-        TensorDict({"a": 1.0}, a=2.0)
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("bs", "Did you mean `batch_size=`?"),
+        ("devices", "Did you mean `device=`?"),
+        ("dtype", "Did you mean `.to(dtype)` of the container?"),
+        ("a", "Put an entry of that name into the source."),
+    ],
+)
+def test_a_keyword_beside_a_source_is_not_an_entry(name: str, meant: str) -> None:
+    given: dict[str, Any] = {name: torch.zeros(3)}
+    with pytest.raises(InvalidArgument, match=f"`{name}` is not a valid.*{re.escape(meant)}"):
+        TensorDict({"x": torch.zeros(3)}, **given)
+    with pytest.raises(ValueError, match="cannot be combined with a source"):
+        TensorDict({}, **given)
 
 
 @pytest.mark.parametrize("key", [1, None, ("a", 1), (), 2.5])

@@ -189,3 +189,21 @@ def test_a_notebook_shows_the_picture() -> None:
 def chain(*keys: NestedKey) -> TensorDictSequential:
     steps = [TensorDictModule(torch.neg, [a], [b]) for a, b in itertools.pairwise(keys)]
     return TensorDictSequential(*steps)
+
+
+def test_all_steps_that_write_below_a_key_are_joined_to_its_reader() -> None:
+    graph = TensorDictSequential(
+        TensorDictModule(torch.neg, ["x"], [("a", "old")]),
+        TensorDictModule(torch.neg, [("a", "old")], [("a", "old")]),
+        TensorDictModule(torch.neg, ["x"], [("a", "new")]),
+        TensorDictModule(lambda a: a["new"], ["a"], ["y"]),
+    ).key_graph()
+    assert graph.producers(3, "a") == (1, 2)
+    assert graph.producers(3, ("a", "old")) == (1,)
+    assert graph.producers(0, "x") == ()
+    drawn = graph.to_mermaid().splitlines()
+    assert [line.strip() for line in drawn if line.endswith("s3")] == [
+        's1 -->|"a"| s3',
+        's2 -->|"a"| s3',
+    ]
+    assert graph.to_svg().count('<path class="edge') == 5

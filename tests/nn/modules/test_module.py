@@ -10,13 +10,22 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from kd_core import InvalidArgument, InvalidKey, NestedKey, NonTensorData, TensorDict, lazy_stack
+from kd_core import (
+    InvalidArgument,
+    InvalidKey,
+    NestedKey,
+    NonTensorData,
+    ShapeMismatch,
+    TensorDict,
+    lazy_stack,
+)
 from kd_nn import (
     InputMissing,
     OutKeyUnknown,
     OutputMismatch,
     TensorDictModule,
     TensorDictSequential,
+    WrapModule,
     make_functional,
 )
 
@@ -514,3 +523,32 @@ def test_outputs_go_to_a_new_container_without_a_place() -> None:
     made = TensorDictModule(torch.neg, ["x"], ["y"], inplace=None)(td)
     assert list(td.keys()) == ["x"]
     assert list(made.keys()) == ["y"]
+
+
+@pytest.mark.parametrize("calls_before", [0, 3])
+def test_a_refused_output_of_a_module_alone_names_it_and_a_remedy(calls_before: int) -> None:
+    lost: list[bool] = []
+    module = TensorDictModule(lambda x: x.mean(0) if lost else x, ["x"], ["y"])
+    td = TensorDict({"x": torch.arange(6.0).reshape(2, 3)}, [2])
+    for _ in range(calls_before):
+        module(td.copy())
+    lost.append(True)
+    with pytest.raises(ShapeMismatch, match="does not fit entry `y`") as caught:
+        module(td)
+    note, remedy = caught.value.__notes__
+    assert note == "`TensorDictModule(<lambda>)`: writes `y`."
+    assert remedy.startswith("A step that changes the batch returns a container, as `WrapModule(")
+    step = eval(remedy.split("`")[1], {"WrapModule": WrapModule, "TensorDict": TensorDict})
+    assert step(td)["y"].tolist() == [1.5, 2.5, 3.5]
+
+
+def test_the_note_names_a_device_that_is_not_the_cpu() -> None:
+    module = TensorDictModule(nn.Linear(4, 2), in_keys=["x"], out_keys=["y"])
+    with pytest.raises(RuntimeError) as caught:
+        module(TensorDict({"x": torch.zeros(5, 4, device="meta")}, [5]))
+    assert "reads `x` (5, 4) float32 on meta" in caught.value.__notes__[0]
+
+
+def test_a_key_of_a_list_is_shown_as_a_tuple() -> None:
+    with pytest.raises(InvalidKey, match=r"Write one nested key as `\('next', 'obs'\)`"):
+        TensorDictModule(torch.neg, [["next", "obs"]], ["y"])  # type: ignore[list-item]  # refused

@@ -439,3 +439,16 @@ def test_gradients_equal_those_of_plain_modules() -> None:
     expected = torch.autograd.grad(torch.tanh(linear(X)).sum(), linear.weight)
     got = torch.autograd.grad(model(x=X)[1].sum(), linear.weight)
     torch.testing.assert_close(got, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("calls_before", [0, 3])
+def test_steps_in_the_wrong_order_are_named(calls_before: int) -> None:
+    model = TensorDictSequential(
+        TensorDictModule(torch.neg, ["hidden"], ["y"]),
+        TensorDictModule(torch.neg, ["x"], ["hidden"]),
+    )
+    for _ in range(calls_before):
+        model(TensorDict(x=X, hidden=X))
+    with pytest.raises(InputMissing, match="reads `hidden`") as caught:
+        model(TensorDict(x=X))
+    assert caught.value.__notes__[-1] == "Step 1 writes `hidden`: put it before step 0."

@@ -167,7 +167,23 @@ def made(place: str) -> Made:
             got=place,
             hint="Name a function that returns (module, example), as in `train:policy`.",
         )
+    if path.endswith(".py"):
+        module = path.removesuffix(".py").replace("/", ".")
+        raise ExportError(
+            f"expected the name of a module, got the file `{path}`.",
+            got=place,
+            hint=f"Write `{module}:{name}`, in the folder that holds it.",
+        )
     found = _attribute(path, name)
+    from torch import nn  # heavy: what is imported has imported it
+
+    if isinstance(found, nn.Module):
+        raise ExportError(
+            f"expected `{place}` to be a function that returns {_FORM}, got a module.",
+            expected=_FORM,
+            got=type(found).__name__,
+            hint=f"Write one: `def build(): return {name}, example`, and name it `{path}:build`.",
+        )
     try:
         parts = found() if callable(found) else found
     except Exception as error:

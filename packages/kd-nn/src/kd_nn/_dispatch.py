@@ -34,6 +34,7 @@ from kd_core import (
     KdError,
     LazyStackedTensorDict,
     NestedKey,
+    ShapeMismatch,
     TensorDict,
     TensorDictBase,
     format_key,
@@ -803,9 +804,12 @@ def add_step_note(
     named = "" if name == index else f" `{name}`"
     note = _note_of(step, inputs)
     notes = getattr(error, "__notes__", None)
-    if notes and notes[-1] == note:  # the step has added it
+    remedy = notes.pop() if notes and notes[-1].startswith(_OTHER_BATCH) else None
+    if notes and notes[-1] in (note, _note_of(step, {})):  # the step has added it
         notes.pop()
     error.add_note(f"In step {index}{named}, {note}")
+    if remedy is not None:
+        error.add_note(remedy)
 
 
 def add_call_note(
@@ -814,6 +818,21 @@ def add_call_note(
     """Add to an exception of torch, or of a user's function, which module raised it, as above."""
     if not isinstance(error, KdError):  # whose messages name the module
         error.add_note(_note_of(module, inputs))
+
+
+_OTHER_BATCH = "A step that changes the batch returns a container, as"
+
+
+def add_output_note(error: BaseException, module: nn.Module) -> None:
+    """Add to an exception which module made the output that a container refused."""
+    error.add_note(_note_of(module, {}))
+    reads, writes = keys_of(module, "in_keys"), keys_of(module, "out_keys")
+    if isinstance(error, ShapeMismatch) and reads and writes:
+        error.add_note(
+            f"{_OTHER_BATCH} `WrapModule(lambda td: TensorDict({{{writes[0]!r}: "
+            f"td[{reads[0]!r}].mean(0)}}, td.batch_size[1:]), in_keys=[{reads[0]!r}], "
+            f"out_keys=[{writes[0]!r}])`."
+        )
 
 
 def _note_of(module: nn.Module, inputs: Mapping[NestedKey, object]) -> str:
@@ -825,7 +844,8 @@ def _note_of(module: nn.Module, inputs: Mapping[NestedKey, object]) -> str:
 
 def _shape(value: object) -> str:
     if isinstance(value, Tensor):
-        return f"{tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}"
+        place = "" if value.device.type == "cpu" else f" on {value.device}"
+        return f"{tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}{place}"
     if isinstance(value, TensorDictBase):
         return f"{type(value).__name__} {tuple(value.batch_size)}"
     return "missing" if value is None else type(value).__name__

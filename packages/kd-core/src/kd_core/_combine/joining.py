@@ -198,6 +198,8 @@ def first_of(containers: object, name: str) -> TensorDictBase:
     """
     if not isinstance(containers, (list, tuple)):
         remedy = "Put what it yields in a list." if isinstance(containers, Iterator) else ""
+        if isinstance(containers, TensorDictBase):
+            remedy = f"Put them in a list: `{name}([a, b])`."
         raise wrong_type(
             f"the input of `{name}`", "a list or tuple of containers", containers, remedy
         )
@@ -367,7 +369,8 @@ def _explain_leaf(how: Join, first: Tensor, entry: Tensor, number: int, key: str
     if how.shape([tuple(first.shape), tuple(entry.shape)]) is None:
         raise ShapeMismatch(
             f"`{how.name}` cannot join entry {key}: its shape is {tuple(entry.shape)} in container "
-            f"{number} and {tuple(first.shape)} in container 0. Use `pad` or `lazy_stack`."
+            f"{number} and {tuple(first.shape)} in container 0. Use `pad`, `lazy_stack`, or "
+            f"`collate(rows, pad_keys=[...])`."
         )
     if entry.device != first.device:
         raise DeviceMismatch(

@@ -878,6 +878,13 @@ def lazy_stack(
         tensor([[0., 0.],
                 [1., 1.]])
     """
+    if isinstance(cast("object", dim), TensorDictBase):
+        raise wrong_type(
+            "the input of `lazy_stack`",
+            "a list or tuple of containers",
+            input,
+            "Put them in a list: `lazy_stack([a, b])`.",
+        )
     rows = tuple(input)
     if rows and all(isinstance(row, Tensor) for row in rows):
         how = None

@@ -91,7 +91,9 @@ class TensorDict(Dense):
                 raise _reserved()
             if "batchsize" in entries and isinstance(entries["batchsize"], (list, tuple)):
                 raise _misspelt(entries["batchsize"])
-            given: object = entries if source is None else _merged(source, entries)
+            if source is not None:
+                raise _given_both(next(iter(entries)))
+            given: object = entries
         else:
             given = source
         if given is None or (given.__class__ is dict and not given):
@@ -454,12 +456,34 @@ def _reserved() -> InvalidArgument:
     )
 
 
-def _merged(source: object, entries: dict[str, object]) -> dict[str, object]:
-    old = _mapping_of(source)
-    twice = [key for key in entries if key in old]
+def _merged(source: Mapping[str, object], entries: dict[str, Any]) -> dict[str, Any]:
+    twice = [key for key in entries if key in source]
     if twice:
         raise given_twice(format_key(twice[0]), " (in the source and by keyword)")
-    return {**old, **entries}
+    return {**source, **entries}
+
+
+_MEANT = {
+    "bs": "`batch_size=`",
+    "batch": "`batch_size=`",
+    "batch_dims": "`batch_size=`",
+    "shape": "`batch_size=`",
+    "size": "`batch_size=`",
+    "devices": "`device=`",
+    "dtype": "`.to(dtype)` of the container",
+    "requires_grad": "`.requires_grad_()` of the container",
+    "name": "`names=`",
+    "locked": "`lock=`",
+}
+
+
+def _given_both(name: str) -> InvalidArgument:
+    """Build the error for a keyword beside a source: a misspelt option, or an entry."""
+    meant = f" Did you mean {_MEANT[name]}?" if name in _MEANT else ""
+    return InvalidArgument(
+        f"`{name}` is not a valid option of the constructor, and entries by keyword cannot be "
+        f"combined with a source.{meant} Put an entry of that name into the source."
+    )
 
 
 registry.register("make_dense", make_dense)
@@ -550,7 +574,8 @@ def make_tensordict(
     named = cast("dict[str, Any]", entries)
     if batch_size is None and auto_batch_size:
         return TensorDict.from_dict({**(source or {}), **named}, None, device, auto_batch_size=True)
-    return TensorDict(source, batch_size, device, **named)
+    merged = _merged(source, named) if source and named else source or named
+    return TensorDict(merged, batch_size, device)
 
 
 def from_module(

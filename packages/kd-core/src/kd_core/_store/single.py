@@ -212,7 +212,13 @@ def _check_header_size(size: int, path: Path) -> None:
 
 
 def _header_of(file: files.OpenFile, path: Path) -> dict[str, object]:
-    length = int.from_bytes(files.read(file, 0, 8), "little")
+    start = files.read(file, 0, 8)
+    length = int.from_bytes(start, "little")
+    if start.startswith(b"PK\x03\x04"):
+        raise FormatError(
+            f"`{path}` is an archive, as `torch.save` writes it, not a file of safetensors. Read "
+            "it with `torch.load`, and write it with `save`."
+        )
     if file.size < 8 or not 2 <= length <= min(_LARGEST_HEADER, file.size - 8):
         raise FormatError(f"`{path}` is not a file of safetensors. Check the path. {RESTORE}")
     header = parsed(files.read(file, 8, length), f"the header of `{path}`", "utf-8")

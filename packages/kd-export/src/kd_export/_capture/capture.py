@@ -86,11 +86,21 @@ def explained(error: Exception, flat: FlatModule, shapes: DynamicShapes) -> Expo
             got="an operation in place",
             hint="Compute a new tensor, such as `x + 1` in place of `x.add_(1)`.",
         )
+    if any(sign in f"{text} {place}" for sign in DERIVATIVE):
+        return NotExportable(
+            f"{name} computes a derivative{place}, which `torch.export` does not capture.",
+            got=_reason(error),
+            hint="Write the derivative as tensor operations, or let the network predict it.",
+        )
     return NotExportable(
         f"{name} cannot be captured{place}: {_reason(error).rstrip('.')}.",
         got=type(error).__name__,
         hint="The error above this one says more.",
     )
+
+
+DERIVATIVE = ("autograd.grad", ".backward()", "functorch tensor", "does not require grad and")
+"""What torch says, or the line that it names, where a module differentiates."""
 
 
 def _reason(error: Exception) -> str:

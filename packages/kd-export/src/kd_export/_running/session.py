@@ -48,7 +48,16 @@ from kd_export._errors import (
     nearest,
     quoted,
 )
-from kd_export._schema.files import Number, as_key, nest, unnest, wire_key, wire_name
+from kd_export._schema.files import (
+    EXPORT_IT,
+    WRITTEN_BY_TORCH,
+    Number,
+    as_key,
+    nest,
+    unnest,
+    wire_key,
+    wire_name,
+)
 from kd_export._schema.schema import (
     MOST_NUMBERS,
     Drawn,
@@ -261,6 +270,21 @@ def backend_for(path: Path) -> Backend:
                 expected=tuple(sorted(known)),
                 got=path.suffix,
                 hint=f"Read it with `python -m kd_core inspect {path}`.",
+            )
+        if path.is_dir():
+            raise BackendMissing(
+                f"expected the file of a program, got the directory `{path}`.",
+                expected=tuple(sorted(known)),
+                got="a directory",
+                hint="Name a file in it.",
+            )
+        if path.suffix in {".pt", ".pth", ".ckpt", ".bin"}:
+            raise BackendMissing(
+                f"`{path.name}` is not an exported program; available suffixes: "
+                f"{quoted(sorted(known))}.",
+                expected=tuple(sorted(known)),
+                got=path.suffix,
+                hint=f"{WRITTEN_BY_TORCH} {EXPORT_IT}",
             )
         close = nearest("".join(path.suffixes) or path.name, known)
         raise BackendMissing(

@@ -264,6 +264,9 @@ def _check_stored(infos: list[zipfile.ZipInfo], size: int) -> None:
         )
 
 
+WRITTEN_BY_TORCH = "`torch.save` writes weights or a pickled module."
+EXPORT_IT = 'Load them into the module, and export it: `kd_export.save(module, "m.pt2", example)`.'
+
 FORMAT_FILES = (
     r"archive_format|archive_version|byteorder|\.data/version|\.data/serialization_id"
     r"|\.format_version|\.storage_alignment|extra/[^/]+"
@@ -321,6 +324,8 @@ def read_zip_schema(file: BinaryIO) -> str | None:
     with open_zip(file) as archive:
         paths = {name.split("/", 1)[-1]: name for name in archive.namelist()}
         if "archive_format" not in paths:
+            if "data.pkl" in paths:
+                raise ExportError(f"the file is not a program. {WRITTEN_BY_TORCH}", hint=EXPORT_IT)
             # What is left of a cut file may end with the directory of an archive inside it.
             raise zipfile.BadZipFile("it has no archive_format")
         if f"extra/{SCHEMA_FILE}" not in paths:

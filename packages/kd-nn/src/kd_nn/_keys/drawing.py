@@ -68,7 +68,7 @@ def mermaid(graph: KeyFlow) -> str:
         lines.append(f'    s{idx}["{name}{text}{count}"]:::{kind}')
     for idx, node in enumerate(graph.nodes):
         for key in node.reads:
-            lines.append(f"    {_edge(graph, idx, key, inputs)} s{idx}")
+            lines += [f"    {edge} s{idx}" for edge in _edges(graph, idx, key, inputs)]
     for number, key in enumerate(graph.outputs):
         source = graph.producer(len(graph.nodes), key)
         if source is not None:
@@ -76,14 +76,17 @@ def mermaid(graph: KeyFlow) -> str:
     return "\n".join([*lines, *_CLASSES])
 
 
-def _edge(graph: KeyFlow, idx: int, key: NestedKey, inputs: list[NestedKey]) -> str:
-    source = graph.producer(idx, key)
-    if source is None:
+def _edges(graph: KeyFlow, idx: int, key: NestedKey, inputs: list[NestedKey]) -> list[str]:
+    sources = graph.producers(idx, key)
+    if not sources:
         holder = next(place for place, known in enumerate(inputs) if is_prefix(known, key))
         label = "" if inputs[holder] == key else f'|"{_escaped(dotted(key))}"|'
-        return f"in{holder} -->{label}"
-    dashed = not (graph.nodes[idx].needed and graph.nodes[source].needed)
-    return f's{source} {"-.->" if dashed else "-->"}|"{_escaped(dotted(key))}"|'
+        return [f"in{holder} -->{label}"]
+    edges = []
+    for source in sources:
+        dashed = not (graph.nodes[idx].needed and graph.nodes[source].needed)
+        edges.append(f's{source} {"-.->" if dashed else "-->"}|"{_escaped(dotted(key))}"|')
+    return edges
 
 
 def _escaped(text: str) -> str:
@@ -212,17 +215,14 @@ def _wires(graph: KeyFlow, boxes: list[Box]) -> list[Wire]:
     for idx, box in enumerate(steps):
         box.column = 1 if inputs else 0
         for key in box.reads:
-            source = graph.producer(idx, key)
-            if source is None:
-                origin = next(b for b in inputs if is_prefix(b.writes[0], key))
-                written = origin.writes[0]
-            else:
-                origin = steps[source]
+            for origin in [steps[source] for source in graph.producers(idx, key)] or [
+                next(b for b in inputs if is_prefix(b.writes[0], key))
+            ]:
                 written = next(w for w in origin.writes if is_prefix(w, key) or is_prefix(key, w))
-            alive = all(b.node is None or b.node.needed for b in (origin, box))
-            wires.append((origin, written, box, key, alive))
-            box.sources.append(origin)
-            box.column = max(box.column, origin.column + 1)
+                alive = all(b.node is None or b.node.needed for b in (origin, box))
+                wires.append((origin, written, box, key, alive))
+                box.sources.append(origin)
+                box.column = max(box.column, origin.column + 1)
     return wires
 
 

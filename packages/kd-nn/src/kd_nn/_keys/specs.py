@@ -82,9 +82,15 @@ def _parse_key(key: object, what: str) -> NestedKey:
     if not isinstance(key, (str, tuple)):
         raise InvalidKey(
             f"each of `{what}` must be a str or a tuple of str, got {type(key).__name__}: {key!r}."
-            + (" Unpack the list: `*keys`." if isinstance(key, list) else "")
+            + (_as_tuple(key) if isinstance(key, list) else "")
         )
     return unravel_key(key)
+
+
+def _as_tuple(key: list[object]) -> str:
+    if len(key) < 2 or not all(isinstance(part, str) for part in key):
+        return " Unpack the list: `*keys`."
+    return f" Write one nested key as `{tuple(key)}`, or unpack a list of keys: `*keys`."
 
 
 def parse_in_keys(keys: object, out_to_in_map: bool | None = True) -> InKeySpec:
@@ -450,6 +456,23 @@ class KeyFlow:
         """
         before = range(min(idx, len(self.nodes)) - 1, -1, -1)
         return next((i for i in before if overlaps(key, self.nodes[i].writes)), None)
+
+    def producers(self, idx: int, key: NestedKey) -> tuple[int, ...]:
+        """Return all steps before the one at `idx` that write parts of `key`, in order.
+
+        Args:
+            idx: The index of a step that reads `key`, or the number of steps.
+            key: The key; several steps may write below it.
+        """
+        found: list[int] = []
+        for i in range(min(idx, len(self.nodes)) - 1, -1, -1):
+            writes = self.nodes[i].writes
+            replaced = {w for later in found for w in self.nodes[later].writes}
+            if any(overlaps(key, (w,)) and w not in replaced for w in writes):
+                found.append(i)
+            if any(is_prefix(w, key) for w in writes):  # all of it: what was before is gone
+                break
+        return tuple(reversed(found))
 
     def is_output_of(self, idx: int, key: NestedKey) -> bool:
         """Return whether what the step at `idx` writes to `key` is visible after the call."""

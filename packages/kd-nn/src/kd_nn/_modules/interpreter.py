@@ -16,6 +16,7 @@ from kd_core import (
     NestedKey,
     TensorDict,
     TensorDictBase,
+    format_key,
     lazy_stack,
 )
 from kd_nn._dispatch import (
@@ -30,7 +31,7 @@ from kd_nn._dispatch import (
     read_optional,
     write_entries,
 )
-from kd_nn._errors import not_a_container, not_written
+from kd_nn._errors import InputMissing, not_a_container, not_written
 from kd_nn._keys.specs import DISCARD, Keys, is_covered
 from kd_nn._modules.hooks import without_hidden
 from kd_nn._modules.steps import StepList
@@ -93,6 +94,16 @@ def run_members(
     return stack
 
 
+def _add_order_note(
+    error: BaseException, sequence: StepList, idx: int, missing: list[NestedKey]
+) -> None:
+    """Add to an exception which later step writes what a step lacks."""
+    for later, (_, step) in enumerate(sequence._kd_named_steps()):
+        found = [key for key in missing if later > idx and key in keys_of(step, "out_keys")]
+        if found:
+            error.add_note(f"Step {later} writes {format_key(found[0])}: put it before step {idx}.")
+
+
 def run_steps(
     sequence: StepList,
     tensordict: TensorDictBase,
@@ -150,6 +161,9 @@ def run_steps(
                 keys = keys_of(step, "in_keys")
                 given = dict(zip(keys, read_optional(work, keys), strict=True))
                 add_step_note(error, (str(idx), name), step, given)
+                if isinstance(error, InputMissing):
+                    missing = [key for key, value in given.items() if value is None]
+                    _add_order_note(error, sequence, idx, missing)
                 raise
             replaced = replaced or swapped
     finally:

@@ -34,6 +34,7 @@ from kd_core import (
 from kd_core.extending import field_keys, public_in, signature_of
 from kd_nn._dispatch import (
     Inplace,
+    add_output_note,
     container_of,
     describe,
     destination,
@@ -245,7 +246,11 @@ class TensorDictModule(TensorDictModuleBase):
         if DISCARD in outputs or self.__dict__.get("_kd_selected") is not None:
             outputs = {key: outputs[key] for key in self.out_keys if key != DISCARD}
         target = destination(tensordict, self.inplace, tensordict_out)
-        write_entries(target, tuple(outputs), tuple(outputs.values()))
+        try:
+            write_entries(target, tuple(outputs), tuple(outputs.values()))
+        except Exception as error:
+            add_output_note(error, self)
+            raise
         return target
 
     def _kd_has_defaults(self, missing: Collection[NestedKey]) -> bool:

@@ -21,6 +21,7 @@ from kd_nn._dispatch import (
     CallNames,
     Inplace,
     add_call_note,
+    add_output_note,
     add_step_note,
     destination,
     fitted,
@@ -123,7 +124,10 @@ class Calls:
             text.add(1, "except _Exception as _error:", "    _note_output(_error, _td, _locals())")
             text.add(2, "raise")
         else:
-            self._write_outputs(1)
+            text.name("_note_own", add_output_note)
+            text.add(1, "try:")
+            self._write_outputs(2)
+            text.add(1, "except _Exception as _error:", "    _note_own(_error, _root)", "    raise")
         text.add(1, "return _td")
         return text.function("_call")
 
@@ -426,5 +430,6 @@ def _note_output(
         try:
             fitted(target, key, value)
         except type(error):
+            add_output_note(error, calls[-1].step)
             add_step_note(error, calls[-1].place, calls[-1].step, {})
             return
