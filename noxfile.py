@@ -120,7 +120,8 @@ def pythons(session: nox.Session) -> None:
 def formats(session: nox.Session) -> None:
     """Run the tests of formats whose packages the other lanes do not install."""
     install(session, "suite", "formats")
-    tests = [f"tests/export/backends/test_{name}.py" for name in ("executorch", "openvino")]
+    names = ("executorch", "openvino", "onnx_opinions")
+    tests = [f"tests/export/backends/test_{name}.py" for name in names]
     tests += [
         "tests/core/convert",
         "tests/export/test_golden.py",

@@ -13,12 +13,13 @@ from torch import Tensor, nn
 
 import kd_export
 from kd_core import TensorDict
-from kd_export import ExportError, KeyMismatch, Report, Schema, VerifyError
+from kd_export import ExportError, KeyedProgram, KeyMismatch, Report, Schema, VerifyError
 from kd_export._backends.onnx import backend
 from kd_export._precision import check_precision, save_reduced
 from kd_export._running.session import Reduces, backend_for
 from kd_export._schema.onnx_file import sealed
 from kd_export._schema.schema import Budget
+from kd_export.cli import main
 from kd_nn import TensorDictModule
 
 Save = Callable[..., Report]
@@ -60,9 +61,14 @@ def acting() -> TensorDictModule:
 
 
 @pytest.fixture(scope="module")
-def floating(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def program() -> KeyedProgram:
+    return kd_export.export(acting(), rows(8), dynamic={"batch": (1, 1024)})
+
+
+@pytest.fixture(scope="module")
+def floating(tmp_path_factory: pytest.TempPathFactory, program: KeyedProgram) -> Path:
     path = tmp_path_factory.mktemp("float") / "policy.onnx"
-    kd_export.save(acting(), path, rows(8))
+    program.save(path, batch_sizes=(2,))
     return path
 
 
@@ -72,7 +78,8 @@ def recurrent(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("float") / "gru.onnx"
     module = TensorDictModule(Remembering(), ["x", "h"], ["action", ("next", "h")])
     example = {"x": torch.randn(8, 6), "h": torch.zeros(8, 16)}
-    kd_export.save(module, path, example, state={"h": ("next", "h")}, initial={"h": 0.1})
+    state = {"h": ("next", "h")}
+    kd_export.save(module, path, example, state=state, initial={"h": 0.1}, batch_sizes=(2,))
     return path
 
 
@@ -103,12 +110,11 @@ def int8(save: Save, tmp_path: Path) -> Path:
     return tmp_path / "policy.onnx"
 
 
-def test_one_call_writes_a_file_within_a_budget(tmp_path: Path) -> None:
-    path, module = tmp_path / "policy.onnx", acting()
-    report = kd_export.save(
-        module,
+def test_one_call_writes_a_file_within_a_budget(program: KeyedProgram, tmp_path: Path) -> None:
+    path = tmp_path / "policy.onnx"
+    report = program.save(
         path,
-        rows(8),
+        batch_sizes=(2,),
         precision="int8",
         calibration=TensorDict(rows(600), batch_size=[600]),
         budget={"max": 0.3, "rms": 0.1, "agreement": 0.9},
@@ -125,7 +131,7 @@ def test_one_call_writes_a_file_within_a_budget(tmp_path: Path) -> None:
     assert choice.agreement > 0.9
     assert {one.op_type for one in onnx.load(path).graph.node} >= {"QuantizeLinear"}
     assert kd_export.verify(path).ok
-    assert kd_export.verify(path, module).ok
+    assert kd_export.verify(path, acting()).ok
     torch.manual_seed(1)
     other = TensorDictModule(Acting(), ["image", "x"], ["action", "choice"])
     assert not kd_export.verify(path, other).ok
@@ -308,11 +314,10 @@ def test_several_containers_calibrate_together(save: Save) -> None:
     assert "judged on 80 rows, which says little" in report.notes[0]
 
 
-def test_weights_need_no_calibration(save: Save) -> None:
-    program = kd_export.export(acting(), rows(8), dynamic={"batch": (1, 700)})
+def test_weights_need_no_calibration(save: Save, program: KeyedProgram) -> None:
     report = save(precision="int8-weights", drawn=program._many_rows())
     assert report.reduction is not None
-    assert report.reduction.rows == 700
+    assert report.reduction.rows == 1024
     assert "rows that were drawn like the example" in report.notes[0]
 
 
@@ -349,3 +354,83 @@ def test_a_recurrent_program_is_told_which_rows_it_takes(recurrent: Path, tmp_pa
 def test_only_backends_that_can_reduce_do() -> None:
     assert isinstance(backend, Reduces)
     assert not isinstance(backend_for(Path("a.pt2")), Reduces)
+
+
+def made_of(path: Path, target: Path, factor: float = 1.0) -> Path:
+    """Write a file as another tool does: without our schema, one weight scaled."""
+    model = onnx.load(path)
+    del model.metadata_props[:]
+    weight = next(one for one in model.graph.initializer if one.name.endswith("body.2.bias"))
+    changed = numpy_helper.to_array(weight) * numpy.float32(factor)
+    weight.CopyFrom(numpy_helper.from_array(changed, weight.name))
+    onnx.save(model, target)
+    return target
+
+
+def test_a_file_of_another_tool_is_adopted(floating: Path, tmp_path: Path) -> None:
+    path = made_of(floating, tmp_path / "slim.onnx")
+    report = kd_export.adopt(path, floating)
+    assert report.ok
+    assert report.reduction is not None
+    assert report.reduction.rows == 1024
+    assert report.reduction.outputs[0].max == 0
+    assert "ok: rounding" in str(report)
+    assert report.to_data()["reduction"]
+    assert kd_export.verify(path).ok
+    assert kd_export.inspect(path) == kd_export.inspect(floating)
+
+
+def test_a_file_that_gives_other_results_is_not_adopted(floating: Path, tmp_path: Path) -> None:
+    path = made_of(floating, tmp_path / "other.onnx", 1.5)
+    before = path.read_bytes()
+    with pytest.raises(
+        VerifyError, match=r"not sealed: it gives other results than `policy\.onnx`"
+    ):
+        kd_export.adopt(path, floating)
+    assert path.read_bytes() == before
+    report = kd_export.adopt(path, floating, budget={"max": 0.5, "agreement": 0.5})
+    assert report.ok
+    schema = kd_export.inspect(path)
+    assert schema.precision is not None
+    assert schema.precision.name == "adopted"
+    assert kd_export.verify(path).ok
+
+
+def test_a_reduced_file_keeps_its_budget_when_it_is_adopted(int8: Path, tmp_path: Path) -> None:
+    model = onnx.load(int8)
+    del model.metadata_props[:]
+    onnx.save(model, tmp_path / "slim.onnx")
+    assert kd_export.adopt(tmp_path / "slim.onnx", int8, calibration=rows(50, 3)).ok
+    assert kd_export.inspect(tmp_path / "slim.onnx") == kd_export.inspect(int8)
+
+
+def test_a_file_of_another_interface_is_not_adopted(
+    floating: Path, recurrent: Path, tmp_path: Path
+) -> None:
+    path = made_of(floating, tmp_path / "other.onnx")
+    with pytest.raises(ExportError, match=r"cannot take the place of `gru\.onnx`.*same inputs"):
+        kd_export.adopt(path, recurrent)
+    with pytest.raises(ExportError, match=r"cannot be adopted as `policy\.onnx`"):
+        kd_export.adopt(tmp_path / "a.pt2", floating)
+    with pytest.raises(ExportError, match=r"its schema is missing.*kd_export\.adopt"):
+        kd_export.adopt(floating, path)
+
+
+def test_a_recurrent_file_is_adopted(recurrent: Path, tmp_path: Path) -> None:
+    model = onnx.load(recurrent)
+    del model.metadata_props[:]
+    onnx.save(model, tmp_path / "slim.onnx")
+    report = kd_export.adopt(tmp_path / "slim.onnx", recurrent)
+    assert report.reduction is not None
+    assert report.reduction.rows == 4 * 50 * 16  # rollouts
+
+
+def test_the_command_adopts(
+    floating: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = made_of(floating, tmp_path / "slim.onnx")
+    assert main(["adopt", str(path), "--like", str(floating)]) == 0
+    assert "ok: rounding" in capsys.readouterr().out
+    other = made_of(floating, tmp_path / "other.onnx", 1.5)
+    assert main(["adopt", str(other), "--like", str(floating), "--max", "0.001"]) == 1
+    assert main(["inspect", str(path)]) == 0

@@ -22,6 +22,7 @@ from kd_export._export import diagnose as diagnose
 from kd_export._export import export as export
 from kd_export._export import save as save
 from kd_export._export import verify as verify
+from kd_export._precision import adopt as adopt
 from kd_export._program import KeyedProgram as KeyedProgram
 from kd_export._program import convert as convert
 from kd_export._running.loading import diff as diff

@@ -11,7 +11,7 @@ import math
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -28,11 +28,11 @@ from typing import (
 )
 
 from kd_export._console import Row, html_table, plain_table, stage
-from kd_export._errors import ExportError, VerifyError, nearest
+from kd_export._errors import BackendMissing, ExportError, VerifyError, nearest, quoted
 from kd_export._program import KeyedProgram
 from kd_export._running.loading import open  # noqa: A004  # the package's own
-from kd_export._running.session import Session
-from kd_export._schema.files import Json
+from kd_export._running.session import Backend, Opines, Runner, Session, backend_for
+from kd_export._schema.files import Json, open_regular
 from kd_export._schema.schema import Schema, Vector
 from kd_export._verification.comparison import (
     Comparison,
@@ -430,6 +430,7 @@ def verify(
     atol: float | None = None,
     *,
     vectors: Sequence[Example[Word]] | None = None,
+    also: Sequence[str] = (),
     trusted: bool = False,
     sha256: str | None = None,
 ) -> Report:
@@ -447,6 +448,9 @@ def verify(
         atol: The absolute tolerance.
         vectors: Inputs to compare on in place of made ones, each in any form of an example; they
             need a reference.
+        also: Further runtimes for an ``.onnx`` file: ``"reference"``, the evaluator of the package
+            onnx, ``"openvino"`` or ``"tract"``. Each is compared as the file's own, in rows of its
+            own. Where one needs a setting to agree, a note names it.
         trusted: As for `open`.
         sha256: As for `open`.
 
@@ -457,6 +461,7 @@ def verify(
     Raises:
         VerifyError: A size has no stored test, the weights in the file are not those that it was
             exported with, the file fails when it runs, or kd_export did not write it.
+        BackendMissing: A runtime of ``also`` is not installed.
 
     Example:
         >>> import torch
@@ -477,7 +482,85 @@ def verify(
         budget = None if precision is None else precision.budget
         allowed = Tolerance(rtol, atol, budget)
         rows = _compared(session, reference, batch_sizes, allowed, vectors)
-    return Report(str(path), rows)
+    notes: list[str] = []
+    for name in _runtimes(also, backend_for(Path(path))):
+        with stage(f"run `{Path(path).name}` by {name}"):
+            others = _second_opinions(Path(path), name, session.schema)
+
+            def compared(runner: Runner) -> tuple[Comparison, ...]:
+                other = Session(session.schema, runner)
+                return _compared(other, reference, batch_sizes, allowed, vectors)
+
+            rows += _agreed(name, others, compared, notes)
+    return Report(str(path), rows, tuple(notes))
+
+
+def _runtimes(also: Sequence[str], backend: Backend) -> Sequence[str]:
+    """Check the argument ``also``.
+
+    Raises:
+        ExportError: A name is not that of a runtime, or the format has no other.
+    """
+    names = [also] if isinstance(also, str) else [*also]
+    if names and not isinstance(backend, Opines):
+        raise ExportError(
+            f"`also` cannot be combined with {backend.name}, which no other runtime reads.",
+            expected="an `.onnx` file",
+            got=names,
+            hint="Leave it out.",
+        )
+    for name in names:
+        known = backend.others if isinstance(backend, Opines) else ()
+        if name not in known:
+            close = nearest(str(name), known)
+            raise ExportError(
+                f"expected runtimes for `also`, got {name!r}; available: {quoted(known)}.",
+                expected=known,
+                got=name,
+                hint=None if close is None else f"Did you mean `{close}`?",
+            )
+    return names
+
+
+def _second_opinions(path: Path, name: str, schema: Schema) -> Mapping[str, Runner] | ExportError:
+    """Load a file in another runtime, or return why it cannot be."""
+    backend = backend_for(path)
+    assert isinstance(backend, Opines)
+    try:
+        with open_regular(path) as file:
+            return backend.opinions(name, file, schema)
+    except BackendMissing:
+        raise
+    except ExportError as error:
+        return error
+
+
+def _agreed(
+    name: str,
+    others: Mapping[str, Runner] | ExportError,
+    compared: Callable[[Runner], tuple[Comparison, ...]],
+    notes: list[str],
+) -> tuple[Comparison, ...]:
+    """Compare what another runtime gives: as it is, and if that is wrong, with its settings."""
+    if isinstance(others, ExportError):
+        notes.append(str(others))
+        return (Comparison("", {}, math.inf, ok=False, note=f"(by {name}, which cannot load it)"),)
+    first: tuple[Comparison, ...] = ()
+    for setting, runner in others.items():
+        try:
+            rows = compared(runner)
+        except VerifyError as error:
+            notes.append(f"{name}: {error}")
+            rows = (Comparison("", {}, math.inf, ok=False),)
+        by = f"(by {name}{' with ' + setting if setting else ''})"
+        rows = tuple(replace(row, note=f"{row.note} {by}".lstrip()) for row in rows)
+        if all(row.ok for row in rows):
+            if first:
+                most = max(row.difference for row in first)
+                notes.append(f"{name} is off by {most:.3g} as it is: set {setting}.")
+            return rows
+        first = first or rows
+    return first
 
 
 def _compared(

@@ -17,11 +17,11 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, BinaryIO, cast
 
 from kd_export._console import plain_table, stage
-from kd_export._errors import ExportError, KeyMismatch, VerifyError, kind_of, nearest, quoted
-from kd_export._running.loading import check_weights, load
+from kd_export._errors import ExportError, Key, KeyMismatch, VerifyError, kind_of, nearest, quoted
+from kd_export._running.loading import check_weights, load, open  # noqa: A004  # the package's own
 from kd_export._running.session import (
     PRECISIONS,
     Backend,
@@ -32,9 +32,11 @@ from kd_export._running.session import (
     Seals,
     Session,
     as_container,
+    backend_for,
     read_inputs,
 )
 from kd_export._schema.files import Number, open_regular, replacing
+from kd_export._schema.onnx_file import companion
 from kd_export._schema.schema import (
     MOST_STORED,
     RANDOM,
@@ -44,6 +46,7 @@ from kd_export._schema.schema import (
     Schema,
     Vector,
     check_shape,
+    draw,
     positions,
 )
 from kd_export._verification.comparison import (
@@ -263,6 +266,138 @@ def save_reduced(
         )
 
 
+ADOPTED = "adopted"
+DRAWN = 1024
+"""How many rows a file of another tool is judged on."""
+
+
+def adopt(
+    path: str | Path,
+    like: str | Path,
+    *,
+    budget: Mapping[str, float] | None = None,
+    calibration: object = None,
+) -> Report:
+    """Seal a file that another tool made of one of ours, once it was compared with it.
+
+    Optimisers and quantizers (onnxslim, those of onnxruntime) drop or break the schema of a file.
+    The file is run beside the one that it was made of; if it gives the same, it gets its schema,
+    in place, and `open` and `verify` take it again. Neither torch nor a module is needed.
+
+    Args:
+        path: The ``.onnx`` file that another tool wrote, with the same inputs and outputs.
+        like: The file that it was made of, by `save`.
+        budget: How far its results may be off, as for `KeyedProgram.save`; the file then holds
+            it. Without one, by no more than rounding in the dtype of each output.
+        calibration: Rows to judge on, as for `KeyedProgram.save`. Without it they are drawn
+            between the bounds of the example; integers and masks are those of the stored tests.
+
+    Returns:
+        What was compared.
+
+    Raises:
+        VerifyError: The results are further off; the file stays as it was.
+        ExportError: It has other inputs or outputs, or it is of another format.
+
+    Example:
+        >>> import onnx, torch, kd_export
+        >>> from kd_nn import TensorDictModule
+        >>> module = TensorDictModule(torch.nn.Linear(3, 2), in_keys=["x"], out_keys=["y"])
+        >>> report = kd_export.save(module, "policy.onnx", {"x": torch.zeros(1, 3)})
+        >>> model = onnx.load("policy.onnx")
+        >>> del model.metadata_props[:]  # as many tools do
+        >>> onnx.save(model, "slim.onnx")
+        >>> kd_export.adopt("slim.onnx", like="policy.onnx").ok
+        True
+        >>> kd_export.verify("slim.onnx").ok
+        True
+    """
+    path, like = Path(path), Path(like)
+    backend = backend_for(path)
+    if not isinstance(backend, Seals) or backend is not backend_for(like):
+        raise ExportError(
+            f"`{path.name}` cannot be adopted as `{like.name}`.",
+            expected="two `.onnx` files",
+            got=(path.suffix, like.suffix),
+            hint="Save the module in the format of the file that was made.",
+        )
+    before = open(like)
+    if before.schema.derived or before.schema.mode == RANDOM or not before.schema.vectors:
+        raise ExportError(
+            f"`{like.name}` holds nothing that another file could be compared with.",
+            hint="Pass the file that `kd_export.save` wrote of a module that draws no numbers.",
+        )
+    limits = None if budget is None else read_budget(budget, before.schema)
+    items = [_drawn_rows(before)] if calibration is None else _items(calibration)
+    held = _runs(before, items, split=False).held
+    judge = _Judge(before, held)
+    with tempfile.TemporaryDirectory() as folder:
+        sealed = Path(folder) / path.name
+        backend.seal(path, before.schema, sealed)
+        with open_regular(sealed) as file:
+            session = _of_other_tool(backend, file, sealed, like)
+        found = judge.deviations(session, limits or Budget(agreement=1.0))
+        if limits is None:
+            found = tuple(judge.rounded(one) for one in found)
+        reduction = Reduction(ADOPTED, found, judge.rows, 1, 1, (), (), (), limits)
+        if not all(one.ok for one in found):
+            table = plain_table(REDUCTION_HEADER, reduction.cells())
+            raise VerifyError(
+                f"`{path.name}` was not sealed: it gives other results than `{like.name}`.\n"
+                f"{table}\n",
+                expected="the same results" if limits is None else str(limits),
+                got=max(one.max for one in found),
+                hint="If that is what was meant, pass `budget={'max': ..., 'rms': ...}`.",
+            )
+        schema = before.schema
+        if limits is not None:
+            schema = replace(
+                schema,
+                vectors=_vectors(before, held),
+                tolerance={},
+                precision=Precision(ADOPTED, limits, (), judge.rows),
+            )
+        return _sealed(path, like, path, backend, schema, before, reduction, ())
+
+
+def _of_other_tool(backend: Backend, file: BinaryIO, path: Path, like: Path) -> Session:
+    try:
+        return load(backend, file, path)
+    except ExportError as error:
+        raise ExportError(
+            f"`{path.name}` cannot take the place of `{like.name}`: {error}",
+            expected=error.expected,
+            got=error.got,
+            hint="It must have the same inputs and outputs, by name, dtype, shape and order.",
+        ) from error
+
+
+def _drawn_rows(before: Session) -> Mapping[Key, object]:
+    """Draw rows between the bounds of the example; what the file stores is taken from there."""
+    import numpy as np
+
+    schema = before.schema
+    tests = [inputs_of(before, vector) for vector in schema.vectors]
+    stored = [{wire: cast("Array", x) for wire, x in inputs.items()} for inputs in tests]
+    rows = _joined(schema, stored)
+    if rows is None or len(schema.axes) > 1:
+        largest = max(stored, key=_rows_of)
+        return {schema.input(wire).key: array for wire, array in largest.items()}
+    sizes = dict.fromkeys(schema.axes, DRAWN)
+    numbers = {
+        drawn.key: draw(schema, Vector(sizes, 0, {}))[place]
+        for place, drawn in enumerate(schema.inputs)
+    }
+    chosen = np.random.default_rng(0).integers(0, _rows_of(rows), DRAWN)
+    held = {wire for vector in schema.vectors for wire in vector.inputs}
+    return {
+        entry.key: rows[entry.wire][chosen]
+        if entry.wire in held or not schema.axes
+        else before.runner.build(numbers[entry.key])
+        for entry in schema.inputs
+    }
+
+
 def _told(
     judge: _Judge,
     found: tuple[Deviation, ...],
@@ -301,7 +436,9 @@ def _sealed(
 ) -> Report:
     """Give a file its schema and its place, once it passes its own stored tests and is timed."""
     assert isinstance(backend, Seals)
-    allowed = Tolerance(budget=reduction.budget)
+    precision = schema.precision
+    rtol, atol = (schema.tolerance.get(name) for name in ("rtol", "atol"))
+    allowed = Tolerance(rtol, atol, None if precision is None else precision.budget)
     with replacing(target) as temporary:
         backend.seal(made, schema, temporary)
         with open_regular(temporary) as file:
@@ -326,7 +463,7 @@ def _sealed(
             raise VerifyError(
                 f"`{target.name}` was not written: it is within the budget on all held-out rows, "
                 f"but not on those that the file would hold as tests.\n{report}",
-                expected=str(reduction.budget),
+                expected=str(reduction.budget or "the same results"),
                 got=report.largest,
                 hint="Widen the budget a little, or pass more rows as `calibration=`.",
             )
@@ -334,8 +471,9 @@ def _sealed(
 
 
 def _size(path: Path) -> int:
-    """Return the bytes of a file and of those beside it that are named after it."""
-    return sum(one.stat().st_size for one in path.parent.glob(f"{path.stem}.*"))
+    """Return the bytes of a file and of the weights beside it."""
+    beside = (path.with_name(companion(path.name)), path.with_suffix(".bin"))
+    return sum(one.stat().st_size for one in (path, *beside) if one.is_file())
 
 
 def _loaded(backend: Backend, path: Path) -> Session:
@@ -372,6 +510,18 @@ class _Judge:
         self._held = held
         self._expected = [[outputs for _, outputs in _walk(before, run)] for run in held]
         self.rows = sum(_rows_of(batch) for run in held for batch in run)
+
+    def rounded(self, one: Deviation) -> Deviation:
+        """Judge how far an output is off by what suits its dtype."""
+        entry = self._schema.output(one.output)
+        if one.agreement is not None:
+            return one
+        largest = max(
+            (float(abs(step[one.output]).max()) for run in self._expected for step in run),
+            default=0.0,
+        )
+        rtol, atol = Tolerance().of(entry, largest)
+        return replace(one, ok=one.max <= atol + rtol * largest)
 
     def deviations(
         self, session: Session, budget: Budget, most: int | None = None

@@ -41,6 +41,7 @@ from kd_export._errors import (
     quoted,
 )
 from kd_export._export import DIAGNOSIS_HEADER, CaptureOptions, benchmark, diagnose, export, verify
+from kd_export._precision import adopt
 from kd_export._program import convert
 from kd_export._running.loading import (
     diff,  # the package's own
@@ -67,7 +68,7 @@ from kd_export._schema.schema import (
     entry_rows,
 )
 from kd_export._schema.trust import disarm
-from kd_export._verification.comparison import REPORT_HEADER, Report
+from kd_export._verification.comparison import REDUCTION_HEADER, REPORT_HEADER, Report
 from kd_export._verification.trials import shown
 
 if TYPE_CHECKING:
@@ -471,6 +472,7 @@ def _parser() -> argparse.ArgumentParser:
     check = commands.add_parser("verify", help="run the stored tests in the file's own runtime")
     check.set_defaults(command=_verify)
     check.add_argument("--batch-sizes", type=_sizes, metavar="N,N")
+    check.add_argument("--also", type=_words, default=(), metavar="NAME,NAME", help=_ALSO)
     _tolerances(check)
     compare = commands.add_parser("diff", help="compare two artefacts, executing nothing")
     compare.set_defaults(command=_diff)
@@ -506,6 +508,7 @@ _EXAMPLES = {
     "verify": "policy.pt2 --trusted",
     "diff": "policy.onnx newer.onnx --interface",
     "convert": "policy.pt2 policy.onnx --trusted",
+    "adopt": "slim.onnx --like policy.onnx",
     "run": "policy.onnx -i in.safetensors -o out.safetensors",
     "bench": "policy.onnx policy.pt2 --batch-sizes 1,64 --trusted",
     "header": "policy.onnx -o policy.h",
@@ -517,6 +520,7 @@ _EXAMPLES = {
 }
 _STAGES = {"export": 5, "convert": 5, "verify": 2}
 """How many stages a command has, if they are several and always the same."""
+_ALSO = "further runtimes for an .onnx file: reference, openvino, tract"
 _OWN_CODE = "It imports MODULE and calls FUNCTION: name only code that you trust."
 
 
@@ -555,15 +559,26 @@ def _more(
     clean = commands.add_parser("strip", help="remove source paths and sample inputs from a file")
     clean.set_defaults(command=_strip)
     clean.add_argument("file", type=Path, metavar="FILE")
+    taken = commands.add_parser("adopt", help="seal a file that another tool made of one of ours")
+    taken.set_defaults(command=_adopt)
+    taken.add_argument("file", type=Path, metavar="FILE")
+    taken.add_argument("--like", type=Path, required=True, metavar="FILE", help="made of this one")
+    taken.add_argument("--max", type=float, help="largest difference allowed; default: rounding")
+    taken.add_argument("--rms", type=float, help="largest root mean square of the differences")
+    taken.add_argument("--agreement", type=float, help="least share of equal integers")
     shell = commands.add_parser("completion", help="print a script that completes these words")
     shell.set_defaults(command=_completion, commands=commands)
     shell.add_argument("shell", choices=SHELLS)
-    return [bench, head, doctor, write, tried, clean, shell]
+    return [bench, head, doctor, write, tried, clean, taken, shell]
 
 
 def _tolerances(command: argparse.ArgumentParser) -> None:
     command.add_argument("--rtol", type=float, help="relative tolerance; without --atol that is 0")
     command.add_argument("--atol", type=float, help="absolute tolerance; without --rtol that is 0")
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(","))
 
 
 def _sizes(text: str) -> tuple[int, ...]:
@@ -610,10 +625,17 @@ def _verify(options: argparse.Namespace) -> int:
         batch_sizes=options.batch_sizes,
         rtol=options.rtol,
         atol=options.atol,
+        also=options.also,
         trusted=options.trusted,
         sha256=options.sha256,
     )
     return _tell(report, options)
+
+
+def _adopt(options: argparse.Namespace) -> int:
+    given = {name: getattr(options, name) for name in ("max", "rms", "agreement")}
+    budget = {name: limit for name, limit in given.items() if limit is not None}
+    return _tell(adopt(options.file, options.like, budget=budget or None), options)
 
 
 def _convert(options: argparse.Namespace) -> int:
@@ -626,6 +648,8 @@ def _tell(report: Report, options: argparse.Namespace) -> int:
         _print_json(report.to_data())
     else:
         _print_table(report.path, REPORT_HEADER, report.cells())
+        if report.reduction is not None:
+            _print_table("", REDUCTION_HEADER, report.reduction.cells())
         for line in report.lines():
             print(printable(line))
     return OK if report.ok else MISMATCH

@@ -13,7 +13,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Protocol, cast
 
-from kd_export._errors import DtypeMismatch, ExportError, kind_of, raised_as
+from kd_export._errors import (
+    DtypeMismatch,
+    ExportError,
+    kind_of,
+    nearest,
+    quoted,
+    raised_as,
+)
 from kd_export._running.session import WEIGHTS, Direct, Reducer, Runner, require
 from kd_export._schema.derived import derived_onnx
 from kd_export._schema.files import Number, contents, mapped, unused_name
@@ -52,6 +59,38 @@ class OnnxBackend:
     name = "ONNX"
     suffixes = (".onnx",)
     executes = False
+    others = ("reference", "openvino", "tract")
+
+    def __init__(self, threads: int | None = None, providers: Sequence[str] | None = None) -> None:
+        self._threads = threads
+        self._providers = providers
+
+    def configured(self, threads: int | None, providers: Sequence[str] | None) -> OnnxBackend:
+        """Return the same with so many threads a call, and by these execution providers."""
+        runtime = cast("_Runtime", require("onnxruntime", _EXTRA))
+        known = runtime.get_available_providers()
+        named = [providers] if isinstance(providers, str) else providers
+        for name in named or ():
+            if name not in known:
+                close = nearest(str(name), known)
+                raise ExportError(
+                    f"expected execution providers of onnxruntime, got {name!r}; available here: "
+                    f"{quoted(known)}.",
+                    expected=tuple(known),
+                    got=name,
+                    hint="Install the onnxruntime that has it."
+                    if close is None
+                    else f"Did you mean `{close}`?",
+                )
+        return OnnxBackend(threads, None if named is None else [*named])
+
+    def opinions(self, name: str, file: BinaryIO, schema: Schema) -> Mapping[str, Runner]:
+        """Load a file whose weights are inside it in another runtime."""
+        from kd_export._backends.onnx_opinions import opinions
+
+        model = contents(file)
+        check_external(model)
+        return opinions(name, bytes(model), _named(schema))
 
     def read_schema(self, file: BinaryIO) -> Schema:
         """Read the schema out of the model's metadata, or derive it from the graph."""
@@ -127,7 +166,9 @@ class OnnxBackend:
             options.add_external_initializers_from_files_in_memory(
                 [name], [weights], [len(weights)]
             )
-        session = _started(runtime, message, options, schema)
+        if self._threads is not None:
+            options.intra_op_num_threads = self._threads
+        session = _started(runtime, message, options, schema, self._providers)
         digest = weights_digest(model, weights if beside else b"")
         parts = ((schema.inputs, session.get_inputs()), (schema.outputs, session.get_outputs()))
         named = _named(schema)
@@ -146,7 +187,13 @@ class OnnxBackend:
 backend = OnnxBackend()
 
 
-def _started(runtime: _Runtime, model: bytes, options: _Options, schema: Schema) -> _Session:
+def _started(
+    runtime: _Runtime,
+    model: bytes,
+    options: _Options,
+    schema: Schema,
+    providers: Sequence[str] | None,
+) -> _Session:
     hint = "It may be damaged, or need a newer onnxruntime."
     narrow = [e for e in (*schema.inputs, *schema.outputs) if e.dtype in _NARROW]
     if narrow:
@@ -158,7 +205,7 @@ def _started(runtime: _Runtime, model: bytes, options: _Options, schema: Schema)
         return runtime.InferenceSession(
             model,
             options,
-            providers=runtime.get_available_providers(),
+            providers=runtime.get_available_providers() if providers is None else [*providers],
             enable_fallback=0,  # a second try with fewer providers prints the first error
         )
 
@@ -257,6 +304,7 @@ class _Session(Protocol):
 
 class _Options(Protocol):
     log_severity_level: int
+    intra_op_num_threads: int
 
     def add_session_config_entry(self, key: str, value: str) -> None: ...
     def add_external_initializers_from_files_in_memory(

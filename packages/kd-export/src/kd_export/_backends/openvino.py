@@ -175,6 +175,19 @@ class OpenVinoBackend:
     suffixes = (".xml",)
     executes = False
 
+    def __init__(self, threads: int | None = None) -> None:
+        self._threads = threads
+
+    def configured(self, threads: int | None, providers: Sequence[str] | None) -> OpenVinoBackend:
+        """Return the same with so many threads a call."""
+        if providers is not None:
+            raise ExportError(
+                "`providers` cannot be combined with OpenVINO: they are those of onnxruntime.",
+                got=providers,
+                hint="Leave it out: a file runs on the CPU.",
+            )
+        return OpenVinoBackend(threads)
+
     def read_schema(self, file: BinaryIO) -> Schema:
         """Read the schema out of the runtime information."""
         return Schema.from_json(read_openvino_schema(read_model(file)))
@@ -216,7 +229,10 @@ class OpenVinoBackend:
         hint = f"The file may be damaged, or made by another version of OpenVINO ({known})."
         with raised_as(ExportError, "OpenVINO cannot load the file", hint):
             model = core.read_model(content, weights)
-            compiled = core.compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+            settings = {"INFERENCE_PRECISION_HINT": "f32"}
+            if self._threads is not None:
+                settings["INFERENCE_NUM_THREADS"] = str(self._threads)
+            compiled = core.compile_model(model, "CPU", settings)
         parts = ((schema.inputs, compiled.inputs), (schema.outputs, compiled.outputs))
         check_fit(
             tuple((len(entries), *map(described, entries)) for entries, _ in parts),

@@ -12,13 +12,13 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from kd_export._console import stage
 from kd_export._errors import ExportError, UntrustedArtifact, VerifyError, brief, printable
-from kd_export._running.session import Backend, Session, backend_for
+from kd_export._running.session import Backend, Configurable, Session, backend_for
 from kd_export._schema.differences import (
     Differences,
     content_differences,
@@ -29,19 +29,29 @@ from kd_export._schema.schema import Schema
 
 
 def open(  # noqa: A001  # `kd_export.open` reads as what it is
-    path: str | Path, *, trusted: bool = False, sha256: str | None = None
+    path: str | Path,
+    *,
+    trusted: bool = False,
+    sha256: str | None = None,
+    threads: int | None = None,
+    providers: Sequence[str] | None = None,
 ) -> Session:
     """Open an artefact of any format for running.
 
     A ``.pt2``, ``.aoti.pt2`` or ``.pte`` file is a program: opening it requires ``trusted=True``
     or ``sha256=``. An ``.onnx`` or ``.xml`` file is data for its runtime, and requires neither.
     A ``.pt2`` or ``.onnx`` file that kd_export did not write is run by the names that are in it.
+    A session can be pickled: the file is then opened again by its path, and starts without a state.
 
     Args:
         path: The file; its suffix names the format.
         trusted: Say that you trust who made the file. Forged files stay refused, as far as a
             check can tell: what an ``.aoti.pt2`` or ``.pte`` file computes is not checked.
         sha256: The digest of the file, in hexadecimal, checked over the bytes that are loaded.
+        threads: How many threads one call of an ``.onnx`` or ``.xml`` file may use; by default
+            as many as its runtime takes. One is often the quickest for a small policy.
+        providers: The execution providers of onnxruntime that an ``.onnx`` file runs by, the first
+            that can first, such as ``["CPUExecutionProvider"]``; by default all that there are.
 
     Raises:
         UntrustedArtifact: Neither was given, the digest differs, or the file holds what
@@ -61,7 +71,7 @@ def open(  # noqa: A001  # `kd_export.open` reads as what it is
         'float32 (batch, 2)'
     """
     path = Path(path)
-    backend = backend_for(path)
+    backend = _set_up(backend_for(path), threads, providers)
     with (
         open_regular(path) as file,
         _trusted(file, path, executes=backend.executes, trusted=trusted, sha256=sha256) as content,
@@ -69,7 +79,45 @@ def open(  # noqa: A001  # `kd_export.open` reads as what it is
     ):
         session = load(backend, content, path)
         check_weights(session, backend, content, path)
+        options = {
+            "trusted": trusted,
+            "sha256": sha256,
+            "threads": threads,
+            "providers": providers,
+        }
+        session.source = (_opened_again, (str(path.absolute()), options))
         return session
+
+
+def _opened_again(path: str, options: Mapping[str, Any]) -> Session:
+    """Open a file as before: what a pickled session holds."""
+    return open(path, **options)
+
+
+def _set_up(backend: Backend, threads: int | None, providers: Sequence[str] | None) -> Backend:
+    """Return the backend with what was asked of its runtime.
+
+    Raises:
+        ExportError: It cannot be set up so.
+    """
+    if threads is None and providers is None:
+        return backend
+    number: object = threads
+    if number is not None and (not isinstance(number, int) or number is True or number < 1):
+        raise ExportError(
+            f"`threads` must be a positive int, got {threads!r}.", expected="an int", got=threads
+        )
+    if not isinstance(backend, Configurable):
+        name = "providers" if threads is None else "threads"
+        raise ExportError(
+            f"`{name}` cannot be combined with {backend.name}.",
+            expected="an `.onnx` file",
+            got=backend.name,
+            hint="Call `torch.set_num_threads` for threads of torch."
+            if name == "threads"
+            else "Leave it out.",
+        )
+    return backend.configured(threads, providers)
 
 
 def inspect(path: str | Path) -> Schema:

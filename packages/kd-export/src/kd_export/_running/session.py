@@ -218,6 +218,28 @@ class Seals(Protocol):
         """Write a file with this schema in place of the one that it has, and with its digest."""
 
 
+@runtime_checkable
+class Configurable(Protocol):
+    """What a backend offers beside the rest if its runtime can be set up."""
+
+    def configured(self, threads: int | None, providers: Sequence[str] | None) -> Backend:
+        """Return the same format with so many threads a call, and by these devices."""
+
+
+@runtime_checkable
+class Opines(Protocol):
+    """What a backend offers beside the rest if other runtimes read its files too.
+
+    Attributes:
+        others: Their names.
+    """
+
+    others: tuple[str, ...]
+
+    def opinions(self, name: str, file: BinaryIO, schema: Schema) -> Mapping[str, Runner]:
+        """Load a file in another runtime; runners by what was set, nothing first."""
+
+
 _known: dict[str, str | Backend] = {
     ".pt2": "kd_export._backends.pt2:backend",
     ".onnx": "kd_export._backends.onnx:backend",
@@ -631,6 +653,7 @@ class Session:
     Attributes:
         schema: What it takes and gives.
         runner: The loaded program in its own runtime, which checks nothing.
+        source: What opens the file again, with which arguments; ``None`` if there is no file.
 
     Example:
         >>> import torch
@@ -649,6 +672,25 @@ class Session:
         self._direct = None if _has_dots(schema) else runner.direct
         self._arranged = None if runner.direct is None else Arranged(schema, runner.direct)
         self._carried = Carried(schema, runner)
+        self.source: tuple[Callable[..., Session], tuple[object, ...]] | None = None
+
+    def __call__(self, x: Inputs, outputs: Iterable[object] | None = None) -> Inputs:
+        """Run the program once, as `run` does."""
+        return self.run(x, outputs)
+
+    def __reduce__(self) -> tuple[Callable[..., Session], tuple[object, ...]]:
+        """Pickle the path: the file is opened again, with the same options and a new state.
+
+        Raises:
+            ExportError: The session is not of a file.
+        """
+        if self.source is None:
+            raise ExportError(
+                "the session is not of a file, so it cannot be pickled.",
+                expected="a session that `kd_export.open` gave",
+                hint="Save the program, and open the file.",
+            )
+        return self.source
 
     def __repr__(self) -> str:
         return repr(self.schema).replace(type(self.schema).__name__, type(self).__name__, 1)

@@ -141,7 +141,8 @@ def _derived_from(model: memoryview) -> Schema:
         raise ExportError(
             "the .onnx file was written by kd-export, and its schema is missing.",
             expected="a schema",
-            hint="The file may be truncated, or another program wrote it anew: export again.",
+            hint="It may be truncated: export again. If another tool wrote it anew, seal it with "
+            "`kd_export.adopt(path, like=...)`, which compares it with the file it was made of.",
         )
     weights = {_text(name) for name in reader.weight_names(parts)}
     inputs = [value for value in reader.values(parts, _INPUT) if value.name not in weights]

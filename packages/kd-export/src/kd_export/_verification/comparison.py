@@ -134,7 +134,7 @@ class Reduction:
         latencies: How long calls take.
         kept: The layers that stayed float.
         layers: All layers that could have less.
-        budget: How far the outputs may be.
+        budget: How far the outputs may be; ``None`` is by rounding.
 
     Example:
         >>> found = Deviation("y", 0.01, 0.008, 0.002, None, ok=True)
@@ -150,7 +150,7 @@ class Reduction:
     latencies: tuple[Latency, ...]
     kept: tuple[str, ...]
     layers: tuple[str, ...]
-    budget: Budget
+    budget: Budget | None
 
     @property
     def smaller(self) -> float:
@@ -159,7 +159,7 @@ class Reduction:
 
     def cells(self) -> list[Row]:
         """Return the outputs as rows of a table under `REDUCTION_HEADER`."""
-        return [deviation_row(one, str(self.budget)) for one in self.outputs]
+        return [deviation_row(one, str(self.budget or "rounding")) for one in self.outputs]
 
     def lines(self) -> list[str]:
         """Return what stands below the table."""
@@ -201,7 +201,7 @@ class Reduction:
             "latencies": latencies,
             "kept": list(self.kept),
             "layers": list(self.layers),
-            "budget": self.budget.to_data(),
+            "budget": None if self.budget is None else self.budget.to_data(),
         }
 
 
