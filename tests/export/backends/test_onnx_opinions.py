@@ -2,7 +2,7 @@
 
 import importlib.util
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy
@@ -13,8 +13,7 @@ from torch import nn
 import kd_export
 from kd_export import BackendMissing, ExportError, Schema
 from kd_export._backends import onnx_opinions
-from kd_export._backends.onnx_opinions import Other
-from kd_export._running.session import Runner
+from kd_export._backends.onnx_opinions import Run
 from kd_nn import TensorDictModule
 
 INSTALLED = [
@@ -50,17 +49,14 @@ def test_other_runtimes_agree(path: Path, module: TensorDictModule, name: str) -
 
 def answering(
     offsets: Mapping[str, float], path: Path
-) -> Callable[[bytes, Schema], Mapping[str, Runner]]:
+) -> Callable[[bytes, Schema], Mapping[str, Run]]:
     """A runtime that is off by a number, by what is set in it."""
     own = kd_export.open(path).runner
 
-    def off_by(offset: float, schema: Schema) -> Runner:
-        def run(arrays: Sequence[object]) -> Sequence[object]:
-            return [numpy.asarray(one) + numpy.float32(offset) for one in own(arrays)]
+    def off_by(offset: float) -> Run:
+        return lambda arrays: [numpy.asarray(one) + numpy.float32(offset) for one in own(arrays)]
 
-        return Other(run, schema)
-
-    return lambda _, schema: {word: off_by(offset, schema) for word, offset in offsets.items()}
+    return lambda model, schema: {word: off_by(offset) for word, offset in offsets.items()}
 
 
 def test_the_setting_that_makes_a_runtime_agree_is_named(
@@ -84,7 +80,7 @@ def test_a_runtime_that_differs_is_a_mismatch(path: Path, monkeypatch: pytest.Mo
 def test_a_runtime_that_cannot_load_the_file_is_told(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def failing(model: bytes, schema: Schema) -> Mapping[str, Runner]:
+    def failing(model: bytes, schema: Schema) -> Mapping[str, Run]:
         raise ValueError("no such operator")
 
     monkeypatch.setitem(onnx_opinions.RUNTIMES, "tract", failing)
@@ -96,7 +92,7 @@ def test_a_runtime_that_cannot_load_the_file_is_told(
 def test_a_runtime_that_is_not_installed_is_named(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def missing(model: bytes, schema: Schema) -> Mapping[str, Runner]:
+    def missing(model: bytes, schema: Schema) -> Mapping[str, Run]:
         raise BackendMissing("this needs `tract`, which is not installed.")
 
     monkeypatch.setitem(onnx_opinions.RUNTIMES, "tract", missing)

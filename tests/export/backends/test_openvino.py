@@ -87,3 +87,37 @@ def test_another_file_is_named_so(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "m.xml").write_bytes(content)
     with pytest.raises(ExportError, match=r"is empty|not an OpenVINO model|no kd-export schema"):
         kd_export.inspect(tmp_path / "m.xml")
+
+
+@pytest.mark.parametrize("precision", ["int8", "int8-weights", "fp16"])
+def test_fewer_bits_within_a_budget(tmp_path: Path, precision: str) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 128), nn.Tanh(), nn.Linear(128, 128), nn.Linear(128, 2))
+    path, module = tmp_path / "m.xml", TensorDictModule(net, ["x"], ["y"])
+    report = kd_export.save(
+        module,
+        path,
+        {"x": torch.randn(8, 6)},
+        batch_sizes=(2,),
+        precision=precision,
+        calibration={"x": torch.randn(600, 6)},
+        budget={"max": 0.1, "rms": 0.02},
+    )
+    assert report.ok
+    found = report.reduction
+    assert found is not None
+    assert found.smaller > 1.2
+    assert kd_export.verify(path).ok
+    assert kd_export.inspect(path).precision is not None
+    with pytest.raises(VerifyError, match=f"{precision} cannot meet the budget"):
+        kd_export.save(
+            module,
+            tmp_path / "tiny.xml",
+            {"x": torch.randn(8, 6)},
+            batch_sizes=(2,),
+            precision=precision,
+            calibration={"x": torch.randn(600, 6)},
+            budget={"max": 1e-9},
+            keep_float=None,
+        )
+    assert not (tmp_path / "tiny.xml").exists()

@@ -113,9 +113,9 @@ def check_precision(precision: object, backend: Backend, calibration: object) ->
     if not isinstance(backend, Reduces):
         raise ExportError(
             f"`precision` cannot be combined with {backend.name}.",
-            expected="an `.onnx` file",
+            expected="an `.onnx` or `.xml` file",
             got=backend.suffixes[0],
-            hint="Save it as `.onnx`, which holds numbers of fewer bits.",
+            hint="Save it as `.onnx` or `.xml`, which hold numbers of fewer bits.",
         )
     if precision == "int8" and calibration is None:
         raise ExportError(

@@ -160,9 +160,10 @@ class KeyedProgram:
             steps: How many steps each has.
             opset: The version of ONNX's operators in an ``.onnx`` file, for a runtime that knows
                 an older one; by default that of torch.
-            precision: Write an ``.onnx`` file with fewer bits: ``"int8"``, where the layers
-                compute on integers, ``"int8-weights"``, where the weights alone are rounded, or
-                ``"fp16"``. The float file is verified first, and this one then judged beside it.
+            precision: Write an ``.onnx`` or ``.xml`` file with fewer bits: ``"int8"``, where
+                the layers compute on integers, ``"int8-weights"``, where the weights alone are
+                rounded, or ``"fp16"``. The float file is verified first, and this one then judged
+                beside it.
             calibration: Rows that the program meets: a container or dict, or an iterable of such.
                 Half of them calibrate, the others judge. A program with a state takes (rows, time)
                 or an item for each step, and is calibrated and judged by rollouts; of rows alone,

@@ -8,7 +8,7 @@ another name inside the file.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Protocol, cast
@@ -21,7 +21,7 @@ from kd_export._errors import (
     quoted,
     raised_as,
 )
-from kd_export._running.session import WEIGHTS, Direct, Reducer, Runner, require
+from kd_export._running.session import WEIGHTS, Direct, Reducer, Runner, picked, require
 from kd_export._schema.derived import derived_onnx
 from kd_export._schema.files import Number, contents, mapped, unused_name
 from kd_export._schema.onnx_file import (
@@ -90,7 +90,9 @@ class OnnxBackend:
 
         model = contents(file)
         check_external(model)
-        return opinions(name, bytes(model), _named(schema))
+        named = _named(schema)
+        found = opinions(name, bytes(model), named)
+        return {setting: OtherRunner(run, named) for setting, run in found.items()}
 
     def read_schema(self, file: BinaryIO) -> Schema:
         """Read the schema out of the model's metadata, or derive it from the graph."""
@@ -274,6 +276,22 @@ class OnnxRunner(ArrayRunner):
         """Run on arrays in order; ``names`` limits what is computed."""
         wanted = self._outputs if names is None else list(names)
         return self._session.run(wanted, dict(zip(self._inputs, arrays, strict=True)))
+
+
+class OtherRunner(ArrayRunner):
+    """Run a model by a function of another runtime, on numpy arrays."""
+
+    def __init__(
+        self, function: Callable[[Sequence[object]], Sequence[object]], schema: Schema
+    ) -> None:
+        self._function = function
+        self._schema = schema
+
+    def __call__(
+        self, arrays: Sequence[object], names: Sequence[str] | None = None
+    ) -> Sequence[object]:
+        """Run on arrays in order; ``names`` picks among the outputs."""
+        return picked(self._schema, self._function(arrays), names)
 
 
 def _numpy_of(value: Tensor, entry: Entry) -> object:

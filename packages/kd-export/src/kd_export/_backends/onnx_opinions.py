@@ -10,30 +10,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol, cast
 
-from kd_export._backends.onnx import ArrayRunner
 from kd_export._errors import ExportError, raised_as
-from kd_export._running.session import Runner, picked, require
+from kd_export._running.session import require
 from kd_export._schema.schema import Schema
 
-Opinions = dict[str, Runner]
-"""Runners by what was set in the runtime: nothing first, then what makes it compute as a file says.
-"""
-
-
-class Other(ArrayRunner):
-    """Run a model by a function on arrays in the order of the file."""
-
-    def __init__(
-        self, function: Callable[[Sequence[object]], Sequence[object]], schema: Schema
-    ) -> None:
-        self._function = function
-        self._schema = schema
-
-    def __call__(
-        self, arrays: Sequence[object], names: Sequence[str] | None = None
-    ) -> Sequence[object]:
-        """Run on arrays in order; ``names`` picks among the outputs."""
-        return picked(self._schema, self._function(arrays), names)
+Run = Callable[[Sequence[object]], Sequence[object]]
+"""Runs a model on arrays in the order of the file, and gives all outputs in theirs."""
+Opinions = dict[str, Run]
+"""By what was set in the runtime: nothing first, then what makes it compute as the file says."""
 
 
 def _reference(model: bytes, schema: Schema) -> Opinions:
@@ -45,14 +29,14 @@ def _reference(model: bytes, schema: Schema) -> Opinions:
     def run(arrays: Sequence[object]) -> Sequence[object]:
         return evaluator.run(None, dict(zip(names, arrays, strict=True)))
 
-    return {"": Other(run, schema)}
+    return {"": run}
 
 
 def _openvino(model: bytes, schema: Schema) -> Opinions:
     """Use OpenVINO, which computes in 16 bits on some processors if nothing is set."""
     core = cast("_OpenVino", require("openvino", "openvino")).Core()
 
-    def compiled(settings: dict[str, str]) -> Runner:
+    def compiled(settings: dict[str, str]) -> Run:
         request = core.compile_model(core.read_model(model, b""), "CPU", settings)
         names = [entry.name for entry in schema.inputs]
 
@@ -60,7 +44,7 @@ def _openvino(model: bytes, schema: Schema) -> Opinions:
             results = request(dict(zip(names, arrays, strict=True)))
             return [results[place] for place in range(len(schema.outputs))]
 
-        return Other(run, schema)
+        return run
 
     wide = {"INFERENCE_PRECISION_HINT": "f32"}
     return {"": compiled({}), "INFERENCE_PRECISION_HINT=f32": compiled(wide)}
@@ -77,7 +61,7 @@ def _tract(model: bytes, schema: Schema) -> Opinions:
     def run(arrays: Sequence[object]) -> Sequence[object]:
         return [value.to_numpy() for value in runnable.run(list(arrays))]
 
-    return {"": Other(run, schema)}
+    return {"": run}
 
 
 RUNTIMES: dict[str, Callable[[bytes, Schema], Opinions]] = {

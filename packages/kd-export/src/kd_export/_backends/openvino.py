@@ -26,8 +26,14 @@ from xml.parsers import expat
 from kd_export._backends.onnx import ArrayRunner
 from kd_export._backends.onnx import backend as onnx
 from kd_export._errors import ExportError, NotExportable, UntrustedArtifact, brief, raised_as
-from kd_export._running.session import Runner, picked, require
-from kd_export._schema.files import check_extent, check_schema_size, foreign, mapped
+from kd_export._running.session import Reducer, Runner, picked, require
+from kd_export._schema.files import (
+    check_extent,
+    check_schema_size,
+    foreign,
+    mapped,
+    open_regular,
+)
 from kd_export._schema.schema import Entry, Schema, check_fit, completed, described
 
 if TYPE_CHECKING:
@@ -212,12 +218,25 @@ class OpenVinoBackend:
             hint = "Save it as `.onnx` or `.pt2`."
             with raised_as(NotExportable, "OpenVINO cannot convert the program", hint):
                 model = runtime.convert_model(str(source), share_weights=False)
-        # Only a mark: openvino escapes less than `with_schema`, whose text replaces it.
-        model.set_rt_info("schema", ["kd_export"])
-        runtime.save_model(model, str(path), compress_to_fp16=False)
-        content = path.read_bytes()
-        schema = replace(schema, weights=weights_digest(content, _beside(path)))
-        path.write_bytes(with_schema(content, schema.to_json()))
+        _write(runtime, model, schema, path)
+
+    def seal(self, source: Path, schema: Schema, target: Path) -> None:
+        """Write a model with another schema, and its digest."""
+        runtime = cast("_OpenVino", require("openvino", _EXTRA))
+        with open_regular(source) as file:
+            content, weights = read_model(file), _beside(source)
+        check_constants(content, _weights_of(source).name, len(weights))
+        with raised_as(ExportError, "OpenVINO cannot load the file", "The file may be damaged."):
+            model = runtime.Core().read_model(content, weights)
+        _write(runtime, model, schema, target)
+
+    def reducer(
+        self, source: Path, precision: str, samples: Sequence[Mapping[str, object]]
+    ) -> Reducer:
+        """Return what writes a float file with fewer bits."""
+        from kd_export._backends.openvino_precision import OpenVinoReducer
+
+        return OpenVinoReducer(source, precision, samples)
 
     def load(self, file: BinaryIO, schema: Schema, path: Path) -> OpenVinoRunner:
         """Compile the model for the CPU, in the precision of its dtypes."""
@@ -246,6 +265,16 @@ class OpenVinoBackend:
 
 
 backend = OpenVinoBackend()
+
+
+def _write(runtime: _OpenVino, model: _Model, schema: Schema, path: Path) -> None:
+    """Write a model with its schema; weights keep their precision."""
+    # Only a mark: openvino escapes less than `with_schema`, whose text replaces it.
+    model.set_rt_info("schema", ["kd_export"])
+    runtime.save_model(model, str(path), compress_to_fp16=False)
+    content = path.read_bytes()
+    schema = replace(schema, weights=weights_digest(content, _beside(path)))
+    path.write_bytes(with_schema(content, schema.to_json()))
 
 
 class OpenVinoRunner(ArrayRunner):
