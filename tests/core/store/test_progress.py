@@ -9,7 +9,7 @@ import torch
 
 from kd_core import TensorDict, store
 from kd_core.__main__ import main
-from kd_core._store.progress import STEP
+from kd_core._store.files import STEP
 
 
 def sample() -> TensorDict:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from kd_core._base import TensorDictBase
-from kd_core._distributed import checkpoints, collectives, sharing
+from kd_core._distributed import checkpoints, collectives
 from kd_core._distributed.groups import Handle as Handle
 from kd_core._errors import CommunicationError as CommunicationError
 from kd_core._naming import publish
@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed import ProcessGroup
 
-    from kd_core._distributed.collectives import Op
-    from kd_core._distributed.sharing import Weights
+    from kd_core._distributed.collectives import Op, Weights
     from kd_core._types import DeviceLike
 
 T = TypeVar("T", bound=TensorDictBase)
@@ -282,7 +281,7 @@ def pad_to_divisor(td: T, divisor: int) -> tuple[T, int]:
         >>> padded["word"], count
         (['x', 'y', 'z', 'x'], 1)
     """
-    return cast("tuple[T, int]", sharing.pad_to_divisor(td, divisor))
+    return cast("tuple[T, int]", collectives.pad_to_divisor(td, divisor))
 
 
 def unpad(td: T, count: int) -> T:
@@ -302,7 +301,7 @@ def unpad(td: T, count: int) -> T:
         >>> distributed.unpad(padded, count)["a"]
         tensor([0, 1, 2])
     """
-    return cast("T", sharing.unpad(td, count))
+    return cast("T", collectives.unpad(td, count))
 
 
 def balanced_chunks(td: T, chunks: int, weights: Weights) -> tuple[list[T], Tensor]:
@@ -334,7 +333,7 @@ def balanced_chunks(td: T, chunks: int, weights: Weights) -> tuple[list[T], Tens
         >>> distributed.restore_order(torch.cat(parts), order)["a"]
         tensor([0, 1, 2, 3])
     """
-    return cast("tuple[list[T], Tensor]", sharing.balanced_chunks(td, chunks, weights))
+    return cast("tuple[list[T], Tensor]", collectives.balanced_chunks(td, chunks, weights))
 
 
 def restore_order(td: T, order: Tensor) -> T:
@@ -354,7 +353,7 @@ def restore_order(td: T, order: Tensor) -> T:
         >>> distributed.restore_order(td, torch.tensor([1, 0]))["a"]
         tensor([5, 7])
     """
-    return cast("T", sharing.restore_order(td, order))
+    return cast("T", collectives.restore_order(td, order))
 
 
 def save_checkpoint(

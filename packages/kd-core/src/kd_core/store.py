@@ -18,7 +18,7 @@ from kd_core._naming import publish
 from kd_core._nodes import registry
 from kd_core._store import forms, manifest
 from kd_core._store.commit import StoreInfo as StoreInfo
-from kd_core._store.progress import progress as progress
+from kd_core._store.files import progress as progress
 
 if TYPE_CHECKING:
     from kd_core._batch.descriptor import Descriptor

@@ -31,9 +31,9 @@ from kd_core._protocol.primitives import (
 from kd_core._store import directory, files
 from kd_core._store.codec import Decoder, Encoder, Json, Reader, Specs, parts_of, specs_of
 from kd_core._store.commit import Writer, read_manifest, reading, writing
+from kd_core._store.files import reported
 from kd_core._store.manifest import Manifest, Segment
 from kd_core._store.mapped_tensor import freeze, memory_of, place_of, record, record_root, root_of
-from kd_core._store.progress import reported
 from kd_core._store.segments import (
     BLOCK,
     MappedFile,

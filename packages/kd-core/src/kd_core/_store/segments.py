@@ -23,9 +23,9 @@ from torch import Tensor
 
 from kd_core._errors import FormatError
 from kd_core._store import files
+from kd_core._store.files import reported
 from kd_core._store.manifest import RESTORE, canonical
 from kd_core._store.mapped_tensor import WIRE
-from kd_core._store.progress import reported
 from kd_core._torch_private import flatten
 
 C = TypeVar("C", bound=Callable[..., object])

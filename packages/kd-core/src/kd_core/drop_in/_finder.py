@@ -10,18 +10,35 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-from typing import Final
+from typing import Any, Final, cast
 
-from kd_core import MissingDependency, NotOffered
+import torch
+
+from kd_core import (
+    NO_DEFAULT,
+    LazyStackedTensorDict,
+    MissingDependency,
+    NestedKey,
+    NonTensorDataBase,
+    NotOffered,
+    TensorClass,
+    TensorDict,
+    TensorDictBase,
+    is_tensor_collection,
+    stack,
+    unravel_key,
+    unravel_key_to_tuple,
+)
 from kd_core._naming import homes
-from kd_core.drop_in import _attributes, _functions, _report
+from kd_core.drop_in import _functions, _report
 
 TOP: Final = "tensordict"
 # The release whose names and behaviour kd offers.
@@ -95,13 +112,13 @@ class DropIn(MetaPathFinder, Loader):
     def exec_module(self, module: ModuleType) -> None:
         """Fill in what must be there at once."""
         if module.__name__ == TOP:
-            _attributes.serve_containers()
+            serve_containers()
             for name in _SHADOWED:
                 import_module(f"{TOP}.{name}")
                 setattr(module, name, lookup(TOP, name))
             module.__dict__["__version__"] = VERSION
         elif module.__name__ == f"{TOP}.nn" and _is_there("kd_nn"):
-            _attributes.serve_modules()
+            serve_modules()
 
 
 def lookup(module: str, name: str) -> object:
@@ -178,3 +195,278 @@ def install() -> None:
     sys.path.insert(1, _CHILDREN)
     known = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join([_CHILDREN, known] if known else [_CHILDREN])
+
+
+# Attributes of containers and keyed modules that libraries use without a promise of tensordict.
+#
+# Programs that do not run under the drop-in do not have them.
+
+
+# What only tunes speed in tensordict.
+_IGNORED = ("num_threads", "checked", "call_on_unbatched", "is_shared", "is_memmap", "nested")
+
+# Any: what is passed on unchanged to a method that checks it.
+
+
+def _get(self: TensorDictBase, key: NestedKey, default: object = NO_DEFAULT, **how: Any) -> object:
+    if how:
+        return self.get(key, default, **how)
+    return self[key] if default is NO_DEFAULT else self.get(key, default)
+
+
+def _set(
+    self: TensorDictBase,
+    key: NestedKey,
+    value: object,
+    *,
+    inplace: bool = False,
+    validated: bool = False,
+    ignore_lock: bool = False,
+    non_blocking: bool = False,
+) -> TensorDictBase:
+    if inplace or non_blocking:
+        return self.set(key, value, inplace=inplace, non_blocking=non_blocking)
+    return self.set(key, value)
+
+
+def _get_at(self: TensorDictBase, key: Any, index: Any, default: object = NO_DEFAULT) -> object:
+    return self.get_at(key, index, default)
+
+
+def _set_at(
+    self: TensorDictBase, key: Any, value: object, index: Any, **how: object
+) -> TensorDictBase:
+    return self.set_at_(key, value, index)
+
+
+def _apply(
+    self: TensorDictBase, fn: Callable[..., object], *others: TensorDictBase, **how: Any
+) -> TensorDictBase:
+    for name in _IGNORED:
+        how.pop(name, None)
+    how["filter_empty"] = how.get("filter_empty") is True
+    named = how.pop("named", False)
+    if not named:
+        how.pop("nested_keys", None)
+        how.pop("prefix", None)
+    return (self.named_apply if named else self.apply)(fn, *others, **how)
+
+
+def _new_unsafe(
+    cls: type[TensorDict],
+    source: Any = None,
+    batch_size: Sequence[int] | None = None,
+    device: torch.device | None = None,
+    names: Sequence[str] | None = None,
+    non_blocking: bool | None = None,
+    lock: bool = False,
+    **entries: object,
+) -> TensorDict:
+    for name in _IGNORED:
+        entries.pop(name, None)
+    return TensorDict(source, batch_size, device, names, lock=lock, **entries)
+
+
+def _from_tensordict(
+    cls: type[TensorClass],
+    tensordict: TensorDictBase,
+    non_tensordict: Mapping[str, object] | None = None,
+    safe: bool = True,
+) -> TensorClass:
+    return cls.from_tensordict(tensordict, non_tensordict)
+
+
+def _itself(self: TensorDictBase) -> TensorDictBase:
+    """Return what holds the entries of a tensor class, or of a stack: it is a container itself."""
+    return self
+
+
+def _has_names(self: TensorDictBase) -> bool:
+    return any(name is not None for name in self.names)
+
+
+def _stack_onto_(
+    self: TensorDictBase, list_item: Sequence[TensorDictBase], dim: int
+) -> TensorDictBase:
+    return stack(list_item, dim, out=self)
+
+
+def _has_exclusive_keys(self: LazyStackedTensorDict) -> bool:
+    common = set(self.keys())
+    return any(set(member.keys()) != common for member in self.tensordicts) or any(
+        getattr(value, "_has_exclusive_keys", False)
+        for member in self.tensordicts
+        for value in member.values()
+        if is_tensor_collection(value)
+    )
+
+
+def _sync_all(self: TensorDictBase) -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def serve_containers() -> None:
+    """Add the attributes of containers."""
+    for name, value in {
+        "_get_str": _get,
+        "_get_tuple": _get,
+        "_set_str": _set,
+        "_set_tuple": _set,
+        "_get_at_str": _get_at,
+        "_get_at_tuple": _get_at,
+        "_set_at_str": _set_at,
+        "_set_at_tuple": _set_at,
+        "_fast_apply": _apply,
+        "_apply_nest": _apply,
+        "_has_names": _has_names,
+        "_stack_onto_": _stack_onto_,
+        "_sync_all": _sync_all,
+        "_get_sub_tensordict": TensorDictBase.__getitem__,
+        "_has_exclusive_keys": False,
+    }.items():
+        setattr(TensorDictBase, name, value)
+    for cls, name, value in (
+        (TensorDict, "_new_unsafe", classmethod(cast("Callable[..., object]", _new_unsafe))),
+        (
+            TensorClass,
+            "_from_tensordict",
+            classmethod(cast("Callable[..., object]", _from_tensordict)),
+        ),
+        (TensorClass, "_tensordict", property(_itself)),
+        (LazyStackedTensorDict, "_tensordict", property(_itself)),
+        (LazyStackedTensorDict, "_has_exclusive_keys", property(_has_exclusive_keys)),
+    ):
+        setattr(cls, name, value)
+    if _report.wanted():
+        for base in (TensorDictBase, NonTensorDataBase):
+            _watch(base)
+
+
+def _watch(base: type) -> None:
+    """Record which attributes are asked of instances of kd's classes below `base` in vain."""
+    defining: list[type] = [base]
+    for cls in defining:
+        children: list[type] = type.__subclasses__(cls)
+        for child in children:
+            if child.__module__.startswith("kd_") and child not in defining:
+                defining.append(child)
+    for cls in defining:
+        if cls is base or "__getattr__" in vars(cls):
+            setattr(cls, "__getattr__", _recording(getattr(cls, "__getattr__", None)))  # noqa: B010  # type checkers know no such method
+
+
+def _recording(getter: Callable[[Any, str], object] | None) -> Callable[[Any, str], object]:
+    """Return a `__getattr__` that records what `getter` does not find."""
+
+    def find(self: Any, name: str) -> object:
+        try:
+            return object.__getattribute__(self, name) if getter is None else getter(self, name)
+        except AttributeError:
+            cls = type(self)
+            outermost = cls.__getattr__ is find
+            # not what a property of the class raised
+            if outermost and not name.startswith(("__", "_kd")) and not hasattr(cls, name):
+                ours = (each for each in cls.__mro__ if each.__module__.startswith("kd_"))
+                _report.record(f"{next(ours).__name__}.{name}")
+            raise
+
+    return find
+
+
+def _compute_in_and_out_keys(
+    self: object, modules: Iterable[object]
+) -> tuple[list[NestedKey], list[NestedKey]]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the sequence itself warns
+        sequence = import_module("kd_nn").TensorDictSequential(*modules)
+    return sequence.in_keys, sequence.out_keys
+
+
+def _write_to_tensordict(
+    self: Any,
+    tensordict: TensorDictBase,
+    tensors: Iterable[object],
+    tensordict_out: TensorDictBase | None = None,
+    out_keys: Iterable[NestedKey] | None = None,
+) -> TensorDictBase:
+    target = tensordict if tensordict_out is None else tensordict_out
+    for key, value in zip(self.out_keys if out_keys is None else out_keys, tensors, strict=True):
+        target.set(key, value)
+    return target
+
+
+def _dist_sample(
+    self: Any,
+    dist: Any,
+    interaction_type: Any = None,
+    *,
+    generator: torch.Generator | None = None,
+) -> object:
+    package = import_module("kd_probabilistic")
+    kind = interaction_type or package.interaction_type() or self.default_interaction_type
+    if kind is not package.InteractionType.RANDOM:
+        return package.estimate(dist, kind)
+    with _functions._use_generator(generator):
+        shape = torch.Size(self.num_samples or ())
+        return dist.rsample(shape) if dist.has_rsample else dist.sample(shape)
+
+
+def _resolve_generator(
+    self: Any, tensordict: TensorDictBase
+) -> tuple[torch.Generator | None, Callable[[torch.Generator], None] | None]:
+    found = self.generator
+    if found is None or isinstance(found, torch.Generator):
+        return found, None
+    seed = tensordict[found]
+    if isinstance(seed, torch.Generator):
+        return seed, None
+
+    def write_back(used: torch.Generator) -> None:
+        following = torch.randint(0, 2**63 - 1, (), generator=used, device=used.device)
+        tensordict.set(found, following)
+
+    device = tensordict.device or torch.device("cpu")
+    return torch.Generator(device).manual_seed(int(seed)), write_back
+
+
+def _update_td_lp(self: Any, lp: TensorDictBase) -> None:
+    for sample, wanted in zip(self.dist_sample_keys, self.log_prob_keys, strict=False):
+        *before, last = unravel_key_to_tuple(sample)
+        made = unravel_key((*before, f"{last}_log_prob"))
+        if made != wanted and made in lp.keys(True):
+            lp.rename_key_(made, wanted)
+
+
+def _aggregates(self: object) -> bool:
+    return bool(import_module("kd_probabilistic").composite_lp_aggregate())
+
+
+class _OutKeys:
+    """Read as what a module writes, whatever is selected; what a module assigns itself wins."""
+
+    def __get__(self, module: Any, owner: type) -> object:
+        return self if module is None else module.out_keys_source
+
+
+def serve_modules() -> None:
+    """Add the attributes of keyed modules."""
+    package = import_module("kd_nn")
+    package.TensorDictModuleBase._out_keys = _OutKeys()
+    package.TensorDictModuleBase._write_to_tensordict = _write_to_tensordict
+    package.TensorDictSequential._compute_in_and_out_keys = _compute_in_and_out_keys
+    if find_spec("kd_probabilistic") is not None:
+        _serve_probabilistic()
+    if _report.wanted():
+        _watch(package.TensorDictModuleBase)
+
+
+def _serve_probabilistic() -> None:
+    package = import_module("kd_probabilistic")
+    for name in ("ProbabilisticTensorDictModule", "ProbabilisticTensorDictSequential"):
+        getattr(package, name)._dist_sample = _dist_sample
+    module = package.ProbabilisticTensorDictModule
+    module._resolve_generator = _resolve_generator
+    module._update_td_lp = _update_td_lp
+    module._composite_lp_aggreate_at_init = property(_aggregates)
+    module._CHANGE_IN_C_LP_A = "{}: `composite_lp_aggregate` was {}, and is {} now."
