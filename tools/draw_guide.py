@@ -15,6 +15,7 @@ from tools.picture import ROW, Picture, with_dark, write
 from kd_core import (
     TensorDict,
     TensorDictBase,
+    cat,
     collate,
     group_by,
     lazy_stack,
@@ -277,11 +278,75 @@ def _front_file(picture: Picture, x: float, y: float, model: TensorDictSequentia
     picture.text(x + 20, y + 242, "runs in C++ or a browser, without torch", "caption")
 
 
+def episodes() -> str:
+    """Draw episodes in one file, and steps and windows that are taken from it."""
+    lengths = (3, 5, 4)
+    data = cat([TensorDict({"e": torch.full((n,), e)}, [n]) for e, n in enumerate(lengths)])
+    numbers = data["e"].tolist()
+    picture = Picture(760, 190)
+    picture.text(20, 22, "episodes", "title")
+    picture.text(290, 22, "episodes.kd", "title")
+    for row, steps in enumerate(data.split(list(lengths))):
+        y = 52 + ROW * row
+        picture.cells(20, y, [str(e) for e in steps["e"].tolist()], ["batch"] * len(steps))
+        picture.arrow(180, y, 282, 52)
+    picture.cells(290, 52, [str(e) for e in numbers], ["batch"] * len(numbers))
+    picture.text(290, 94, "steps of any episode", "note")
+    rows = torch.tensor([1, 9, 4, 7])
+    picture.cells(480, 94, [str(e) for e in data[rows]["e"].tolist()], ["rest"] * len(rows))
+    picture.text(290, 130, "windows inside episodes", "note")
+    starts = torch.arange(len(data) - 1)
+    inside = starts[data["e"][starts] == data["e"][starts + 1]]
+    windows = data[inside[:, None] + torch.arange(2)]["e"].tolist()
+    for place, window in enumerate(windows[:4]):
+        picture.cells(480 + 64 * place, 130, [str(e) for e in window], ["rest"] * 2)
+    picture.text(20, 166, "a number is the episode that a step belongs to", "note")
+    return picture.svg()
+
+
+def sweep() -> str:
+    """Draw the parameters of several networks, and the container that they are stacked to."""
+    net = torch.nn.Sequential(torch.nn.Linear(1, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
+    one = TensorDict.from_module(net).detach()
+    stacked = stack([one] * 8)
+    picture = Picture(760, 196)
+    picture.text(20, 22, "8 networks", "title")
+    picture.text(330, 22, "stack(...)", "title")
+    picture.text(590, 22, "vmap(loss)", "title")
+    for row, (key, leaf) in enumerate(one.flatten_keys(".").items()):
+        y = 52 + ROW * row
+        picture.text(20, y, key)
+        picture.leaf(120, y, leaf.shape, 0)
+        picture.arrow(200, y, 322, y)
+        picture.leaf(330, y, stacked.flatten_keys(".")[key].shape, stacked.batch_dims)
+        picture.arrow(430, y, 582, 52 + ROW * 1.5)
+    picture.leaf(590, 52 + ROW * 1.5, stacked.batch_size, 1)
+    picture.text(624, 52 + ROW * 1.5, "losses", "note")
+    picture.text(20, 176, "times a tensor of 8 rates: one for each network", "note")
+    return picture.svg()
+
+
+def runtimes() -> str:
+    """Draw the programs that read one file."""
+    picture = Picture(580, 150)
+    picture.box(20, 51, 150, 48, "batch")
+    picture.text(95, 75, "model.onnx", "title", "middle")
+    for row, program in enumerate(("Python", "a browser", "C++")):
+        y = 35 + 40 * row
+        picture.arrow(170, 75, 300, y)
+        picture.box(306, y - 15, 254, 30)
+        picture.text(318, y, f"{program}: obs.state to action")
+    return picture.svg()
+
+
 PICTURES: dict[str, Callable[[], str]] = {
     "front.svg": front,
     "front-tall.svg": functools.partial(front, tall=True),
     "container-kinds.svg": kinds,
     "keys.svg": keys,
+    "episodes.svg": episodes,
+    "sweep.svg": sweep,
+    "runtimes.svg": runtimes,
     "shapes.svg": shapes,
     "indexing.svg": indexing,
     "lazy-stack.svg": stacks,
