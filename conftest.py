@@ -4,12 +4,13 @@ import copy
 import doctest
 import functools
 import inspect
+import logging
 import os
 import re
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import hypothesis
 import pytest
 import torch
+from _pytest.doctest import DoctestModule
 from sybil import Sybil
 from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
 
@@ -51,6 +53,17 @@ pytest_collect_file = Sybil(
     setup=_enter_scratch,
     teardown=_leave_scratch,
 ).pytest()
+
+
+@pytest.hookimpl(wrapper=True, specname="pytest_collect_file")
+def pytest_collect_file_of_tests(
+    file_path: Path,
+) -> Generator[None, list[pytest.Collector], list[pytest.Collector]]:
+    """Look for no examples in the docstrings of tests: there are none."""
+    collectors = yield
+    if not file_path.is_relative_to(Path(__file__).with_name("tests")):
+        return collectors
+    return [each for each in collectors if not isinstance(each, DoctestModule)]
 
 
 _from_module = doctest.DocTestFinder._from_module  # type: ignore[attr-defined]  # not in typeshed
@@ -113,6 +126,30 @@ def _same_start(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     _remove_hooks_of_exports()
     if isinstance(request.node, pytest.DoctestItem):
         monkeypatch.chdir(request.getfixturevalue("tmp_path"))
+
+
+@pytest.fixture
+def logged() -> Iterator[list[logging.LogRecord]]:
+    """Collect what is logged from `INFO` on, by us too.
+
+    pytest's own plugin is off: it gives every logger of torch a handler in every test, and torch
+    then describes all that it traces.
+    """
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler(logging.INFO)
+    handler.emit = records.append  # type: ignore[method-assign]  # all that it does
+    known = [each for each in logging.root.manager.loggerDict.values() if hasattr(each, "handlers")]
+    listened = [logging.root, *(each for each in known if not each.propagate)]
+    ours = [logging.getLogger("kd"), logging.getLogger("kd_export")]
+    for logger in listened:
+        logger.addHandler(handler)
+    for logger in ours:
+        logger.setLevel(logging.INFO)
+    yield records
+    for logger in ours:
+        logger.setLevel(logging.NOTSET)
+    for logger in listened:
+        logger.removeHandler(handler)
 
 
 @pytest.fixture
