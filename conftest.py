@@ -120,7 +120,7 @@ def _same_start(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     # `torch.manual_seed` notes the stack for each kind of device that is not there: in every test,
     # that made a sixth of the suite.
     torch.default_generator.manual_seed(0)
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # no types in torch
+    if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(0)
     _read_translations_once()
     _remove_hooks_of_exports()
@@ -136,10 +136,15 @@ def logged() -> Iterator[list[logging.LogRecord]]:
     then describes all that it traces.
     """
     records: list[logging.LogRecord] = []
-    handler = logging.Handler(logging.INFO)
-    handler.emit = records.append  # type: ignore[method-assign]  # all that it does
-    known = [each for each in logging.root.manager.loggerDict.values() if hasattr(each, "handlers")]
-    listened = [logging.root, *(each for each in known if not each.propagate)]
+
+    class Kept(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            records.append(record)
+
+    handler = Kept(logging.INFO)
+    known = logging.root.manager.loggerDict.values()
+    apart = [each for each in known if isinstance(each, logging.Logger) and not each.propagate]
+    listened = [logging.root, *apart]
     ours = [logging.getLogger("kd"), logging.getLogger("kd_export")]
     for logger in listened:
         logger.addHandler(handler)
