@@ -336,7 +336,7 @@ def _gives_itself(td: TensorDictBase, method: str) -> bool:
 def scope(rng: Random, s: Subject, name: str) -> Call:
     """Change entries of a result in a `with` statement, which changes the container."""
     method = rng.choice(list(SCOPES))
-    if s.node.declared and _gives_itself(s.td, method):
+    if _gives_itself(s.td, method):
         method = "unsqueeze"  # in the container itself each step counts, also before a refused one
     gone, new = rng.choice([("a", "new"), ("a", "b"), ("none", "new"), ("b", "new")])
 
