@@ -25,7 +25,16 @@ from torch import nn
 Train = Callable[[int], tuple[nn.Module, dict[str, list[float]]]]
 
 # How many iterations are timed: about a second each.
-PROGRAMS = {"ppo": 3, "sac": 3, "world_model": 5, "grpo": 20}
+PROGRAMS = {
+    "ppo": 3,
+    "sac": 3,
+    "world_model": 5,
+    "grpo": 20,
+    "dqn": 2,
+    "vae": 5,
+    "team": 12,
+    "evolution": 3,
+}
 PEER_MODULES = {
     "kd_core": "tensordict",
     "kd_nn": "tensordict.nn",

@@ -6,7 +6,16 @@ import pytest
 import torch
 
 # How many iterations prove it: all code of a program runs, and parameters have changed.
-PROGRAMS = {"ppo": 1, "sac": 1, "world_model": 1, "grpo": 2}
+PROGRAMS = {
+    "ppo": 1,
+    "sac": 1,
+    "world_model": 1,
+    "grpo": 2,
+    "dqn": 1,
+    "vae": 1,
+    "team": 2,
+    "evolution": 1,
+}
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
