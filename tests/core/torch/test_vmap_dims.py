@@ -217,3 +217,10 @@ def test_out_dims_in_a_tuple_are_those_of_a_container(stacked: bool) -> None:
     assert torch.vmap(lambda x: {"n": x + 1}, out_dims={"n": 0})(given)["n"].batch_size == (2, 3)  # type: ignore[arg-type]  # any tree
     with pytest.raises(ValueError, match="out_dims is not compatible"):
         torch.vmap(lambda x: x + 1, (0,), (0, 0))(given)
+
+
+def test_values_of_rows_stay_where_another_dimension_than_the_stacked_one_is_mapped() -> None:
+    rows = [TensorDict({"w": ["x", "y", "z"], "a": torch.zeros(3)}, [3]) for _ in range(2)]
+    stack = lazy_stack(rows, 1)
+    found = torch.vmap(lambda part: part)(stack)
+    assert found["w"] == stack["w"] == [["x", "x"], ["y", "y"], ["z", "z"]]

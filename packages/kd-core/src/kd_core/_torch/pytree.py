@@ -596,7 +596,7 @@ def _stacked_again(
         dim += desc.ndim - structure.ndim  # further dimensions lead
     elif moved.given:
         dim += moved.dim <= dim
-    elif moved.dim == dim:
+    elif moved.dim == dim or _holds_rows(structure):  # rows of data keep the mapped dimension
         return made
     else:
         dim -= moved.dim < dim
@@ -608,6 +608,14 @@ def _stacked_again(
     dense = cast("TensorDictBase", made)
     rows = list(dense._kd_engine.unbind(dense, dim))
     return cast("Node", built_stack(kind, rows, dim, names_of(desc.batch)[dim]))
+
+
+def _holds_rows(structure: Structure) -> bool:
+    """Return whether data of a container, or of nested ones, has one value per row."""
+    nodes = (each.node for _, each in structure.data if isinstance(each, Constant))
+    if any(isinstance(node, NonTensorStack) for node in nodes):
+        return True
+    return any(below is not None and _holds_rows(below) for below in structure.inner)
 
 
 def _put_together(
