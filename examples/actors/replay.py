@@ -1,11 +1,17 @@
 """SAC in several processes: two actors collect, one keeps what they saw, a learner trains on it.
 
-    python -m examples.actors.replay
+    python examples/actors/replay.py
 
 Collectors work ahead while the learner trains, by at most `AHEAD` batches, which bounds the memory
 of what is on its way. Weights go to them in bfloat16, as one array, under a version that only
 grows. In one process, `train(Here, ...)` computes the same numbers.
 """
+
+import sys
+from pathlib import Path
+
+if not __package__:  # run as a file, from any folder
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import time
 from collections import deque

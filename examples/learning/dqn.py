@@ -1,10 +1,16 @@
 """DQN (Mnih et al. 2015) learns to balance poles from a replay buffer.
 
-    python -m examples.learning.dqn
+    python examples/learning/dqn.py
 
 The buffer is one container of batch size `(SIZE,)`: steps are written at an index of it, and a
 minibatch is read at another. The target network is a second set of parameters of the same module.
 """
+
+import sys
+from pathlib import Path
+
+if not __package__:  # run as a file, from any folder
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 from examples.learning.cart_poles import CartPoles

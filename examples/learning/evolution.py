@@ -1,10 +1,16 @@
 """Evolution strategies (Salimans et al. 2017) learn to balance poles without gradients.
 
-    python -m examples.learning.evolution
+    python examples/learning/evolution.py
 
 The parameters of all candidates are one container of batch size `(CANDIDATES,)`, and `vmap` runs
 the module with each row of it on a cart of its own.
 """
+
+import sys
+from pathlib import Path
+
+if not __package__:  # run as a file, from any folder
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 from examples.learning.cart_poles import CartPoles

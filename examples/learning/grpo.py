@@ -1,11 +1,17 @@
 """GRPO (Shao et al. 2024) teaches a small language model to answer prompts of any length.
 
-    python -m examples.learning.grpo
+    python examples/learning/grpo.py
 
 The right answer repeats the first word of the prompt. Prompts of different lengths are one lazy
 stack, which pads them when they are read; a group is a prompt repeated, and the advantage of an
 answer is its reward beside those of its group.
 """
+
+import sys
+from pathlib import Path
+
+if not __package__:  # run as a file, from any folder
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import copy
 

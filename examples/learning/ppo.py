@@ -1,10 +1,16 @@
 """PPO with generalised advantages (Schulman et al. 2017, 2016) learns to balance poles.
 
-    python -m examples.learning.ppo
+    python examples/learning/ppo.py
 
 Rollouts are containers of batch size `(steps, carts)`; the values and the advantages are further
 keys of the same container, and a minibatch is an index of it.
 """
+
+import sys
+from pathlib import Path
+
+if not __package__:  # run as a file, from any folder
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 from examples.learning.cart_poles import CartPoles

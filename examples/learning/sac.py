@@ -1,11 +1,17 @@
 """SAC (Haarnoja et al. 2018) swings pendulums up, with twin critics and target networks.
 
-    python -m examples.learning.sac
+    python examples/learning/sac.py
 
 Both critics are one ensemble, whose parameters are one container, stacked. The target networks are
 a copy of it that follows by `lerp_`; the replay buffer is a container that is written and sampled
 by index.
 """
+
+import sys
+from pathlib import Path
+
+if not __package__:  # run as a file, from any folder
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import copy
 

@@ -1,10 +1,16 @@
 """A team of agents with one critic (as in MAPPO, Yu et al. 2022) learns to meet.
 
-    python -m examples.learning.team
+    python examples/learning/team.py
 
 What belongs to one agent stands below the key `agents`, whose batch size is `(worlds, steps,
 agents)`; rewards and values are those of the team.
 """
+
+import sys
+from pathlib import Path
+
+if not __package__:  # run as a file, from any folder
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 from examples.learning.curves import report

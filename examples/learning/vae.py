@@ -1,10 +1,16 @@
 """A variational autoencoder (Kingma and Welling 2014) learns to draw rectangles.
 
-    python -m examples.learning.vae
+    python examples/learning/vae.py
 
 Encoder, code and decoder are one sequence: `image -> loc, scale -> code -> logits`. The loss reads
 the entries that it wrote.
 """
+
+import sys
+from pathlib import Path
+
+if not __package__:  # run as a file, from any folder
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 from examples.learning.curves import report

@@ -1,10 +1,16 @@
 """A recurrent world model imagines where a pendulum swings, from actions alone.
 
-    python -m examples.learning.world_model
+    python examples/learning/world_model.py
 
 One step of the model is a sequence of keyed modules that reads `obs`, `action` and `hidden` and
 writes below `next`. It sees the first steps of a window; then it lives on what it imagines.
 """
+
+import sys
+from pathlib import Path
+
+if not __package__:  # run as a file, from any folder
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 from examples.learning.curves import report

@@ -1,10 +1,16 @@
 """GRPO on three ranks: rank 0 draws ragged prompts, all answer, and rank 0 reads what they said.
 
-    python -m examples.ranks.grpo
+    python examples/ranks/grpo.py
 
 Prompts are a lazy stack of members of different lengths, each with its text. `chunk` divides it, a
 share goes to each rank as it is, and the answers come back with their texts.
 """
+
+import sys
+from pathlib import Path
+
+if not __package__:  # run as a file, from any folder
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 from examples.learning.curves import report

@@ -1,7 +1,13 @@
 """Data-parallel PPO: each rank has carts of its own, and gradients are averaged as one container.
 
-python -m examples.ranks.ppo
+python examples/ranks/ppo.py
 """
+
+import sys
+from pathlib import Path
+
+if not __package__:  # run as a file, from any folder
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from collections.abc import Sequence
 

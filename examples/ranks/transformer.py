@@ -1,14 +1,19 @@
 """A transformer in shares (FSDP2): three ranks train and save it, and two ranks go on from there.
 
-    python -m examples.ranks.transformer
+    python examples/ranks/transformer.py
 
 It learns to continue sequences that repeat. `fully_shard` divides the parameters of each step among
 the ranks, and the checkpoint holds them, the optimizer and the history, which is a container.
 """
 
+import sys
+from pathlib import Path
+
+if not __package__:  # run as a file, from any folder
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
 import tempfile
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch

@@ -1,6 +1,6 @@
 """Training that is killed at random a hundred times, and ends as if it never was.
 
-    python -m examples.storing.checkpoints
+    python examples/storing/checkpoints.py
 
 A process trains and saves after each step; another one kills it at any moment. What it finds when
 it starts again is always a whole checkpoint, so that the parameters at the end are, bit for bit,

@@ -1,6 +1,6 @@
 """A replay buffer in an arena: filled in place, sampled at random, and there after a restart.
 
-    python -m examples.storing.replay_buffer
+    python examples/storing/replay_buffer.py
 
 The buffer is a ring. Its transitions are rows of one container, and how many were ever written is a
 tensor in a file of its own, so that another process finds both.

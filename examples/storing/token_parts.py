@@ -1,6 +1,6 @@
 """Ragged token sequences with a text each: written in parts by four processes, read by workers.
 
-    python -m examples.storing.token_parts
+    python examples/storing/token_parts.py
 
 Every process appends its parts to one store, as other processes do at the same time. Then the parts
 are joined, and a data loader with workers reads shuffled batches of rows of different lengths.

@@ -113,3 +113,14 @@ def test_every_folder_of_tests_that_is_named_exists(script: str) -> None:
     named = set(re.findall(r"""\btests/\w[\w/.]*(?=["'\s])""", text))
     assert len(named) > 1
     assert {path for path in named if not (ROOT / path).exists()} == set()
+
+
+def test_every_example_runs_as_a_file_from_any_folder() -> None:
+    programs = [path for path in tracked_files() if path.match("examples/*/*.py")]
+    texts = {path: path.read_text(encoding="utf-8") for path in programs}
+    started = {path: text for path, text in texts.items() if '__name__ == "__main__"' in text}
+    assert len(started) >= 10
+    for path, text in started.items():
+        before = text.partition("from examples.")[0]
+        assert before == text or "if not __package__:" in before, path
+        assert "-m examples." not in text, path
