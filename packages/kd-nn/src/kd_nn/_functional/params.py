@@ -127,7 +127,7 @@ def _casting(whole: Callable[..., object], part: Callable[..., object]) -> Calla
     return cast_leaves
 
 
-class TensorDictParams(TensorDictBase, nn.Module):
+class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both have `type`
     """A container of parameters and buffers that is an `nn.Module`.
 
     Floating-point tensors become parameters, others buffers. `float`, `double`, `half`, `bfloat16`,
@@ -508,16 +508,17 @@ class TensorDictParams(TensorDictBase, nn.Module):
 
     __dir__ = nn.Module.__dir__  # with the names of tensors
 
-    to = _casting(nn.Module.to, TensorDictBase.to)  # type: ignore[assignment]  # a module's: in place
-    cpu = _casting(nn.Module.cpu, TensorDictBase.cpu)  # type: ignore[assignment]  # a module's: in place
-    cuda = _casting(nn.Module.cuda, TensorDictBase.cuda)  # type: ignore[assignment]  # a module's: in place
-    type = _casting(nn.Module.type, TensorDictBase.type)  # type: ignore[assignment]  # a module's: in place
     requires_grad_ = nn.Module.requires_grad_
-    zero_grad = TensorDictBase.zero_grad  # type: ignore[assignment]  # a module's, but returns self
-    float = _casting(nn.Module.float, TensorDictBase.float)  # type: ignore[assignment]  # a module's: in place
-    double = _casting(nn.Module.double, TensorDictBase.double)  # type: ignore[assignment]  # a module's: in place
-    half = _casting(nn.Module.half, TensorDictBase.half)  # type: ignore[assignment]  # a module's: in place
-    bfloat16 = _casting(nn.Module.bfloat16, TensorDictBase.bfloat16)  # type: ignore[assignment]  # a module's: in place
+    if not TYPE_CHECKING:  # those of a module, in place; to type checkers those of a container
+        to = _casting(nn.Module.to, TensorDictBase.to)
+        cpu = _casting(nn.Module.cpu, TensorDictBase.cpu)
+        cuda = _casting(nn.Module.cuda, TensorDictBase.cuda)
+        type = _casting(nn.Module.type, TensorDictBase.type)
+        zero_grad = TensorDictBase.zero_grad
+        float = _casting(nn.Module.float, TensorDictBase.float)
+        double = _casting(nn.Module.double, TensorDictBase.double)
+        half = _casting(nn.Module.half, TensorDictBase.half)
+        bfloat16 = _casting(nn.Module.bfloat16, TensorDictBase.bfloat16)
 
 
 _ATTRIBUTES: Final = frozenset({"_data", "_descriptor", "_get_hooks", "_kd_order", "no_convert"})
