@@ -339,6 +339,29 @@ def runtimes() -> str:
     return picture.svg()
 
 
+def molecule() -> str:
+    """Draw the key graph of the network on graphs."""
+
+    def distances(pos: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+        return (pos[ends[:, 0]] - pos[ends[:, 1]]).norm(dim=-1, keepdim=True)
+
+    def gathered(messages: torch.Tensor, ends: torch.Tensor, kind: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(len(kind), 16).index_add(0, ends[:, 0], messages)
+
+    def summed(atomic: torch.Tensor, graph: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(3).index_add(0, graph, atomic.squeeze(-1))
+
+    ends = ("edges", "ends")
+    model = TensorDictSequential(
+        TensorDictModule(distances, [("nodes", "pos"), ends], ["distance"]),
+        TensorDictModule(torch.nn.Linear(1, 16), ["distance"], ["message"]),
+        TensorDictModule(gathered, ["message", ends, ("nodes", "kind")], ["hidden"]),
+        TensorDictModule(torch.nn.Linear(16, 1), ["hidden"], ["atomic"]),
+        TensorDictModule(summed, ["atomic", ("nodes", "graph")], [("out", "energy")]),
+    )
+    return with_dark(model.key_graph().to_svg())
+
+
 PICTURES: dict[str, Callable[[], str]] = {
     "front.svg": front,
     "front-tall.svg": functools.partial(front, tall=True),
@@ -347,6 +370,7 @@ PICTURES: dict[str, Callable[[], str]] = {
     "episodes.svg": episodes,
     "sweep.svg": sweep,
     "runtimes.svg": runtimes,
+    "molecule.svg": molecule,
     "shapes.svg": shapes,
     "indexing.svg": indexing,
     "lazy-stack.svg": stacks,
