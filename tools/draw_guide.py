@@ -343,7 +343,8 @@ def molecule() -> str:
     """Draw the key graph of the network on graphs."""
 
     def distances(pos: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-        return (pos[ends[:, 0]] - pos[ends[:, 1]]).norm(dim=-1, keepdim=True)
+        apart = pos[ends[:, 0]] - pos[ends[:, 1]]
+        return apart.square().sum(-1, keepdim=True).sqrt()
 
     def gathered(messages: torch.Tensor, ends: torch.Tensor, kind: torch.Tensor) -> torch.Tensor:
         return torch.zeros(len(kind), 16).index_add(0, ends[:, 0], messages)
