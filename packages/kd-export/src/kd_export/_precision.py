@@ -26,6 +26,7 @@ from kd_export._running.session import (
     PRECISIONS,
     Backend,
     Carried,
+    Configurable,
     Reducer,
     Reduces,
     Runner,
@@ -445,7 +446,7 @@ def _sealed(
             session = load(backend, file, temporary)
             check_weights(session, backend, file, temporary)
         rows = tuple(compare_vectors(session, session.schema.vectors, allowed))
-        latencies = tuple(_latencies(session, before))
+        latencies = tuple(_latencies(_timed(backend, temporary), _timed(backend, source)))
         held = sum(one.stat().st_size for one in temporary.parent.iterdir())
         done = replace(
             reduction,
@@ -649,6 +650,13 @@ def _check_budget(
             if precision == "int8"
             else "a precision that rounds less."
         ),
+    )
+
+
+def _timed(backend: Backend, path: Path) -> Session:
+    """Load a file for one thread: those of two sessions would wait for each other's processors."""
+    return _loaded(
+        backend.configured(1, None) if isinstance(backend, Configurable) else backend, path
     )
 
 

@@ -267,7 +267,7 @@ class KeyedProgram:
         rows, trace = compare_rollouts(
             session,
             oracle,
-            pool=self.example,
+            pool=self._sample(session.schema),
             reference=self.reference,
             rollouts=rollouts,
             steps=steps,
@@ -319,6 +319,19 @@ class KeyedProgram:
                 "such inputs, pass some that it meets as `vectors=`.",
             )
 
+    def _sample(self, schema: Schema) -> tuple[Tensor, ...] | None:
+        """Return the example, cut to the sizes that a format has fixed."""
+        if self.example is None:
+            return None
+        found = []
+        for tensor, entry in zip(self.example, schema.inputs, strict=True):
+            cut = tensor
+            for dim, size in enumerate(entry.shape):
+                if isinstance(size, int) and cut.shape[dim] > size:
+                    cut = cut.narrow(dim, 0, size)
+            found.append(cut)
+        return tuple(found)
+
     def _trials(
         self, schema: Schema, batch_sizes: Sequence[int], vectors: Sequence[Example[Word]] | None
     ) -> tuple[list[Trial], tuple[str, ...]]:
@@ -326,12 +339,13 @@ class KeyedProgram:
         from kd_export._capture.example import read_vectors
 
         given = None if vectors is None else read_vectors(vectors, schema)
-        sample = self.example
+        sample = self._sample(schema)
         made = trials(schema, self.reference, batch_sizes, pool=sample, example=sample, given=given)
         chosen = list(made)
         known = [trial.sizes for trial in chosen]
         sizes = [] if given is not None else telling_sizes(schema, self.thresholds, known)
-        further = trials_at(schema, self.reference, [*self.doubtful, *sizes], pool=sample)
+        doubtful = [one for one in self.doubtful if one.keys() <= schema.axes.keys()]
+        further = trials_at(schema, self.reference, [*doubtful, *sizes], pool=sample)
         return [*chosen, *further.made], further.notes
 
 

@@ -38,15 +38,16 @@ def open(  # noqa: A001  # `kd_export.open` reads as what it is
 ) -> Session:
     """Open an artefact of any format for running.
 
-    A ``.pt2``, ``.aoti.pt2`` or ``.pte`` file is a program: opening it requires ``trusted=True``
-    or ``sha256=``. An ``.onnx`` or ``.xml`` file is data for its runtime, and requires neither.
-    A ``.pt2`` or ``.onnx`` file that kd_export did not write is run by the names that are in it.
-    A session can be pickled: the file is then opened again by its path, and starts without a state.
+    A ``.pt2``, ``.aoti.pt2``, ``.pte`` or ``.c`` file is a program: opening it requires
+    ``trusted=True`` or ``sha256=``. An ``.onnx`` or ``.xml`` file is data for its runtime, and
+    requires neither. A ``.pt2`` or ``.onnx`` file that kd_export did not write is run by the names
+    that are in it. A session can be pickled: the file is then opened again by its path, and starts
+    without a state.
 
     Args:
         path: The file; its suffix names the format.
         trusted: Say that you trust who made the file. Forged files stay refused, as far as a
-            check can tell: what an ``.aoti.pt2`` or ``.pte`` file computes is not checked.
+            check can tell: what an ``.aoti.pt2``, ``.pte`` or ``.c`` file computes is not checked.
         sha256: The digest of the file, in hexadecimal, checked over the bytes that are loaded.
         threads: How many threads one call of an ``.onnx`` or ``.xml`` file may use; by default
             as many as its runtime takes. One is often the quickest for a small policy.

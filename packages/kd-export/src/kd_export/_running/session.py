@@ -246,6 +246,7 @@ _known: dict[str, str | Backend] = {
     ".aoti.pt2": "kd_export._backends.aoti:backend",
     ".xml": "kd_export._backends.openvino:backend",
     ".pte": "kd_export._backends.executorch:backend",
+    ".c": "kd_export._backends.c:backend",
 }
 
 
@@ -344,12 +345,15 @@ def require(module: str, extra: str) -> object:
 
 COMPILERS = ("g++", "clang++", "c++", "cl")
 """The compilers that AOTInductor may use."""
+C_COMPILERS = ("cc", "gcc", "clang")
+"""The compilers that a ``.c`` file is checked with."""
 
 _NEEDS: dict[str, tuple[tuple[str, ...], str]] = {
     ".pt2": (("torch",), ""),
     ".onnx": (("numpy", "onnx", "onnxruntime", "onnxscript"), "onnx"),
     ".aoti.pt2": (("torch", "C++ compiler"), ""),
     ".pte": (("torch", "executorch"), "executorch"),
+    ".c": (("numpy", "onnx", "onnxruntime", "onnxscript", "C compiler"), "onnx"),
     ".xml": (("numpy", "onnx", "onnxruntime", "onnxscript", "openvino"), "openvino"),
 }
 """The packages of each format of our own, and the extra that installs them."""
@@ -399,8 +403,9 @@ def packages() -> list[tuple[str, str]]:
 
 def found_version(package: str) -> str | None:
     """Return the version of a package, or the path of a compiler; ``None`` if there is none."""
-    if package == "C++ compiler":
-        return next((path for path in map(shutil.which, COMPILERS) if path), None)
+    if package in ("C++ compiler", "C compiler"):
+        known = COMPILERS if package == "C++ compiler" else C_COMPILERS
+        return next((path for path in map(shutil.which, known) if path), None)
     if importlib.util.find_spec(package.replace("-", "_")) is None:
         return None
     try:

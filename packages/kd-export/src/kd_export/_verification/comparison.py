@@ -98,7 +98,7 @@ class Deviation:
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """How long a call takes beside one of the other file, in seconds.
+    """How long a call takes beside one of the other file, in seconds, each by one thread.
 
     Attributes:
         sizes: The size of each axis.

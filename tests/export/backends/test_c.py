@@ -1,0 +1,180 @@
+"""C without a runtime: compiled without a warning, compared with the module, refused by name."""
+
+import ctypes
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+from torch import Tensor, nn
+
+import kd_export
+from kd_export import BackendMissing, ExportError, NotExportable, UntrustedArtifact, VerifyError
+from kd_export._backends import c
+from kd_export._backends.c import FLAGS
+from kd_export.policies import Clip, Normalise
+from kd_nn import TensorDictModule, TensorDictSequential
+
+
+class Remembering(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gru = nn.GRUCell(3, 5)
+        self.lstm = nn.LSTMCell(3, 5)
+
+    def forward(self, x: Tensor, h: Tensor, g: Tensor, k: Tensor) -> tuple[Tensor, ...]:
+        h = self.gru(x, h)
+        g, k = self.lstm(x, (g, k))
+        return (h + g).tanh(), h, g, k
+
+
+@pytest.fixture(scope="module")
+def recurrent(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(0)
+    path = tmp_path_factory.mktemp("artefacts") / "robot.c"
+    module = TensorDictModule(
+        Remembering(), ["x", "h", "g", "k"], ["y", *(("next", name) for name in "hgk")]
+    )
+    example = {"x": torch.randn(4, 3), **{name: torch.zeros(4, 5) for name in "hgk"}}
+    state = {name: ("next", name) for name in "hgk"}
+    kd_export.save(module, path, example, state=state, initial={"h": 0.25})
+    return path
+
+
+def compiled(path: Path, folder: Path) -> ctypes.CDLL:
+    """Compile a file beside its header, as a user does."""
+    user = folder / "user.c"
+    user.write_text(f'#include "{path.with_suffix(".h")}"\n')
+    compiler = shutil.which("cc")
+    assert compiler is not None
+    library = folder / "robot.so"
+    sources = [str(user), str(path)]
+    command = [compiler, *FLAGS, "-shared", "-fPIC", *sources, "-o", str(library), "-lm"]
+    subprocess.run(command, check=True, capture_output=True)
+    return ctypes.CDLL(str(library))
+
+
+def test_a_state_is_stepped_and_reset_in_c(recurrent: Path, tmp_path: Path) -> None:
+    library = compiled(recurrent, tmp_path)
+    session = kd_export.open(recurrent, trusted=True)
+    assert session.schema.input("x").describe() == "float32 (1, 3)"
+    state, y = numpy.empty(15, numpy.float32), numpy.empty((1, 2, 5), numpy.float32)[:, 0]
+    pointer = ctypes.POINTER(ctypes.c_float)
+    rows = numpy.random.default_rng(0).standard_normal((8, 1, 3)).astype(numpy.float32)
+    for turn, x in enumerate(rows):
+        if turn % 5 == 0:
+            library.robot_reset(state.ctypes.data_as(pointer))
+            session.reset()
+        library.robot_step(*(one.ctypes.data_as(pointer) for one in (state, x, y)))
+        assert numpy.array_equal(y, session.step({"x": x})["y"])
+
+
+def test_stored_tests_pass_and_a_changed_number_is_found(recurrent: Path, tmp_path: Path) -> None:
+    assert kd_export.verify(recurrent, trusted=True).ok
+    text = recurrent.read_text()
+    at = text.index("= {\n  ") + 6
+    end = text.index("f,", at)
+    changed = tmp_path / "robot.c"
+    changed.write_text(f"{text[:at]}9.5{text[end:]}")
+    with pytest.raises(VerifyError, match=r"weights in `robot\.c` are not those"):
+        kd_export.verify(changed, trusted=True)
+
+
+def test_a_file_is_a_program(recurrent: Path, tmp_path: Path) -> None:
+    assert kd_export.inspect(recurrent).state["h"] == "next.h"
+    with pytest.raises(UntrustedArtifact, match="executes the program"):
+        kd_export.open(recurrent)
+    foreign = tmp_path / "other.c"
+    foreign.write_text("int main(void) { return 0; }")
+    with pytest.raises(ExportError, match=r"the \.c file carries no kd-export schema"):
+        kd_export.inspect(foreign)
+    broken = tmp_path / "broken.c"
+    broken.write_text(recurrent.read_text().replace("#include <math.h>", "#include <maths.h>"))
+    with pytest.raises(ExportError, match=r"cannot be compiled: maths\.h"):
+        kd_export.open(broken, trusted=True)
+
+
+class Everything(nn.Module):
+    """Operators that policies use, each once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.see = nn.Sequential(
+            nn.Conv2d(2, 4, 3, 2, padding=1, groups=2), nn.GELU(), nn.BatchNorm2d(4), nn.Flatten()
+        )
+        self.line = nn.Conv1d(1, 2, 3, dilation=2)
+        self.layers = nn.LSTM(3, 4, 2, batch_first=True)
+        self.gru = nn.GRU(3, 4, batch_first=True)
+        self.body = nn.Sequential(nn.LayerNorm(6), nn.SELU(), nn.Linear(6, 6), nn.Softmax(-1))
+
+    def forward(self, image: Tensor, x: Tensor, word: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
+        seen = self.see(image)
+        steps = x.reshape(-1, 2, 3)
+        remembered = self.layers(steps)[0][:, -1] + self.gru(steps)[0].sum(1)
+        y = torch.where(mask, self.body(x), nn.functional.elu(x).abs().sqrt())
+        y = torch.cat([y[:, 1:], x[:, :1].clamp(-0.5, 0.5)], -1).flip(-1)
+        codes = nn.functional.one_hot(word, 5).float() @ torch.arange(10.0).reshape(5, 2)
+        lines = self.line(x[:, None]).transpose(1, 2)
+        picked = y.max(-1).values - y.min(-1).values / y.std(-1)
+        squashed = (
+            nn.functional.softplus(y) * nn.functional.leaky_relu(x) - x.double().exp().float()
+        )
+        return seen, remembered, codes, lines, picked, squashed, y.argmax(-1), y > 0, y.round()
+
+
+def test_operators_of_policies(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module = TensorDictModule(Everything(), ["image", "x", "word", "mask"], list("abcdefghi"))
+    example = {
+        "image": torch.rand(2, 2, 5, 5),
+        "x": torch.randn(2, 6),
+        "word": torch.tensor([1, 4]),
+        "mask": torch.tensor([[True, False] * 3] * 2),
+    }
+    report = kd_export.save(module, tmp_path / "all.c", example, dynamic=None)
+    assert report.ok
+    assert kd_export.inspect(tmp_path / "all.c").input("x").shape == (2, 6)
+
+
+def test_a_policy_is_stepped_beside_its_oracle(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    mean, deviation = torch.tensor([1.0, -2.0]), torch.tensor([0.5, 3.0])
+    net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 2))
+    policy = TensorDictSequential(
+        TensorDictModule(Normalise(mean, deviation), ["obs"], ["obs"]),
+        TensorDictModule(net, ["obs"], ["action"]),
+        TensorDictModule(Clip(-0.1, 0.1), ["action"], ["action"]),
+    )
+    policy.select_out_keys("action")
+
+    def predict(obs: Tensor) -> Tensor:
+        with torch.no_grad():
+            action: Tensor = net((obs - mean) / deviation).clamp(-0.1, 0.1)
+            return action
+
+    example = {"obs": mean + deviation * torch.randn(16, 2)}
+    report = kd_export.save(policy, tmp_path / "2nd policy.c", example, oracle=predict, steps=10)
+    assert "beside the oracle" in report.rows[-1].note
+    assert "void _2nd_policy_run(" in (tmp_path / "2nd policy.h").read_text()
+
+
+def test_an_operator_that_c_lacks_is_named(tmp_path: Path) -> None:
+    module = TensorDictModule(nn.MaxPool2d(2), ["x"], ["y"])
+    with pytest.raises(NotExportable, match="C has no operator `MaxPool`"):
+        kd_export.save(module, tmp_path / "a.c", {"x": torch.rand(2, 1, 4, 4)})
+    half = TensorDictModule(nn.Linear(2, 2).half(), ["x"], ["y"])
+    with pytest.raises(NotExportable, match="float16, which C99 does not have"):
+        kd_export.save(half, tmp_path / "a.c", {"x": torch.rand(2, 2).half()})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_compiler_is_needed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(c, "C_COMPILERS", ())
+    with pytest.raises(BackendMissing, match="no C compiler was found"):
+        kd_export.save(
+            TensorDictModule(nn.Linear(2, 2), ["x"], ["y"]),
+            tmp_path / "a.c",
+            {"x": torch.ones(2, 2)},
+        )
