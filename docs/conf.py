@@ -64,7 +64,7 @@ html_theme_options = {
     "footer_icons": [],
     "top_of_page_buttons": [],
 }
-pygments_style, pygments_dark_style = "friendly", "one-dark"
+pygments_style, pygments_dark_style = "friendly", "github-dark"
 
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
