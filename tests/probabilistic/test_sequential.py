@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Bernoulli, Distribution, Normal
 
-from kd_core import InvalidArgument, TensorDict
+from kd_core import InvalidArgument, TensorDict, TensorDictBase
 from kd_nn import (
     InputMissing,
     NormalParamExtractor,
@@ -179,7 +179,11 @@ def test_probabilistic_module_in_the_middle() -> None:
     )
     td = actor(data())
     assert torch.equal(td["negative"], -td["action"])
-    assert torch.equal(actor.get_dist(data()).mean, td["loc"])
+    mean: object = actor.get_dist(data()).mean
+    assert isinstance(mean, TensorDictBase)
+    assert torch.equal(mean["action"], td["loc"])
+    alone = ProbabilisticTensorDictSequential(*actor, return_composite=False)
+    assert torch.equal(alone.get_dist(data()).mean, td["loc"])
 
 
 def test_two_probabilistic_modules_use_the_value_of_the_first() -> None:
@@ -299,6 +303,7 @@ def test_compiled_steps_before_the_last_one_see_its_interaction_type() -> None:
         TensorDictModule(step, ["x"], ["p"]),
         valued("a", "mean"),
         TensorDictModule(step, ["x"], ["q"]),
+        return_composite=False,
     )
     made.compile(backend="eager", fullgraph=True)
     td = TensorDict({"x": torch.zeros(3), "s": ONE}, [3])
@@ -356,9 +361,17 @@ def test_a_step_that_fails_or_changes_steps_leaves_the_scope(replaces: bool) -> 
         assert interaction_type() is None
 
 
-def test_sequence_without_a_distribution_is_refused() -> None:
-    with pytest.raises(TypeError, match="must have a `ProbabilisticTensorDictModule` among its 2"):
-        ProbabilisticTensorDictSequential(*steps()[:2])
+def test_sequence_without_a_distribution_runs() -> None:
+    model = ProbabilisticTensorDictSequential(*steps()[:2])
+    assert model.default_interaction_type is None
+    assert model.num_samples is None
+    assert model.log_prob_keys == model.dist_sample_keys == model.dist_params_keys == []
+    assert set(model.out_keys) <= set(model(data()).keys())
+    for read in (model.get_dist, model.log_prob):
+        with pytest.raises(RuntimeError, match="must have a `ProbabilisticTensorDictModule` among"):
+            read(data())
+    with pytest.raises(TypeError, match="among its 0 steps"):
+        ProbabilisticTensorDictSequential()
 
 
 def test_compiled_actor_follows_the_interaction_type() -> None:

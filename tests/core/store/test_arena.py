@@ -212,6 +212,10 @@ def test_data_that_is_there_is_not_lost(tmp_path: Path) -> None:
             getattr(sample(), act)(path, existsok=False)
     assert again["a"].tolist() == [5, 4, 4]
     assert sample().memmap_like(path, overwrite=True)["a"].tolist() == [0, 0, 0]
+    (tmp_path / "empty").mkdir()
+    assert sample().memmap(tmp_path / "empty", existsok=False).is_memmap()
+    with pytest.raises(ValueError, match="got a directory"):
+        sample().save(path, archive=True)
 
 
 @pytest.mark.parametrize("error", [Killed(), OSError(errno.ENOSPC, "injected")], ids=str)

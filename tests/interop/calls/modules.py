@@ -94,6 +94,5 @@ def given(lib: Library) -> Any:
 
 DELIBERATE = {
     ("function", "position"),  # it reads no keys, so a tensor has no name: `DispatchError`
-    ("sequence, selected", "subsequence"),  # a part keeps what was selected
 }
 """Calls that differ on purpose."""

@@ -392,11 +392,37 @@ def test_subsequence_is_cut_at_both_ends_and_shares_modules() -> None:
         model.select_subsequence(out_keys=["q"])
 
 
-def test_subsequence_of_a_selection_shows_what_was_visible_or_is_asked_for() -> None:
+def test_subsequence_of_a_selection_shows_all_outputs() -> None:
     model = chain().select_out_keys("b")
-    assert model.select_subsequence(in_keys=["x"]).out_keys == ["b"]
+    assert model.select_subsequence(in_keys=["x"]).out_keys == ["a", "b", "c", "d"]
     assert model.select_subsequence(out_keys=["a"]).out_keys == ["a"]
     assert model.out_keys == ["b"]
+    outer = TensorDictSequential(model, TensorDictModule(add(1), ["b"], ["end"]))
+    part = outer.select_subsequence(out_keys=["end"])
+    assert part.out_keys == ["b", "end"]  # what a nested one hides stays hidden
+
+
+def test_selected_outputs_are_written_into_the_input_by_any_step() -> None:
+    steps = (
+        TensorDictModule(add(1), ["x"], ["y"], inplace=False),
+        TensorDictModule(add(1), ["y"], ["z"]),
+    )
+    for model in (
+        TensorDictSequential(*steps, selected_out_keys=["z"]),
+        TensorDictSequential(*steps).select_out_keys("z"),
+    ):
+        for _ in range(3):
+            td = TensorDict({"x": X}, [2])
+            assert model(td) is td
+            assert list(td.keys()) == ["x", "z"]
+    assert TensorDictSequential(*steps, selected_out_keys=[]).out_keys == ["y", "z"]
+
+
+def test_what_a_function_writes_keeps_its_place() -> None:
+    twice = WrapModule(lambda td: td.set("y", td["x"] * 2))
+    model = TensorDictSequential(twice, TensorDictModule(add(1), ["y"], ["z"]))
+    td = TensorDict({"x": X}, [2])
+    assert list(model(td).keys()) == ["x", "y", "z"]
 
 
 def test_subsequence_runs_a_part_of_a_nested_sequence() -> None:

@@ -258,13 +258,14 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         return_composite: Whether `get_dist` and `log_prob` are about the values of all
             probabilistic modules, as a `CompositeDistribution`; False is about the last module
             alone. None stands for True if several of the steps are `ProbabilisticTensorDictModule`
-            of different values. Without it the steps before the last one run in the interaction
-            type of that one, unless `set_interaction_type` says another.
+            of different values, or the last step is not probabilistic. Without it the steps
+            before the last one run in the interaction type of that one, unless
+            `set_interaction_type` says another.
         selected_out_keys: The outputs to keep; see `select_out_keys`.
         inplace: As for `TensorDictSequential`.
 
     Raises:
-        InvalidArgument: If no module is probabilistic.
+        InvalidArgument: If there is no module.
 
     Example:
         >>> import torch
@@ -300,14 +301,17 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         super().__init__(
             *_with_scoring(modules), partial_tolerant=partial_tolerant, inplace=inplace, **chosen
         )
-        self._kd_last_probabilistic()
+        if not len(self):
+            self._kd_last_probabilistic()  # raises
         self._kd_composite = return_composite
         if return_composite is None:
             keys = [
                 key for step in self if isinstance(step, LEAVES) for key in step.dist_sample_keys
             ]
             several = sum(isinstance(step, LEAVES) for step in self) > 1
-            return_composite = several and DISCARD not in keys and len({*keys}) == len(keys)
+            further = not isinstance(self[-1], _PROBABILISTIC)
+            distinct = DISCARD not in keys and len({*keys}) == len(keys)
+            return_composite = (several or further) and distinct
         self.return_composite = return_composite
 
     @property
@@ -331,14 +335,16 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         return only_key(f"`{type(self).__name__}`", self.log_prob_keys)
 
     @property
-    def default_interaction_type(self) -> InteractionType:
-        """That of the last probabilistic module."""
-        return _drawing(self._kd_leaves()[-1]).default_interaction_type
+    def default_interaction_type(self) -> InteractionType | None:
+        """That of the last probabilistic module; `None` without one."""
+        leaves = self._kd_leaves()
+        return _drawing(leaves[-1]).default_interaction_type if leaves else None
 
     @property
     def num_samples(self) -> int | Size | None:
-        """That of the last probabilistic module."""
-        return _drawing(self._kd_leaves()[-1]).num_samples
+        """That of the last probabilistic module; `None` without one."""
+        leaves = self._kd_leaves()
+        return _drawing(leaves[-1]).num_samples if leaves else None
 
     @property
     def det_part(self) -> TensorDictSequential:
@@ -548,6 +554,8 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
     def _kd_walk(self, walk: Walk) -> None:
         """Run what the distribution needs, and take it."""
         if self.return_composite:
+            if not self._kd_leaves():
+                self._kd_last_probabilistic()  # raises
             walk.whole = True
             self._kd_visit(walk, ends=True)
             return
@@ -629,7 +637,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
                 return index, step
         raise InvalidArgument(
             "a `ProbabilisticTensorDictSequential` must have a `ProbabilisticTensorDictModule` "
-            f"among its {len(steps)} steps. Use `TensorDictSequential` for steps without one."
+            f"among its {len(steps)} steps to have a distribution. Add one."
         )
 
 

@@ -101,8 +101,19 @@ def test_in_place_writes_all_results_or_none(td: TensorDict) -> None:
     with pytest.raises(ShapeMismatch, match=r"cannot write a value of shape .* to `\('n', 'b'\)`"):
         td.apply(lambda x: x + 1 if x.ndim == 1 else x[:, :1, None].expand(3, 5, 5), inplace=True)
     assert (td == before).all()
-    with pytest.raises(InvalidArgument, match="cannot be combined with `batch_size`"):
+    with pytest.raises(ShapeMismatch):
         td.apply(lambda x: x.sum(), inplace=True, batch_size=[])
+    assert (td == before).all()
+
+
+def test_in_place_keeps_batch_size_device_and_names(td: TensorDict) -> None:
+    total = sum(leaf.sum() for leaf in td.values(True, True))
+    made = td.apply(
+        lambda x: x * 2, inplace=True, batch_size=td.batch_size[:1], device="cpu", names=None
+    )
+    assert made is td
+    assert td.device is None
+    assert sum(leaf.sum() for leaf in td.values(True, True)) == 2 * total
 
 
 def test_names(td: TensorDict) -> None:
@@ -236,8 +247,6 @@ def test_apply_in_place_refuses_what_makes_another_container() -> None:
     td = TensorDict({"a": torch.ones(2)}, [2])
     with pytest.raises(InvalidArgument, match="cannot be combined with `out`"):
         td.apply_(lambda x: x + 1, out=td.clone())  # type: ignore[call-arg]  # the error is the promise
-    with pytest.raises(InvalidArgument, match="cannot be combined with `batch_size`"):
-        td.apply_(lambda x: x + 1, batch_size=[])  # type: ignore[call-arg]  # as above
     assert td["a"].tolist() == [1, 1]
 
 

@@ -351,7 +351,10 @@ def test_empty_of_another_batch_size() -> None:
     assert td.empty(batch_size=[5]).batch_size == (5,)
     assert td.empty(batch_size=5).device == torch.device("cpu")
     assert td.empty(device=None).device is None
-    with pytest.raises(InvalidArgument, match="cannot be combined"):
+    td = TensorDict({"a": torch.ones(2), "n": {"b": torch.ones(2)}}, [2])
+    assert inner(td.empty(recurse=True, batch_size=[]), "n").batch_size == (2,)
+    assert inner(td.empty(recurse=True, device="cpu"), "n").device == torch.device("cpu")
+    with pytest.raises(ShapeMismatch):
         td.empty(recurse=True, batch_size=[5])
 
 

@@ -351,8 +351,6 @@ def test_names_are_checked_before_the_function_is_called() -> None:
     td, calls = make(), list[object]()
     with pytest.raises(InvalidValue, match="one name or `None` for each of the 2"):
         td.apply(calls.append, names=["x"])
-    with pytest.raises(InvalidArgument, match="cannot be combined with `batch_size`, `device` or"):
-        td.apply(calls.append, names=["x", "y"], inplace=True)
     with pytest.raises(InvalidArgument, match=r"Set `out\.names`"):
         td.named_apply(calls.append, names=["x", "y"], out=td.clone())
     assert not calls

@@ -258,3 +258,8 @@ def test_one_leaf_alone_is_not_consolidated_by_that() -> None:
     one = td.consolidate()
     assert one.is_consolidated()
     assert not one.unlock_().is_consolidated()
+
+
+def test_in_place_on_the_device_where_all_leaves_are() -> None:
+    td = mixed()
+    assert td.consolidate(inplace=True, device="cpu") is td

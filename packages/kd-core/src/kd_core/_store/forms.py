@@ -83,7 +83,7 @@ def create_arena(
     if path is None:
         return arena.create(td, files.make_temporary_folder(), filled=filled, overwrite=True)
     place = _directory(path, "create an arena at")
-    if not existsok and place.exists():
+    if not existsok and place.exists() and not (place.is_dir() and not any(place.iterdir())):
         raise InvalidValue(
             f"`{path}` exists already. Pass `existsok=True`, or choose another path."
         )

@@ -60,6 +60,8 @@ _LARGEST_HEADER: Final = 100_000_000
 
 def save(td: AbstractContainer, path: Path) -> None:
     """Write a container to one file, in place of what is there."""
+    if path.is_dir():
+        raise InvalidValue(f"`{path}` must be a file, got a directory. Choose another path.")
     writing = _Writing(td, path)
     with files.opened_folder(path.parent) as folder:
         sweep(folder, path.name)

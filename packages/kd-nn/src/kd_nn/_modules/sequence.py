@@ -162,7 +162,7 @@ def run_steps(
 
     Returns:
         The container that was written; or, where `target` is the one to read and a step replaced
-        it by another one, that one.
+        it by another one, that one, if it has another batch size or nothing is hidden.
     """
     work = tensordict if in_place else tensordict.copy()
     scope = sequence._kd_scope()
@@ -205,7 +205,8 @@ def run_steps(
     finally:
         if leave is not None:
             leave()
-    if replaced and target is tensordict:
+    other = work.batch_dims and work.batch_size != tensordict.batch_size  # of several draws
+    if replaced and target is tensordict and (other or _writes_all(sequence)):
         result = without_hidden(sequence, work, tensordict)
         # What the steps before wrote into the input stays there.
         changed = changed_keys(written, tensordict)
@@ -319,7 +320,8 @@ def _commit(
     if target is source and _writes_all(sequence):
         changed = changed_keys(work, source)
         keys = [key for key in outputs if key in changed or has_entry(work, key)]
-        keys += [key for key in changed if not is_covered(key, keys)]
+        if not all(is_covered(key, keys) for key in changed):  # of a function: in their order
+            keys = [*changed, *(key for key in keys if not is_covered(key, changed))]
         write_entries(target, keys, _held(work, keys))
         return
     keys = [key for key in outputs if has_entry(work, key)]
@@ -566,7 +568,7 @@ class TensorDictSequential(StepList, TensorDictModule):  # type: ignore[misc]  #
         *modules: Keyed modules; or one list of them; or one dict, which names the steps.
         partial_tolerant: Whether steps whose inputs are missing are skipped. What a step can do
             without does not count, such as the inputs of a `TensorDictModule` with `strict=False`.
-        selected_out_keys: The outputs to keep; see `select_out_keys`.
+        selected_out_keys: The outputs to keep; see `select_out_keys`. `None` or none: all.
         inplace: As for `TensorDictModule`; None and True write into the input.
 
     Raises:
@@ -617,8 +619,10 @@ class TensorDictSequential(StepList, TensorDictModule):  # type: ignore[misc]  #
             graph = KeyGraph(nodes, None)
             further: dict[str, Any] = {} if inplace is None else {"inplace": inplace}
             start(module=steps, in_keys=[*graph.inputs], out_keys=[*graph.writes], **further)
-        if selected_out_keys is not None:
-            self.select_out_keys(*parse_keys(selected_out_keys, "selected_out_keys"))
+        selected = () if selected_out_keys is None else selected_out_keys
+        visible = parse_keys(selected, "selected_out_keys")
+        if visible:
+            self.select_out_keys(*visible)
         else:
             self._kd_resolve()
         self._kd_warn_of_waste()
@@ -739,8 +743,8 @@ class TensorDictSequential(StepList, TensorDictModule):  # type: ignore[misc]  #
     ) -> Self:
         """Return the steps that can run from `in_keys` and are needed for `out_keys`.
 
-        Nested sequences are cut too. The modules are shared with this sequence. Outputs that are
-        not selected stay hidden, unless `out_keys` names them or nothing else is left.
+        Nested sequences are cut too. The modules are shared with this sequence. All outputs are
+        visible; what a nested sequence hides stays hidden, unless nothing else is left of it.
 
         Args:
             in_keys: The entries that are given; None stands for all that are needed.
@@ -769,13 +773,18 @@ class TensorDictSequential(StepList, TensorDictModule):  # type: ignore[misc]  #
             # A sequence of a user's class may have another constructor, and stays as it is.
             if isinstance(step, TensorDictSequential) and step._kd_changes_by_assignment:
                 try:
-                    step = step.select_subsequence(
+                    inner = step.select_subsequence(
                         None if in_keys is None else known,
                         None if out_keys is None else list(live[idx]),
                     )
                 except EmptySubsequence:
                     continue
-                known += step.out_keys
+                selected = step._kd_graph().out_keys
+                if selected is not None:
+                    visible = [key for key in inner.out_keys if key in selected]
+                    inner.select_out_keys(*(visible or inner.out_keys))
+                known += inner.out_keys
+                step = inner
             elif all(key in node.optional or overlaps(key, known) for key in node.reads):
                 known += node.writes
             else:
@@ -787,12 +796,7 @@ class TensorDictSequential(StepList, TensorDictModule):  # type: ignore[misc]  #
                 f"{list_keys(wanted)}. It reads {list_keys(graph.inputs)} and writes "
                 f"{list_keys(graph.writes)}."
             )
-        part = self._kd_part(list(kept.items()))
-        if graph.out_keys is not None:
-            asked = [*graph.out_keys, *(() if out_keys is None else wanted)]
-            visible = [key for key in part.out_keys if key in asked]
-            part.select_out_keys(*(visible or part.out_keys))
-        return part
+        return self._kd_part(list(kept.items()))
 
     def _kd_graph(self) -> KeyGraph:
         return self._kd_resolve().graph

@@ -104,8 +104,9 @@ class Apply(AbstractContainer):
             names: the names of its batch dimensions; `None`: no names. Without it they are those of
                 this container.
             inplace: write the results into the leaves and return this container, which may be
-                locked. All of them are checked before the first is written; a leaf for which `fn`
-                returns `None`, or the leaf itself, is not written.
+                locked; it keeps its batch size, device and names, whatever is asked for. All
+                results are checked before the first is written; a leaf for which `fn` returns
+                `None`, or the leaf itself, is not written.
             default: what stands for a leaf that one of `others` lacks; without it, an error.
             filter_empty: leave out nested containers that are empty: `None`: those of which nothing
                 is left; `True`: also those that were empty before.
@@ -448,13 +449,8 @@ def _target(
 ) -> Target | None:
     """Return the function from the descriptor of a level to that of the result; `None`: keep it."""
     same = batch_size is None and device is NO_DEFAULT
-    if same and names is NO_DEFAULT:
+    if inplace or (same and names is NO_DEFAULT):
         return None
-    if inplace:
-        raise InvalidArgument(
-            "`inplace=True` writes into the leaves and cannot be combined with `batch_size`, "
-            "`device` or `names`. Leave these out, or take the container that `apply` returns."
-        )
     if names is not NO_DEFAULT:
         if out is not None:
             raise InvalidArgument(
@@ -491,9 +487,9 @@ def _finish(
     out: W | None,
 ) -> W:
     """Write results where they are wanted, all of them or none, and lock them if asked to."""
-    if names is not NO_DEFAULT:
-        result = named(result, names)
     if not inplace:
+        if names is not NO_DEFAULT:
+            result = named(result, names)
         if isinstance(out, AbstractContainer):
             _write_into(out, result)
             result = out

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from kd_core._batch.descriptor import describe_on
+from kd_core._batch.descriptor import describe_on, device_of
 from kd_core._batch.shapes import batch_of, names_of, with_names
 from kd_core._errors import (
     InvalidArgument,
@@ -39,7 +39,7 @@ from kd_core._ops.entries.access import (
     store_moved,
 )
 from kd_core._ops.scopes import Flattened, Unflattened, record
-from kd_core._ops.shape.description import named, take_batch_size
+from kd_core._ops.shape.description import named, put_on, resize, take_batch_size
 from kd_core._protocol.primitives import (
     AbstractContainer,
     Composite,
@@ -357,8 +357,8 @@ class Structure(AbstractContainer):
 
         Args:
             recurse: keep the nested containers, empty, and the data that is not a tensor.
-            batch_size: another batch size, whose first dimensions keep their names; cannot be
-                combined with `recurse`.
+            batch_size: another batch size, whose first dimensions keep their names; that of a
+                nested container stays, and must start with it.
             device: another device.
             names: other names of the batch dimensions; `None`: no names.
         """
@@ -369,10 +369,12 @@ class Structure(AbstractContainer):
         desc = self._kd_desc._unlocked
         if batch_size is not None or device is not NO_DEFAULT:
             if recurse:
-                raise InvalidArgument(
-                    "`recurse=True` keeps nested containers as they are and cannot be combined "
-                    "with `batch_size` or `device`. Call `empty` without it."
-                )
+                made = engine(self).empty(self, recurse)
+                if device is not NO_DEFAULT:
+                    put_on(made, None if device is None else device_of(device))
+                if batch_size is not None:
+                    resize(made, batch_size)
+                return made
             batch = desc.batch
             if batch_size is not None:
                 batch = with_names(batch_of(batch_size), names_of(batch))

@@ -243,7 +243,7 @@ def reduced_features(
 
 def _together(td: AbstractContainer, fn: _Reduce, dim: Dim, keepdim: bool) -> Tensor:
     leaves: list[Tensor] = []
-    everything = dim is None and not keepdim
+    everything = dim is None  # and no dimension is kept of the one vector of all elements
 
     def note(leaf: Tensor) -> Tensor:
         leaves.append(leaf)

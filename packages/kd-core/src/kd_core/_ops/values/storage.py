@@ -119,7 +119,8 @@ class Storage(AbstractContainer):
         )
         if inplace:
             self._kd_check_unlocked("replace leaves by views of one storage")
-            if place.device not in (None, self._kd_desc.device):
+            moves = any(leaf.device != place.device for leaf in leaves_of(self))
+            if place.device not in (None, self._kd_desc.device) and moves:
                 raise InvalidArgument(
                     "`inplace=True` cannot be combined with another `device`, which every leaf "
                     "would have to move to. Leave out `inplace`, and use the result."
