@@ -66,6 +66,7 @@ def install(session: nox.Session, *groups: str, torch: str = TORCH) -> None:
 
     One command, so that the exact pins between siblings are met by the local copies.
     """
+    stand_on_base(session)
     wanted = [f"torch=={torch}"]
     for name in DISTRIBUTIONS:
         wanted += ["-e", f"packages/{name}" + ("[cli,onnx]" if name == "kd-export" else "")]
@@ -73,6 +74,25 @@ def install(session: nox.Session, *groups: str, torch: str = TORCH) -> None:
         wanted += ["--group", group]
     session.install(*wanted)
     session.env.update(ENVIRONMENT)
+
+
+def stand_on_base(session: nox.Session) -> None:
+    """Let an environment import what is in `KD_BASE`, if that is set: pip takes it for installed.
+
+    A CUDA build of torch takes minutes and gigabytes; the lanes of one version share it. What is
+    installed there has no script here: run `python -m pytest`.
+    """
+    base = os.environ.get("KD_BASE")
+    if base is not None:
+        shared = next(Path(base).resolve().glob("lib/python*/site-packages"))
+        own = next(Path(session.virtualenv.location).glob("lib/python*/site-packages"))
+        (own / "base.pth").write_text(f"{shared}\n", encoding="utf-8")
+
+
+@nox.session
+def base(session: nox.Session) -> None:
+    """Install torch and what tests import, for lanes that share it: `KD_BASE=.nox/base nox ...`."""
+    session.install(f"torch=={TORCH}", "--group", "test")
 
 
 @nox.session
@@ -106,7 +126,7 @@ def tests(session: nox.Session) -> None:
 def matrix(session: nox.Session, torch: str) -> None:
     """Run the test suite against one supported torch: `nox -s "matrix(torch-2.10.0)"`."""
     install(session, "suite", torch=torch)
-    session.run("pytest", *PARALLEL, *session.posargs)
+    session.run("python", "-m", "pytest", *PARALLEL, *session.posargs)
 
 
 @nox.session(python=PYTHONS)
@@ -219,13 +239,14 @@ def release_check(session: nox.Session, distribution: str) -> None:
     if not wheels:
         session.error(f"wheel of `{distribution}` not found in dist/. Run `nox -s build` first")
     wheel = wheels[0]
+    stand_on_base(session)
     torch = f"torch=={TORCH}"
     session.install("--find-links", "dist", torch, str(wheel), "--group", "test")
     session.run("python", "tools/check_wheel.py", distribution, env=ENVIRONMENT)
     if distribution == "kd-export":
         session.install(torch, f"{wheel}[cli,onnx]")
     area = distribution.removeprefix("kd-")
-    session.run("pytest", f"tests/{area}", *session.posargs, env=ENVIRONMENT)
+    session.run("python", "-m", "pytest", f"tests/{area}", *session.posargs, env=ENVIRONMENT)
 
 
 @nox.session
