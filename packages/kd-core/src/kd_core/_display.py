@@ -29,7 +29,7 @@ from kd_core._nodes.entry import tensor_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kd_core._nodes.entry import Data, Entries, Entry, Node
+    from kd_core._nodes.entry import Entries, Entry, Node
 
 
 # Showing a container in a notebook: a table that folds, without scripts or style sheets.
@@ -257,7 +257,7 @@ def _lines(
     most = _options["max_keys"]
     shown = {key: _entry(entries, key) for key in keys[:most] if key not in partial}
     ragged = {
-        key: cast("str", getattr(entries, "_ragged")(key))  # noqa: B009  # a stack has it
+        key: getattr(entries, "_ragged")(key)  # noqa: B009  # a stack has it
         for key, value in shown.items()
         if value is ShapeMismatch
     }
@@ -289,7 +289,7 @@ def _compact(value: Entry | type[KdError], ndim: int, above: Node) -> str:
         return f"unbatched {_short(leaf, 0, above)}"
     entries = entries_of(value)
     if entries is None:
-        data = repr(cast("Data", value)._kd_item())
+        data = repr(value._kd_item())
         return data if len(data) <= _MOST_OF_DATA else f"{data[: _MOST_OF_DATA - 3]}..."
     batch = value._kd_desc.batch
     kind = "" if type(value) is type(above) else type(value).__name__

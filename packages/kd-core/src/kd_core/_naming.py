@@ -176,7 +176,7 @@ def also_named(**parameters: str) -> Callable[[C], C]:
     """
 
     def decorate(function: C) -> C:
-        @traced_as(cast("Callable[..., object]", function))
+        @traced_as(function)
         @wraps(function)
         def call(*args: object, **given: object) -> object:
             for name in parameters.keys() & given.keys():

@@ -133,7 +133,7 @@ def _plain_function(
 no_torch_function: Final[Callable[..., object]] = private_name(
     "torch._C",
     "_disabled_torch_function_impl",
-    cast("Callable[..., object]", staticmethod(_plain_function)),
+    staticmethod(_plain_function),
 )
 """What a subclass of tensors has for `__torch_function__` to be treated as its base."""
 

@@ -150,7 +150,7 @@ class CudaGraphModule(nn.Module, Generic[P, R]):
         if (in_keys is None) is not (out_keys is None):
             raise InvalidArgument("`in_keys` and `out_keys` must be given together.")
         if in_keys is not None and out_keys is not None:
-            keyed = TensorDictModule(cast("nn.Module", module), list(in_keys), list(out_keys))
+            keyed = TensorDictModule(module, list(in_keys), list(out_keys))
             module = cast("Callable[P, R]", keyed)
         self.module = module
         self.warmup = warmup

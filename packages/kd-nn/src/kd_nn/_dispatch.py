@@ -64,7 +64,7 @@ Inplace: TypeAlias = "bool | Literal['empty'] | None"
 
 def entry(tensordict: TensorDictBase, key: NestedKey) -> object:
     """Return the entry at `key`; non-tensor data is unwrapped."""
-    return tensordict[cast("str", key)]
+    return tensordict[key]
 
 
 def container_of(values: Mapping[NestedKey, object], batch_size: Sequence[int] = ()) -> TensorDict:

@@ -798,9 +798,7 @@ def _built(
         )
     fed = dict(given.items())
     try:
-        return Construction(builder, tuple(cast("dict[str, object]", fed)), extra)(
-            list(fed.values())
-        )
+        return Construction(builder, tuple(fed), extra)(list(fed.values()))
     except (TypeError, ValueError) as error:
         error.add_note(f"This is the component {format_key(name)} of a composite.")
         raise

@@ -318,7 +318,7 @@ def _check_distinct(values: Sequence[NestedKey], log_probs: Sequence[NestedKey])
 
 def _listed(name: str, keys: object) -> list[NestedKey]:
     if isinstance(keys, (str, tuple)):
-        return [cast("NestedKey", keys)]
+        return [keys]
     if not isinstance(keys, Iterable):
         raise InvalidArgument(
             f"`{name}` must be a key or a list of keys, got {type(keys).__name__}: {keys!r}."
@@ -371,7 +371,7 @@ def _generator(value: object) -> Generator:
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     if isinstance(value, (str, tuple)):
-        return unravel_key(cast("NestedKey", value))
+        return unravel_key(value)
     raise InvalidArgument(
         "`generator` must be a `torch.Generator`, an integer seed, the key of an entry or None, "
         f"got {type(value).__name__}: {value!r}."

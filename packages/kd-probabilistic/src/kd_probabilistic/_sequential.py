@@ -7,7 +7,7 @@ plans.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal, Self, TypeAlias, cast, overload
 
 from torch import Size, Tensor, nn
@@ -239,7 +239,7 @@ class Walk:
 
 
 def _keys(step: nn.Module, name: str) -> list[NestedKey]:
-    return list(cast("Iterable[NestedKey]", getattr(step, name)))
+    return list(getattr(step, name))
 
 
 Modules = nn.Module | list[nn.Module] | dict[str, nn.Module]

@@ -551,7 +551,7 @@ class _Stacking(Join):
             return None
         at = stacks[0]._dim
         inner = self.dim - (self.dim > at)
-        rows = zip(*[cast("list[TensorDictBase]", each._members) for each in stacks], strict=True)
+        rows = zip(*[each._members for each in stacks], strict=True)
         return stacks[0]._of([stack(list(row), inner) for row in rows], at + (self.dim <= at))
 
 

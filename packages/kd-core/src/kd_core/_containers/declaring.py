@@ -134,7 +134,7 @@ def _hand_over(plain: type, made: type, members: Iterable[object]) -> None:
 
 def _content(cell: CellType) -> object:
     try:
-        return cast("object", cell.cell_contents)
+        return cell.cell_contents
     except ValueError:  # it is empty
         return None
 

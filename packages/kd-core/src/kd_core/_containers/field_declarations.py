@@ -218,7 +218,7 @@ def declared(
         if special in ("KW_ONLY", "ClassVar"):
             continue
         spec = _default_of(cls, name, namespace.get(name, MISSING))
-        spec.name, spec.type = name, cast("type", kind)
+        spec.name, spec.type = name, kind
         if spec.kw_only is MISSING:
             spec.kw_only = by_keyword
         if open_ended and _may_be_missing(kind):
@@ -438,7 +438,7 @@ def _rows_of(value: object) -> list[object]:
 
 
 def _plain(cls: type, key: str, value: object, kind: Callable[[object], object]) -> object:
-    name = cast("type", kind).__name__
+    name = kind.__name__
     try:
         plain = value.item() if isinstance(value, Tensor) else value
         return plain if type(plain) is kind else kind(plain)

@@ -256,7 +256,7 @@ class Members(MemberStorage):
         columns = {key: self._rows(self._kd_as_entry(key, value)) for key, value in changes.items()}
         members = []
         for position, member in enumerate(self._members):
-            replace = cast("Callable[..., TensorDictBase]", getattr(member, "__replace__"))  # noqa: B009  # hidden
+            replace: Callable[..., TensorDictBase] = getattr(member, "__replace__")  # noqa: B009  # hidden
             members.append(replace(**{key: rows[position] for key, rows in columns.items()}))
         return self._of(members)
 
@@ -522,7 +522,7 @@ class LazyStackedTensorDict(Members):
             if -count <= index < count:
                 return self._members[index]
         if index.__class__ is str or is_path(index):
-            return super().__getitem__(cast(str, index))
+            return super().__getitem__(index)
         picked = pick(index, self._kd_desc.batch, self._dim)
         if picked is None:
             return super().__getitem__(cast("Index", index))
@@ -602,7 +602,7 @@ class LazyStackedTensorDict(Members):
         for key in entries:
             value = entries[key]
             if isinstance(value, LazyStackedTensorDict):
-                value = cast("Entry", value._kd_engine.contiguous(value))
+                value = value._kd_engine.contiguous(value)
             dense[key] = (
                 value if isinstance(value, Tensor) else value._kd_map_each(Tensor.contiguous)
             )
@@ -620,7 +620,7 @@ class LazyStackedTensorDict(Members):
         self._change_members(
             action,
             lambda member, entries: member._kd_replace_entries(entries, action),
-            self._rows(cast("Entry", other)),
+            self._rows(other),
         )
         return self
 
@@ -935,7 +935,7 @@ def maybe_dense_stack(
     """
     stack = LazyStackedTensorDict(*input, stack_dim=dim)
     if out is not None:
-        return written_to(out, cast("TensorDictBase", stack))
+        return written_to(out, stack)
     first, *others = [set(member._kd_engine.keys(member, True, True)) for member in input]
     if any(keys != first for keys in others):
         return stack

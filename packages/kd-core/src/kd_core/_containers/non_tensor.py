@@ -76,7 +76,7 @@ def _all_held(value: object) -> object:
 
 def _holds_entries(value: object) -> bool:
     if value.__class__ is list or value.__class__ is tuple:
-        return any(map(_holds_entries, cast("Sequence[object]", value)))
+        return any(map(_holds_entries, value))
     return isinstance(value, NonTensorDataBase)
 
 
@@ -172,7 +172,7 @@ def _borrowed(node: NonTensorDataBase, name: str) -> object:
         if name in _MADE_APART:
             return made
         if name == "split_keys":
-            return tuple(_itself(each, node) for each in cast("tuple[object, ...]", made))
+            return tuple(_itself(each, node) for each in made)
         return node if made is holder else _itself(made, node)
 
     return call
@@ -394,7 +394,7 @@ class NonTensorDataBase(Values):
 
     def _take(self, holder: AbstractContainer) -> None:
         """Take the values, the names and the lock of a container that held the entry."""
-        entry = cast("Self", holder._kd_entries[_HELD])
+        entry = holder._kd_entries[_HELD]
         if type(entry) is not type(self):
             raise InvalidArgument(
                 f"a `{type(self).__name__}` cannot become a `{type(entry).__name__}` in place. "
@@ -614,7 +614,7 @@ class NonTensorDataBase(Values):
             [each._kd_item()] if alone or not desc.ndim else each.reshape(-1).tolist()
             for each in pairs
         ]
-        rows = zip(*cast("list[list[object]]", found), strict=True)
+        rows = zip(*found, strict=True)
         same = [same_data(*pair) is equal for pair in rows]
         answers = torch.tensor(same, dtype=torch.bool, device=desc.device)
         return answers.expand(desc.batch) if alone and desc.ndim else answers.reshape(desc.batch)
@@ -1034,7 +1034,7 @@ def plain_value(value: object, convert_tensors: bool) -> object:
     if isinstance(value, NonTensorDataBase):
         return value.tolist(convert_tensors=convert_tensors)
     if convert_tensors and hasattr(value, "tolist"):
-        return cast("Tensor", value).tolist()
+        return value.tolist()
     return value
 
 

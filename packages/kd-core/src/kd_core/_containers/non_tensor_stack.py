@@ -258,7 +258,7 @@ def count_rows(rows: int) -> Tensor:
 
 def listed(numbers: Tensor) -> list[int]:
     """Return the elements of a tensor in one list."""
-    return cast("list[int]", (numbers if numbers.ndim == 1 else numbers.reshape(-1)).tolist())
+    return (numbers if numbers.ndim == 1 else numbers.reshape(-1)).tolist()
 
 
 def nested_values(positions: object, values: list[object]) -> object:

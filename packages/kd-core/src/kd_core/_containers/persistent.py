@@ -118,13 +118,13 @@ class _Entries(Mapping[str, "Entry"]):
         if DATA in found.attrs:
             value = json.loads(found.asstr()[()])
             if found.attrs[DATA] == "rows":  # the same object, which rows are written to
-                return cast("Entry", registry.wrap_list(value, desc)), True
-            return cast("Entry", registry.wrap_data(value, desc)), False
+                return registry.wrap_list(value, desc), True
+            return registry.wrap_data(value, desc), False
         if found.dtype.kind not in "biufc":
             value = found.asstr()[...].tolist() if found.dtype.kind == "O" else found[...].tolist()
             if desc.ndim and found.shape[: desc.ndim] == desc.batch:
-                return cast("Entry", registry.wrap_list(value, desc)), False
-            return cast("Entry", registry.wrap_data(value, desc)), False
+                return registry.wrap_list(value, desc), False
+            return registry.wrap_data(value, desc), False
         leaf = self._leaf(found)
         mapped = found.chunks is None
         return leaf if desc.device is None else leaf.to(desc.device), mapped
@@ -526,12 +526,11 @@ _TORCH: Final = {
 
 
 def _write_h5(td: AbstractContainer, filename: PathLike, options: dict[str, object]) -> Node:
-    made = PersistentTensorDict.from_dict(
+    return PersistentTensorDict.from_dict(
         cast("Mapping[str, object]", td),
         filename,
         **options,  # type: ignore[arg-type]  # of data sets
     )
-    return cast("Node", made)
 
 
 registry.register("write_h5", _write_h5)

@@ -205,12 +205,12 @@ class _Entries(Mapping[str, "Entry"]):
         if row["kind"] == "td":
             batch = describe(tuple(row["batch"]), desc.device)
             made = TensorDictStore._of(owner._place, path, batch)
-            self._known[key] = cast("Entry", made)
+            self._known[key] = made
             return self._known[key]
         if row["kind"] == "data":
-            return cast("Entry", registry.wrap_data(row["value"], desc))
+            return registry.wrap_data(row["value"], desc)
         if row["kind"] == "rows":
-            self._known[key] = cast("Entry", registry.wrap_list(row["value"], desc))
+            self._known[key] = registry.wrap_list(row["value"], desc)
             return self._known[key]
         client, name = owner._place.client, owner._place.bytes_of(path)
         dtype, shape = getattr(torch, row["dtype"]), tuple(row["shape"])
@@ -287,7 +287,7 @@ class TensorDictStore(TensorDictBase):
         if batch_size is None:
             sizes = () if found is None else tuple(json.loads(found))
         else:
-            sizes = tuple(torch.empty(cast("Any", batch_size), device="meta").shape)
+            sizes = tuple(torch.empty(batch_size, device="meta").shape)
         self._fill(place, (), describe(sizes, None if device is None else torch.device(device)))
         self._keep_batch()
 

@@ -85,7 +85,7 @@ def rows_of(stack: Composite, path: KeyPath) -> list[object]:
 def _row_of(member: AbstractContainer, path: KeyPath) -> object:
     if isinstance(member, Composite):
         return rows_of(member, path)
-    level: Entry = cast("Entry", member)
+    level: Entry = member
     for depth in range(len(path)):
         if isinstance(level, Composite):
             return rows_of(level, path[depth:])
@@ -330,7 +330,7 @@ def _stacked_nodes(stack: Composite, members: list[AbstractContainer]) -> Entry:
     nested = stack._of(members)
     if stack._kd_desc.frozen:
         nested._kd_describe(nested._kd_desc.with_lock(None, 1))
-    return cast("Entry", nested)
+    return nested
 
 
 def ragged(
@@ -619,7 +619,7 @@ class MemberStorage(TensorDictBase, Composite):
     def _kd_like(self, entries: dict[str, Entry], desc: Descriptor) -> Self:
         # A result of stacked entries is dense, and of the class that all members have.
         if self._kd_tensor_class is not None:
-            return cast("Self", object.__new__(self._kd_tensor_class)._kd_like(entries, desc))
+            return object.__new__(self._kd_tensor_class)._kd_like(entries, desc)
         members = self._members
         if members and all(each.__class__ is members[0].__class__ for each in members):
             return cast("Self", members[0]._kd_like(entries, desc))
@@ -663,7 +663,7 @@ class MemberStorage(TensorDictBase, Composite):
         if isinstance(value, Tensor):
             return value.unbind(dim)
         if isinstance(value, MemberStorage) and are_alike(self, value):
-            return cast("list[Entry]", value._members)
+            return value._members
         count = len(self._members)
         return [value._kd_map_each(_Row(dim, row), _without(dim)) for row in range(count)]
 
@@ -676,7 +676,7 @@ class MemberStorage(TensorDictBase, Composite):
         if not other._kd_desc.batch:
             count, dim = len(self._members), self._dim
             return [
-                cast("Entry", _row_without_batch(member, other, dim, row, count))
+                _row_without_batch(member, other, dim, row, count)
                 for row, member in enumerate(self._members)
             ]
         if other._kd_desc.batch[: len(batch)] != batch:
@@ -684,7 +684,7 @@ class MemberStorage(TensorDictBase, Composite):
                 f"batch sizes must be equal, got {shape_text(batch)} and "
                 f"{shape_text(other._kd_desc.batch)}."
             )
-        return self._rows(cast("Entry", other))
+        return self._rows(other)
 
     def _kd_writes(self, key: str, value: object, path: tuple[str, ...]) -> list[Write]:
         rows = rows_to_write(self, key, value, path)
@@ -905,7 +905,7 @@ def _row_without_batch(
             if value.ndim >= rank - dim:
                 entries[key] = _selected_row(key, value, rank, dim, row, count)
         elif isinstance(value, AbstractContainer) and isinstance(kind, AbstractContainer):
-            entries[key] = cast("Entry", _row_without_batch(kind, value, dim, row, count))
+            entries[key] = _row_without_batch(kind, value, dim, row, count)
     if all(map(operator.is_, entries.values(), other._kd_entries.values())):
         return other
     return cast("AbstractContainer", registry.make_dense(entries, describe((), None)))

@@ -571,7 +571,7 @@ def make_tensordict(
         >>> make_tensordict(a=torch.zeros(3, 4), b=torch.ones(3), auto_batch_size=True).batch_size
         torch.Size([3])
     """
-    named = cast("dict[str, Any]", entries)
+    named = entries
     if batch_size is None and auto_batch_size:
         return TensorDict.from_dict({**(source or {}), **named}, None, device, auto_batch_size=True)
     merged = _merged(source, named) if source and named else source or named
@@ -642,7 +642,7 @@ def assign_levels(td: TensorDictBase, entries: dict[str, object], levels: tuple[
         elif key in own:
             cast("TensorDict", own[key])._kd_entries.update(cast("dict[str, Tensor]", value))
         else:
-            own[key] = make_dense(cast("dict[str, Tensor]", value), desc, False)  # type: ignore[arg-type]  # entries
+            own[key] = make_dense(value, desc, False)  # type: ignore[arg-type]  # entries
             td._kd_nested = True
 
 

@@ -370,7 +370,7 @@ def _unwrapped(value: object) -> object:
         return value._tensor
     if value.__class__ is list or value.__class__ is tuple:
         kind: type = value.__class__
-        return kind(map(_unwrapped, cast("Sequence[object]", value)))
+        return kind(map(_unwrapped, value))
     return value
 
 

@@ -419,7 +419,7 @@ def container_of(td: AbstractContainer) -> object:
     Raises:
         MissingDependency: if that package is not installed.
     """
-    return cast("object", _given_back(load("tensordict", "to_tensordict_library"), td))
+    return _given_back(load("tensordict", "to_tensordict_library"), td)
 
 
 def _given_back(library: Foreign, node: Node | AbstractContainer) -> Foreign:

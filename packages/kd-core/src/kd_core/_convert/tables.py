@@ -7,7 +7,7 @@ import json
 import math
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, cast
 
@@ -170,7 +170,7 @@ def cast_tree(tree: Tree, dtype: DtypeOf) -> Tree:
     """Return the entries of a tree of columns, tensors converted to a dtype."""
     cast_entries: Tree = {}
     for key, value in tree.items():
-        path = cast("tuple[str, ...]", key if isinstance(key, tuple) else (key,))
+        path = key if isinstance(key, tuple) else (key,)
         cast_entries[key] = _cast(value, path, dtype) if isinstance(value, Tensor) else value
     return cast_entries
 
@@ -194,7 +194,7 @@ def parsed(texts: Sequence[str]) -> Column:
     if texts and set(texts) <= {"True", "False"}:
         return torch.tensor([text == "True" for text in texts])
     for kind in (int, float, complex):
-        make = cast("Callable[[str], object]", kind)
+        make = kind
         try:
             return column_of([make(text) for text in texts]) if texts else []
         except (ValueError, OverflowError):
@@ -224,7 +224,7 @@ def table_of(td: AbstractContainer, separator: str, purpose: str) -> object:
         _add(arrays, path, separator, pyarrow.array(plain if simple else texts, pyarrow.string()))
     table = pyarrow.table(arrays)
     metadata = json.dumps({**layout_of(td), "separator": separator})
-    return cast("object", table.replace_schema_metadata({LAYOUT: metadata}))
+    return table.replace_schema_metadata({LAYOUT: metadata})
 
 
 def _rows(value: object, per_row: bool, rows: int) -> Sequence[object]:
@@ -245,11 +245,11 @@ def _array_of(pyarrow: Table, leaf: Tensor, rows: int) -> object:
     array = pyarrow.array(leaf.reshape(-1).numpy())
     size = math.prod(leaf.shape[1:])
     if leaf.ndim == 1:
-        return cast("object", array)
+        return array
     if size == 0:
         kind = pyarrow.list_(array.type, 0)
-        return cast("object", pyarrow.array([[]] * rows, kind))
-    return cast("object", pyarrow.FixedSizeListArray.from_arrays(array, size))
+        return pyarrow.array([[]] * rows, kind)
+    return pyarrow.FixedSizeListArray.from_arrays(array, size)
 
 
 def tree_of_table(
@@ -290,7 +290,7 @@ def _layout_in(table: Table) -> dict[str, object] | None:
     text = (table.schema.metadata or {}).get(LAYOUT)
     if text is None:
         return None
-    layout = cast("dict[str, Any]", json.loads(text))
+    layout: dict[str, Any] = json.loads(text)
     separator = layout["separator"]
     wanted = {separator.join(row[0]) for row in (*layout["leaves"], *layout["data"])}
     same_rows = layout["levels"][0][1][:1] == [table.num_rows]
@@ -365,7 +365,7 @@ def read_parquet(path: str | Path, columns: Sequence[str] | None) -> object:
     """Return the table of a file of Parquet."""
     parquet = load("pyarrow.parquet", "from_parquet")
     found = list(columns) if columns is not None else None
-    return cast("object", parquet.read_table(str(path), columns=found))
+    return parquet.read_table(str(path), columns=found)
 
 
 # Containers as data frames of pandas.
@@ -387,7 +387,7 @@ def frame_of(td: AbstractContainer, separator: str) -> object:
                 f"column `{name}` is of dtype `{column.dtype}`, which numpy does not have: "
                 f"{error}. Convert it first, as with `td.float()`."
             ) from None
-    return cast("object", pandas.DataFrame(columns, index=pandas.RangeIndex(rows)))
+    return pandas.DataFrame(columns, index=pandas.RangeIndex(rows))
 
 
 def tree_of_frame(frame: object, separator: str | None, dtype: DtypeOf) -> tuple[Tree, int]:

@@ -428,8 +428,8 @@ def exact_constant(leaves: list[Tensor], number: object, alike: bool = False) ->
     ):
         return None
     # The type is part of the key: 2**24 + 1 as int and as float are equal, but rounded differently.
-    known = _constants.get((dtype, cast(float, number), number.__class__))
-    return _new_constant(dtype, cast(float, number)) if known is None else known
+    known = _constants.get((dtype, number, number.__class__))
+    return _new_constant(dtype, number) if known is None else known
 
 
 def _new_constant(dtype: torch.dtype, number: float | int) -> Tensor | None:

@@ -18,7 +18,7 @@ import operator
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import Tensor
@@ -920,7 +920,7 @@ def kinds_of(entries: Entries) -> Iterable[tuple[str, Entry]]:
     if type(entries) is dict:  # dynamo cannot guard on the `__class__` of a dict
         return entries.items()
     kinds = getattr(entries, "_kinds", None)
-    return entries.items() if kinds is None else cast("Iterable[tuple[str, Entry]]", kinds())
+    return entries.items() if kinds is None else kinds()
 
 
 def kinds_by_key(entries: Entries) -> Entries:
@@ -931,7 +931,7 @@ def kinds_by_key(entries: Entries) -> Entries:
 
 def entries_of(node: Node) -> Entries | None:
     """Return the entries of a node that is a container, `None` for data."""
-    return cast("Entries | None", getattr(node, "_kd_entries", None))
+    return getattr(node, "_kd_entries", None)
 
 
 def walk_error(path: tuple[str, ...], depth: int, leaf: object) -> Exception:

@@ -695,7 +695,7 @@ def _are_usual(leaves: list[Tensor], columns: Sequence[Column]) -> bool:
     for column in columns:
         first = column[0]
         if isinstance(first, Tensor):
-            operands = cast("list[Tensor]", column)
+            operands = column
             if set(map(dtype_of, operands)) != {dtype}:
                 return False
             if len({*map(is_cpu, leaves), *map(is_cpu, operands)}) > 1:

@@ -223,7 +223,7 @@ class AbstractContainer(Node):
         """Check and convert a value for this container; messages name its path."""
         entry = as_entry(key, value, self._kd_desc, path)
         if not isinstance(entry, Tensor):
-            refuse_cycle(key, entry, cast("Node", self), path)
+            refuse_cycle(key, entry, self, path)
         return entry
 
     def _kd_put(self, key: str, value: object) -> None:
@@ -239,7 +239,7 @@ class AbstractContainer(Node):
 
     def _kd_read(self, path: tuple[str, ...]) -> Entry:
         """Return the entry at a path; raise the error that names the missing part."""
-        node: Entry = cast("Entry", self)
+        node: Entry = self
         for depth, part in enumerate(path):
             entries = None if isinstance(node, Tensor) else entries_of(node)
             if entries is None:
@@ -716,7 +716,7 @@ def takes(fn: LeafFn, index: object, batch: Batch = ()) -> LeafFn:
 def index_of(fn: LeafFn) -> tuple[object, Batch] | None:
     """Return what `takes` recorded on a leaf function: an index and a batch size."""
     if type(fn) is itemgetter:
-        return cast("tuple[object, tuple[object]]", fn.__reduce__())[1][0], ()
+        return fn.__reduce__()[1][0], ()
     return getattr(fn, "index", None)
 
 

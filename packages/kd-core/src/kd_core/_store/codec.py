@@ -238,7 +238,7 @@ def _is_dense_elsewhere(td: AbstractContainer) -> bool:
 
 def _row_values(node: Node) -> object:
     """Return the values of all rows in one list."""
-    return cast("tuple[object, tuple[object, ...]]", node.__reduce__())[1][0]
+    return node.__reduce__()[1][0]
 
 
 def blob_of(value: object) -> Tensor:

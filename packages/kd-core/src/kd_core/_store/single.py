@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -320,7 +320,7 @@ def _container(folder: int, where: str, depth: int) -> Node:
             entries[key] = _nested(folder, key, where, desc, depth)
             rest.discard(key)
         else:
-            entries[key] = _leaf(folder, key, cast("Meta", value), where)
+            entries[key] = _leaf(folder, key, value, where)
             rest.discard(f"{key}.memmap")
     if rest:
         raise FormatError(f"`{where}` has `{min(rest)}`, which its `{META}` does not name.")

@@ -39,7 +39,6 @@ from kd_core._errors import InvalidArgument, InvalidValue, ShapeMismatch, shape_
 from kd_core._keys import KeyPath, format_key
 from kd_core._leaves.packing import restore_from_bits
 from kd_core._nodes import registry
-from kd_core._nodes.entry import Entry
 from kd_core._nodes.registry import NamedKind
 from kd_core._ops.math.binary import as_operand, check_batches, pad_to_leaves
 from kd_core._ops.math.pointwise import OPERATORS, Arithmetic, Comparisons, Logic, Unary
@@ -165,7 +164,7 @@ def activation(fn: Callable[..., Tensor]) -> Callable[..., object]:
 
 def loss(fn: Callable[..., Tensor]) -> Callable[..., object]:
     """Convert a loss of torch to a function of containers."""
-    code = cast("FunctionType", fn).__code__
+    code = fn.__code__
     names = code.co_varnames[: code.co_argcount]
 
     def of_leaves(*args: object, **named: object) -> object:
@@ -232,13 +231,11 @@ def column_of(td: AbstractContainer, leaves: list[Tensor], operand: object) -> S
         return leaves
     if isinstance(operand, AbstractContainer):
         check_batches(batch, operand._kd_desc.batch)
-        beside = stacked_leaves(
-            td._kd_zip_each(cast("Entry", operand), lambda mine, theirs: theirs)
-        )
+        beside = stacked_leaves(td._kd_zip_each(operand, lambda mine, theirs: theirs))
         return beside if operand._kd_desc.batch else broadcast(beside, leaves)
     value = as_operand(operand)
     if not isinstance(value, Tensor):
-        return [torch.full_like(leaf, cast("float", value)) for leaf in leaves]
+        return [torch.full_like(leaf, value) for leaf in leaves]
     beside = pad_to_leaves(value, leaves, batch) if value.ndim else [value] * len(leaves)
     return broadcast(beside, leaves)
 

@@ -716,7 +716,7 @@ def _fitted(hollow: AbstractContainer, batch: Batch, ndim: int) -> AbstractConta
     entries: dict[str, Entry] = {}
     for key, value in hollow._kd_entries.items():
         if isinstance(value, AbstractContainer):
-            entries[key] = cast("Entry", _fitted(value, batch, ndim))
+            entries[key] = _fitted(value, batch, ndim)
         elif isinstance(value, NonTensorDataBase):
             entries[key] = _data(value._constant(), desc, own.ndim)
         elif is_unbatched(value):
@@ -729,7 +729,7 @@ def _fitted(hollow: AbstractContainer, batch: Batch, ndim: int) -> AbstractConta
 def _data(constant: object, desc: Descriptor, ndim: int) -> Entry:
     """Rebuild a non-tensor entry from what the structure holds of it."""
     if isinstance(constant, Constant):
-        return cast("Entry", constant.node._restored(desc, ndim))
+        return constant.node._restored(desc, ndim)
     return wrap_data(constant, desc)
 
 
@@ -762,13 +762,13 @@ def _kind_of(
 ) -> Node:
     if not issubclass(cls, Dense):
         if cls._kd_tensor_class is not None:  # a lazy stack of its instances becomes one of them
-            return cast("Node", object.__new__(cls._kd_tensor_class)._kd_like(entries, desc))
+            return object.__new__(cls._kd_tensor_class)._kd_like(entries, desc)
         return registry.make_dense(entries, desc)
     new = object.__new__(cls)
     new._kd_nested = nested
     new._kd_entries = entries
     new._kd_desc = desc
-    return cast("Node", new)
+    return new
 
 
 def _flatten_with_keys(

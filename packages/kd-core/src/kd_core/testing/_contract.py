@@ -210,7 +210,7 @@ class Contract:
 def mapped(content: dict[str, object], fn: Callable[[Tensor], Tensor]) -> dict[str, object]:
     """Apply a function to each tensor of nested dicts."""
     return {
-        key: mapped(cast("dict[str, object]", value), fn)
+        key: mapped(value, fn)
         if isinstance(value, dict)
         else (fn(value) if isinstance(value, Tensor) else value)
         for key, value in content.items()

@@ -439,7 +439,7 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both
         )
         for other in (self._parameters, self._buffers, self._modules, self._data):
             if other is not store and key in other:
-                del cast("dict[str, object]", other)[key]
+                del other[key]
         cast("dict[str, object]", store)[key] = entry
         self._kd_order.setdefault(key)
         if unsaved:
@@ -492,7 +492,7 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both
         self._kd_order.pop(key, None)
         for store in (self._parameters, self._buffers, self._modules, self._data):
             if key in store:
-                del cast("dict[str, object]", store)[key]
+                del store[key]
 
     def _kd_like(self, entries: dict[str, Entry], desc: Descriptor) -> Self:
         # A plain container: a result computed from parameters is not a parameter.
@@ -671,7 +671,7 @@ class FunctionalForward:
     def __call__(self, *args: object, **kwargs: object) -> object:
         """Run the module with the parameters among the arguments."""
         module = self.module
-        forward = partial(cast("Callable[..., object]", type(module).forward), module)
+        forward = partial(type(module).forward, module)
         params = kwargs.pop("params", None)
         if params is None:
             lacking = _lacking(module)

@@ -816,7 +816,7 @@ class TensorClassModuleWrapper(TensorDictModuleBase):
     @dispatch(auto_batch_size=False)
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Build the input, run the module, and return what is visible of the output."""
-        kind = cast("type[TensorClass]", self.tc_module.input_type)
+        kind = self.tc_module.input_type
         given = tensordict
         if not isinstance(given, kind):
             given = TensorClass.from_tensordict.__func__(kind, tensordict, safe=False)  # type: ignore[attr-defined]  # a field may have its name

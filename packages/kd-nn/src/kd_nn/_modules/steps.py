@@ -122,7 +122,7 @@ class StepList(TensorDictModuleBase):
         """Return name and module of each step, in order."""
         # Not `self.module`, which torch looks up in Python.
         steps = [*self._modules["module"]._modules.items()]  # type: ignore[union-attr]  # it is there
-        return [(plain_str(name), cast(nn.Module, step)) for name, step in steps]
+        return [(plain_str(name), step) for name, step in steps]
 
     def __setstate__(self, state: dict[str, object]) -> None:
         """Restore the attributes of a copy or pickle, whose steps are in a list of torch."""

@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
-from typing import Final, TypeAlias, cast, overload
+from typing import Final, TypeAlias, overload
 
 import torch
 from torch import Tensor, nn
@@ -418,7 +418,7 @@ class AddStateIndependentNormalScale(nn.Module):
         """
         raw = self.state_independent_scale
         # Not for a proxy: a branch on its size would be traced.
-        is_tensor = isinstance(cast("object", loc), Tensor)
+        is_tensor = isinstance(loc, Tensor)
         if is_tensor and not _ends_with(loc.shape, raw.shape):
             raise InvalidValue(
                 f"the last dimensions of the location must be those of the scale, "

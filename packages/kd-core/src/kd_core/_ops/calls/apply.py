@@ -245,7 +245,7 @@ class Apply(AbstractContainer):
             columns = [leaves]
             for other in others:
                 theirs: list[Tensor] = []
-                self._kd_collect_pair(cast("Entry", other), [], theirs, ())
+                self._kd_collect_pair(other, [], theirs, ())
                 columns.append(theirs)
             results = [fn(*row) for row in zip(*columns, strict=True)]
         else:

@@ -343,7 +343,7 @@ def _find_places(entries: Entries, module: nn.Module, path: KeyPath, places: lis
 
 
 def _held_by(module: nn.Module, name: str) -> Tensor | None:
-    stores = cast("tuple[Store, ...]", (module._parameters, module._buffers, module.__dict__))
+    stores = (module._parameters, module._buffers, module.__dict__)
     return next((held[name] for held in stores if name in held), None)
 
 
@@ -550,7 +550,7 @@ class _Route:
             if home not in rows:
                 rows[home] = len(self.rows)
                 self.rows.append((*level, home, []))
-            store = cast("Store", module.__dict__[home])
+            store: Store = module.__dict__[home]
             if (id(store), name) in seen:
                 shares = True
                 continue

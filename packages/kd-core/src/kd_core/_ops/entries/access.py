@@ -909,7 +909,7 @@ def renamed(td: W, name: KeyFn, path: tuple[str, ...] = ()) -> W:
                 "own for each key."
             )
         if isinstance(value, AbstractContainer):
-            value = cast("Entry", renamed(value, name, (*path, key)))
+            value = renamed(value, name, (*path, key))
         entries[new] = value
     return td._kd_like(entries, td._kd_desc.unlocked())
 

@@ -819,7 +819,7 @@ def _dense(td: AbstractContainer) -> AbstractContainer:
 def empty_levels(td: AbstractContainer) -> dict[str, Entry]:
     """Return all nested containers, without their leaves and data."""
     return {
-        key: cast("Entry", value._kd_like(empty_levels(value), value._kd_desc.unlocked()))
+        key: value._kd_like(empty_levels(value), value._kd_desc.unlocked())
         for key, value in td._kd_entries.items()
         if isinstance(value, AbstractContainer)
     }
@@ -869,7 +869,7 @@ def _only_tensors(td: A) -> A:
     entries: dict[str, Entry] = {}
     for key, value in td._kd_entries.items():
         if isinstance(value, AbstractContainer):
-            entries[key] = cast("Entry", _only_tensors(value))
+            entries[key] = _only_tensors(value)
         elif tensor_of(value) is not None:
             entries[key] = value
     return td._kd_like(entries, td._kd_desc.unlocked())

@@ -275,12 +275,7 @@ def _stacked(td: AbstractContainer, keep_vars: bool, state: dict[str, object]) -
     except KdError:
         if not isinstance(td, Composite):
             raise
-    state[MEMBERS] = [
-        cast("type[Conversion]", member._kd_engine)._kd_levels(
-            cast("Conversion", member), keep_vars
-        )
-        for member in td._members
-    ]
+    state[MEMBERS] = [member._kd_engine._kd_levels(member, keep_vars) for member in td._members]
     state[STACK_DIM] = td._dim
     return {}
 
@@ -500,12 +495,9 @@ def _stage(
     if strict and content.keys() != entries.keys():
         remedy = "Pass `strict=False` to take the shared keys, or `assign=True` to take all."
         raise _other_keys(entries, content, remedy)
-    if (
-        BATCH_SIZE in state
-        and tuple(cast("tuple[int, ...]", state[BATCH_SIZE])) != td._kd_desc.batch
-    ):
+    if BATCH_SIZE in state and tuple(state[BATCH_SIZE]) != td._kd_desc.batch:
         raise ShapeMismatch(
-            f"the state dict is of batch_size {tuple(cast('tuple[int, ...]', state[BATCH_SIZE]))}, "
+            f"the state dict is of batch_size {tuple(state[BATCH_SIZE])}, "
             f"and the container of {td._kd_desc.batch}. Pass `assign=True` to take that of the "
             "state."
         )
@@ -579,7 +571,7 @@ def _restored(td: AbstractContainer, state: Mapping[str, object]) -> Entry:
     if MEMBERS in state:
         states = cast("list[Mapping[str, object]]", state[MEMBERS])
         rows = [_restored(td, each) for each in states]
-        return registry.lazy_stack(rows, cast("int", state[STACK_DIM]))
+        return registry.lazy_stack(rows, state[STACK_DIM])
     batch = batch_of(cast("tuple[int, ...]", state.get(BATCH_SIZE, td._kd_desc.batch)))
     if batch == td._kd_desc.batch:
         batch = td._kd_desc.batch  # its sizes have names
@@ -595,7 +587,7 @@ def _restored(td: AbstractContainer, state: Mapping[str, object]) -> Entry:
     made = registry.nest_mapping(content, td._kd_desc.with_batch(batch), ())
     if isinstance(td, Composite) or not isinstance(made, AbstractContainer):
         return made
-    return cast("Entry", td._kd_like(dict(made._kd_entries), made._kd_desc))
+    return td._kd_like(dict(made._kd_entries), made._kd_desc)
 
 
 # Building a container of a given class from what a source holds.

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from kd_core._convert.schema import LeafSchema
-    from kd_core._nodes.entry import Node
     from kd_core._types import BatchSize, DeviceLike, NestedKey
 
 
@@ -529,7 +528,7 @@ class Objects(AbstractContainer):
             from kd_core._ops.calls.modules import as_module as module_of
 
             source = None if use_state_dict else modules[0]
-            made = cast("Self", module_of(cast("Node", made), source))
+            made = cast("Self", module_of(made, source))
         return made._kd_engine.lock_(made) if lock else made
 
 

@@ -99,7 +99,7 @@ class Autograd(AbstractContainer):
         given: list[Tensor] | None = None
         if gradient is not None:
             mine, given = [], []
-            self._kd_collect_pair(cast("Entry", gradient), mine, given, ())
+            self._kd_collect_pair(gradient, mine, given, ())
         roots = [leaf for leaf in mine if leaf.requires_grad]
         if not roots:
             raise InvalidValue(
@@ -184,7 +184,7 @@ def _gradients(td: AbstractContainer) -> AbstractContainer:
         if isinstance(value, AbstractContainer):
             inner = _gradients(value)
             if inner._kd_entries:
-                entries[key] = cast("Entry", inner)
+                entries[key] = inner
             continue
         leaf = tensor_of(value)
         if leaf is None:

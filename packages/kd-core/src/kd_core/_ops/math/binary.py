@@ -126,7 +126,7 @@ def as_operand(value: object) -> Tensor | complex:
         return value
     if _is_array(value):
         tensor = torch.as_tensor(value)
-        return tensor if tensor.ndim else cast(complex, tensor.item())
+        return tensor if tensor.ndim else tensor.item()
     what = "a number, a tensor or a container"
     raise wrong_type("the other operand", what, value, wrap_mapping(value))
 
@@ -525,9 +525,7 @@ def compared(td: W, other: object, fn: _LeafOp) -> W:
     Data is equal or not, one answer for each row; another comparison leaves it as it is.
     """
     if isinstance(other, Mapping) and not isinstance(other, AbstractContainer):
-        other = registry.nest_mapping(
-            cast("Mapping[str, object]", other), td._kd_desc.unlocked(), ()
-        )
+        other = registry.nest_mapping(other, td._kd_desc.unlocked(), ())
     result = binary(td, other, fn)
     if td._kd_desc.frozen:
         unlock(result)  # answers are not values of the container
@@ -610,7 +608,7 @@ def binary_(
     leaves: list[Tensor] = []
     theirs: list[Tensor] = []
     if isinstance(other, AbstractContainer):
-        td._kd_collect_pair(cast("Entry", other), leaves, theirs, ())
+        td._kd_collect_pair(other, leaves, theirs, ())
         check_batches(td._kd_desc.batch, other._kd_desc.batch)
     else:
         td._kd_collect(leaves)
@@ -686,7 +684,7 @@ def _zip(td: W, other: AbstractContainer, fn: _LeafOp, kernel: Kernel | None) ->
         return td._kd_zip_each(other, fn)
     mine: list[Tensor] = []
     theirs: list[Tensor] = []
-    td._kd_collect_pair(cast("Entry", other), mine, theirs, ())
+    td._kd_collect_pair(other, mine, theirs, ())
     if stays and desc.ndim:
         return of_pairs(td, other, run_pairs(mine, theirs, fn, kernel))
     check_batches(desc.batch, second.batch)
@@ -733,7 +731,7 @@ def _explain_pairs(
     """Raise the error that names the entry whose two leaves cannot be combined."""
     mine: list[Tensor] = []
     theirs: list[Tensor] = []
-    td._kd_collect_pair(cast("Entry", other), mine, theirs, ())
+    td._kd_collect_pair(other, mine, theirs, ())
     for leaf, value in zip(mine, theirs, strict=True):
         explain_shapeless(error, f"{name_in(td, leaf)} in both containers", leaf, value)
         pairs = zip(reversed(leaf.shape), reversed(value.shape), strict=False)
@@ -817,7 +815,7 @@ def number_beside(leaf: Tensor, number: complex) -> Tensor:
         if _rounds_to_infinity(dtype, number):
             return torch.tensor(number, dtype=dtype, device=leaf.device)
         # Unlike `torch.tensor`, this is traced without a constant.
-        return torch.full((), cast("float", number), dtype=dtype, device=leaf.device)
+        return torch.full((), number, dtype=dtype, device=leaf.device)
     except (RuntimeError, OverflowError) as error:
         if not isinstance(number, int):
             raise
@@ -857,7 +855,7 @@ def _cast_some(td: W, dtype: torch.dtype, cast_filter: CastFilter, path: tuple[s
     entries: dict[str, Entry] = {}
     for key, value in td._kd_entries.items():
         if isinstance(value, AbstractContainer):
-            entries[key] = cast("Entry", _cast_some(value, dtype, cast_filter, (*path, key)))
+            entries[key] = _cast_some(value, dtype, cast_filter, (*path, key))
             continue
         leaf = tensor_of(value)
         entries[key] = value
@@ -941,7 +939,7 @@ def _columns(td: AbstractContainer, *operands: object) -> tuple[list[Tensor], li
     for operand in operands:
         column: list[Tensor] = []
         if isinstance(operand, AbstractContainer):
-            td._kd_collect_pair(cast("Entry", operand), [], column, ())
+            td._kd_collect_pair(operand, [], column, ())
             check_batches(td._kd_desc.batch, operand._kd_desc.batch)
         elif operand is not None:
             value = as_operand(operand)

@@ -140,7 +140,7 @@ class _Join:
         if isinstance(mine, Tensor) and isinstance(theirs, Tensor):
             return self._leaf(mine, theirs, path, batch)
         if isinstance(mine, AbstractContainer) and isinstance(theirs, AbstractContainer):
-            return cast("Entry", self.level(mine, theirs, path))
+            return self.level(mine, theirs, path)
         if is_unbatched(mine) and is_unbatched(theirs):
             return mine._kd_zip_each(theirs, self.fn, path)
         if isinstance(mine, _LEAVES) or isinstance(theirs, _LEAVES) or _are_unlike(mine, theirs):

@@ -24,7 +24,6 @@ from kd_core._protocol.primitives import AbstractContainer, Composite, name_in, 
 if TYPE_CHECKING:
     from typing import TypeVar
 
-    from kd_core._nodes.entry import Entry
     from kd_core._types import Batch, LeafFn
 
     W = TypeVar("W", bound=AbstractContainer)
@@ -47,7 +46,7 @@ def selected(
             from kd_core._ops.math.blending import binary_with_default
 
             return binary_with_default(td, other, selection, pad)
-        return td._kd_zip_each(cast("Entry", other), selection)
+        return td._kd_zip_each(other, selection)
     new = spread(other, batch, "a tensor") if isinstance(other, Tensor) and other.ndim else None
     refuse_unbatched(td, "written at some rows")
     if not keeps_batch(td):

@@ -346,7 +346,7 @@ def behind(tensor: Tensor, leaf: Tensor) -> Tensor:
 def _takes_all(index: object) -> bool:
     """Return whether an index is `:`, `...`, or a tuple of these."""
     if index.__class__ is tuple:
-        return all(map(_takes_all, cast("tuple[object, ...]", index)))
+        return all(map(_takes_all, index))
     return index is ... or (index.__class__ is slice and index == slice(None))
 
 

@@ -65,7 +65,6 @@ if TYPE_CHECKING:
 
     from torch.distributed import ProcessGroup
 
-    from kd_core._nodes.entry import Entry
     from kd_core._protocol.primitives import Side
     from kd_core._types import Batch, BatchFn, DeviceLike, Index, PartsFn
 
@@ -238,7 +237,7 @@ class Partition(AbstractContainer):
 
         try:
             if isinstance(src, AbstractContainer):
-                return self._kd_zip_each(cast("Entry", src), Selection(write))
+                return self._kd_zip_each(src, Selection(write))
             refuse_unbatched(self, "written at some rows")
             return self._kd_map_each(lambda leaf: write(leaf, src), SAME_SHAPE)
         except ShapeMismatch:

@@ -162,7 +162,7 @@ def as_stack(container: AbstractContainer, dim: int | str) -> Node:
     """Return a lazy stack of the rows along a batch dimension."""
     at = wrap_dim(dim, container._kd_desc.batch)
     if isinstance(container, Composite) and container._dim == at:
-        return cast("Node", container)
+        return container
     rows = [container._kd_map_each(*_row(at, row)) for row in range(container._kd_desc.batch[at])]
     if container._kd_desc.frozen:
         rows = [locked_as_rows(container, row) for row in rows]

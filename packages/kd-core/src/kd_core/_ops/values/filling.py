@@ -264,7 +264,7 @@ class Filling(AbstractContainer):
             return (new.pin_memory() if pin_memory else new).requires_grad_(requires_grad)
 
         if isinstance(data, AbstractContainer):
-            made = self._kd_zip_each(cast("Entry", data), make)
+            made = self._kd_zip_each(data, make)
             batch = data._kd_desc.batch
         else:
             values = torch.as_tensor(data)
@@ -373,7 +373,7 @@ def _fresh(
 def _without_leaves(td: AbstractContainer, batch: Batch, ndim: int) -> AbstractContainer:
     """Return a container of no leaves, whose nested ones have none either."""
     entries: dict[str, Entry] = {
-        key: cast("Entry", _without_leaves(value, batch, ndim))
+        key: _without_leaves(value, batch, ndim)
         for key, value in td._kd_entries.items()
         if isinstance(value, AbstractContainer)
     }
