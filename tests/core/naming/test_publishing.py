@@ -65,3 +65,9 @@ def test_public_in_moves_a_class_and_its_methods() -> None:
     assert public_in("kd_core")(thing) is thing
     homes = {thing.__module__, *(getattr(thing, name).__module__ for name in ("method", "made"))}
     assert homes == {"kd_core"}
+
+
+@pytest.mark.parametrize(("name", "home"), [("nn", "`kd_nn`"), ("utils", "`kd_core`")])
+def test_a_module_of_tensordict_names_its_package(name: str, home: str) -> None:
+    with pytest.raises(AttributeError, match=f"`{name}` is not in `kd_core`. Import .*{home}"):
+        getattr(kd_core, name)

@@ -82,6 +82,12 @@ def find_reason(name: str, areas: Iterable[str]) -> str | None:
     return None
 
 
+_MODULES = {
+    "nn": "Import keyed modules from `kd_nn`, and distributions from `kd_probabilistic`",
+    "utils": "Import what `tensordict.utils` holds from `kd_core`",
+}
+
+
 def find_home(name: str, package: str) -> str | None:
     """Return where a name is that a package does not have, and what to write; `None` if nowhere.
 
@@ -91,6 +97,8 @@ def find_home(name: str, package: str) -> str | None:
     """
     from importlib.util import find_spec
 
+    if package == "kd_core" and name in _MODULES:
+        return f"`{name}` is not in `{package}`. {_MODULES[name]}"
     home = homes().get(name)
     if home is None or home == package:
         return None
