@@ -9,7 +9,7 @@ from typing import cast
 
 import torch
 from tests.fuzz.checking import Call, Refusal
-from tests.fuzz.data import Batch
+from tests.fuzz.data import Batch, Unknown
 from tests.fuzz.registry import dim, dims, given, lax, operation
 from tests.fuzz.subjects import UNSIGNED, Plain, Subject
 from torch import Tensor
@@ -143,13 +143,17 @@ def reduced(
         )
     if at is None and name == "logsumexp" and ndim:
         at = tuple(range(ndim))  # it keeps the features
-    if at is None and keepdim:
-        raise Refusal("nothing is kept of everything")
     if at is None:
+
+        def unmoved(rows: Tensor) -> Tensor:
+            if keepdim:
+                raise Unknown("values of rows in a batch of one")
+            return rows
+
         return plain.map(
-            lambda leaf: reduce_leaf(name, leaf, tuple(range(leaf.ndim)), False, options),
-            lambda batch: (),
-            lambda rows: rows,
+            lambda leaf: reduce_leaf(name, leaf, tuple(range(leaf.ndim)), keepdim, options),
+            lambda batch: (1,) * len(batch) if keepdim else (),
+            unmoved,
         )
     if at == "feature":
 
