@@ -9,7 +9,7 @@ from typing import cast
 import numpy
 import torch
 from tests.fuzz.checking import ITSELF, Call, Refusal, has_stack
-from tests.fuzz.data import Batch, Data
+from tests.fuzz.data import Batch, Data, Unknown
 from tests.fuzz.operands import operand_node
 from tests.fuzz.rearranging import cannot, moved, rows_call
 from tests.fuzz.registry import odd, operation
@@ -264,6 +264,8 @@ def assign(rng: Random, s: Subject, name: str) -> Call:
         indexed(torch.zeros(tree.batch), index)
         if name == "update_at_" and not isinstance(value, Plain):
             raise Refusal("no mapping")
+        if name == "__setitem__" and _lacks(tree, value):
+            raise Unknown("keys that are added")
         write_rows(tree, index, value, len(tree.batch))
         return None if name == "__setitem__" else ITSELF
 
@@ -312,6 +314,17 @@ def write_rows(tree: Plain, index: object, value: object, ndim: int) -> None:
         else:
             extra = 0 if mine.rows is None else mine.rows.ndim - ndim
             tree.entries[key] = mine.written(of_batch(index, extra), each)
+
+
+def _lacks(tree: Plain, value: object) -> bool:
+    """Return whether a tree of values has keys that a tree lacks."""
+    if not isinstance(value, Plain):
+        return False
+    for key, each in value.entries.items():
+        mine = tree.entries.get(key)
+        if mine is None or (isinstance(mine, Plain) and _lacks(mine, each)):
+            return True
+    return False
 
 
 def write_one(s: Subject, path: tuple[str, ...], index: object, value: object) -> Call:
