@@ -19,7 +19,9 @@ from kd_core import (
     NestedKey,
     OutOfRange,
     ShapeMismatch,
+    TensorClass,
     TensorDict,
+    UnknownField,
     lazy_stack,
 )
 
@@ -508,3 +510,17 @@ def test_keys_are_added_all_or_none_and_never_to_a_locked_container() -> None:
     with pytest.raises(Locked):
         td.lock_()[0] = {"x": 1.0, "n": {"new": torch.ones(3)}}
     assert td["x"].sum() == 0
+
+
+def test_rows_of_a_tensor_class_are_not_written_where_the_source_has_no_such_field() -> None:
+    class Sample(TensorClass):
+        a: Tensor
+        n: TensorDict
+
+    sample = Sample(a=torch.zeros(2), n=TensorDict({"b": torch.zeros(2)}, [2]), batch_size=[2])
+    rows = TensorDict({"a": torch.ones(1), "n": {"b": torch.ones(1)}, "none": torch.ones(1)}, [1])
+    for source in (rows, rows.to_dict()):
+        with pytest.raises(UnknownField, match="`none`"):
+            sample[:1] = source
+    assert not sample.a.any()
+    assert not sample.n["b"].any()

@@ -788,6 +788,7 @@ class _Rows:
         desc = level._kd_desc
         if desc.frozen:
             level._kd_check_unlocked(f"set {format_key(path)}")
+        level._kd_check_key(path[-1])  # before the first value is written
         given = describe(self.batch_fn(self.batch))
         if isinstance(source, AbstractContainer):
             given = source._kd_desc.unlocked()
