@@ -80,8 +80,8 @@ TRAJECTORIES, STEPS, ROLLOUTS = 16, 50, 4
 """How rows become rollouts: so many side by side, so many steps, so often."""
 SEARCHED = 512
 """How many held-out rows tell which layers matter most."""
-SECONDS, ROUNDS = 0.003, 5
-"""How long a round of a timing takes, and how many there are."""
+SECONDS, ROUNDS, LEAST_CALLS = 0.003, 5, 5
+"""How long a round of a timing takes, how many there are, and how many calls each has at least."""
 FEW = 256
 """Fewer held-out rows say little of the largest difference."""
 
@@ -671,18 +671,18 @@ def _latencies(session: Session, before: Session) -> Iterator[Latency]:
             one.runner(arrays)
         for _ in range(ROUNDS):
             for one, found in rounds.items():
-                found.append(_round(one.runner, arrays))
+                found += _round(one.runner, arrays)
         yield Latency(vector.sizes, median(rounds[session]), median(rounds[before]))
 
 
-def _round(runner: Runner, arrays: Sequence[object]) -> float:
-    count, start = 0, time.perf_counter()
-    while True:
+def _round(runner: Runner, arrays: Sequence[object]) -> list[float]:
+    """Time calls one by one, so that the median is of those that nothing interrupted."""
+    found: list[float] = []
+    while len(found) < LEAST_CALLS or sum(found) < SECONDS:
+        start = time.perf_counter()
         runner(arrays)
-        count += 1
-        spent = time.perf_counter() - start
-        if spent >= SECONDS:
-            return spent / count
+        found.append(time.perf_counter() - start)
+    return found
 
 
 # Rows: from what people pass to runs.
