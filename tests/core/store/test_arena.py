@@ -210,6 +210,8 @@ def test_data_that_is_there_is_not_lost(tmp_path: Path) -> None:
     for act in ("memmap", "memmap_", "memmap_like"):
         with pytest.raises(RuntimeError, match="exists already"):
             getattr(sample(), act)(path, existsok=False)
+        (tmp_path / act).mkdir()
+        getattr(sample(), act)(tmp_path / act, existsok=False)  # no store is there
     assert again["a"].tolist() == [5, 4, 4]
     assert sample().memmap_like(path, overwrite=True)["a"].tolist() == [0, 0, 0]
     (tmp_path / "empty").mkdir()

@@ -4,6 +4,7 @@ import gc
 import hashlib
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -181,13 +182,37 @@ def test_nothing_is_there(tmp_path: Path) -> None:
         TensorDict.load(tmp_path / "td")
 
 
+@pytest.mark.parametrize("act", ["save", "memmap", "memmap_", "memmap_like"])
+def test_a_store_may_be_beside_other_files(act: str, tmp_path: Path) -> None:
+    (tmp_path / "cat.png").write_bytes(b"cat")
+    (tmp_path / "a").mkdir()
+    for _ in range(2):
+        getattr(sample(), act)(tmp_path)
+    assert set(TensorDict.load(tmp_path).keys()) == set(sample().keys())
+    assert (tmp_path / "cat.png").read_bytes() == b"cat"
+    assert (tmp_path / "a").is_dir()
+
+
+@pytest.mark.parametrize("read", [TensorDict.load, TensorDict.load_memmap])
+def test_a_path_goes_on_with_the_keys_of_nested_containers(
+    read: Callable[[Path], TensorDict], tmp_path: Path
+) -> None:
+    td = TensorDict({("train", "5"): TensorDict(x=torch.ones(2), batch_size=[2])}, [])
+    td.save(tmp_path / "td")
+    assert read(tmp_path / "td" / "train" / "5")["x"].tolist() == [1, 1]
+    assert read(tmp_path / "td" / "train")["5", "x"].tolist() == [1, 1]
+    for name in ("test", "train/6", "train/5/x", "train/5/x/y"):
+        with pytest.raises(FileNotFoundError):
+            read(tmp_path / "td" / name)
+    found = TensorDict.load(tmp_path / "td" / "train", keys=[("5", "x")])
+    assert found["5", "x"].tolist() == [1, 1]
+
+
 def test_what_is_not_a_store_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "cat.png").write_bytes(b"")
-    with pytest.raises(ValueError, match=r"must be an empty directory or a store, got .*cat\.png"):
-        sample().save(tmp_path / "photos")
     (tmp_path / "photos" / "manifest.json").write_text("{}")  # of another program
-    with pytest.raises(ValueError, match="must be an empty directory or a store"):
+    with pytest.raises(ValueError, match=r"must not have a `manifest\.json` .* beside `?cat\.png"):
         sample().save(tmp_path / "photos")
     assert (tmp_path / "photos" / "manifest.json").read_text() == "{}"
     (tmp_path / "file").write_bytes(b"")

@@ -240,14 +240,15 @@ def writing(path: Path, *, create: bool = True) -> Iterator[Writer]:
 
 
 def _check_is_store(folder: int, path: Path, create: bool) -> None:
+    """Raise unless a store may be here: beside other files it may, in place of them not."""
     names = files.names_in(folder)
     if not create and MANIFEST not in names:
         read_manifest(folder, path)  # which says what is missing
     strange = [name for name in names if not is_own(name)]
-    if strange and (MANIFEST not in names or _current(folder, path) is None):
+    if strange and MANIFEST in names and _current(folder, path) is None:
         raise InvalidValue(
-            f"`{path}` must be an empty directory or a store, got one with {listed(strange, 3)}. "
-            "Choose another path."
+            f"`{path}` must not have a `{MANIFEST}` of something else, got one beside "
+            f"{listed(strange, 3)}. Choose another path."
         )
 
 

@@ -136,8 +136,6 @@ def load(
     wanted = None if keys is None else wanted_of(keys)
     with files.opened_folder(path) as folder:
         tree, segments = _current(folder, path, full)
-        if full:
-            _check_names(folder, path)
         return segments.decoder().container_of(tree, wanted)
 
 
@@ -181,19 +179,10 @@ def _opened_segments(folder: int, path: Path, manifest: Manifest, full: bool) ->
     return _Segments(specs, opened)
 
 
-def _check_names(folder: int, path: Path) -> None:
-    strange = [name for name in files.names_in(folder) if not is_own(name)]
-    if strange:
-        raise FormatError(
-            f"`{path}` has files that are not of a store: {listed(strange)}. Move them away."
-        )
-
-
 def check(path: Path) -> None:
     """Read all of a store and compare it with its checksums; classes need not be registered."""
     with files.opened_folder(path) as folder:
         _current(folder, path, full=True)
-        _check_names(folder, path)
 
 
 def info(path: Path) -> StoreInfo:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from errno import ENOENT
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -11,7 +12,7 @@ from kd_core._errors import InvalidValue, listed
 from kd_core._keys import format_key, path_of
 from kd_core._protocol.primitives import AbstractContainer
 from kd_core._store import arena, directory, files, single
-from kd_core._store.commit import read_manifest
+from kd_core._store.commit import MANIFEST, read_manifest
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,12 +43,38 @@ def save(td: AbstractContainer, path: str | Path, archive: bool | None = None) -
 def load(
     path: str | Path, verify: str = "fast", keys: Iterable[NestedKey] | None = None
 ) -> AbstractContainer:
-    """Return the container at a path, not locked; writes to its tensors stay in this process."""
+    """Return the container at a path, not locked; writes to its tensors stay in this process.
+
+    A path below that of a store is the place of a nested container: `store/nested`.
+    """
     if verify not in ("fast", "full"):
         raise InvalidValue(f'`verify` must be "fast" or "full", got {verify!r}.')
     place = Path(path)
+    above = _store_above(place)
+    if above is not None:
+        inner = place.parts[len(above.parts) :]
+        below = None if keys is None else [(*inner, *path_of(key)) for key in keys]
+        return _nested(load(above, verify, below), inner, place)
     read = directory.load if place.is_dir() else single.load
     return read(place, full=verify == "full", keys=keys)
+
+
+def _store_above(path: Path) -> Path | None:
+    """Return the store that a path where nothing is would be inside of, if there is one."""
+    if path.exists():
+        return None
+    above = next(each for each in path.parents if each.exists())
+    return above if (above / MANIFEST).exists() else None
+
+
+def _nested(found: AbstractContainer, keys: tuple[str, ...], path: Path) -> AbstractContainer:
+    """Return a nested container of a store, whose path goes on with its keys."""
+    for key in keys:
+        inner = found._kd_entries.get(key)
+        if not isinstance(inner, AbstractContainer):
+            raise FileNotFoundError(ENOENT, "there is no container in the store", str(path))
+        found = inner
+    return found
 
 
 def append(td: AbstractContainer, path: str | Path) -> None:
@@ -83,9 +110,9 @@ def create_arena(
     if path is None:
         return arena.create(td, files.make_temporary_folder(), filled=filled, overwrite=True)
     place = _directory(path, "create an arena at")
-    if not existsok and place.exists() and not (place.is_dir() and not any(place.iterdir())):
+    if not existsok and (place / MANIFEST).exists():
         raise InvalidValue(
-            f"`{path}` exists already. Pass `existsok=True`, or choose another path."
+            f"a store at `{path}` exists already. Pass `existsok=True`, or choose another path."
         )
     files.make_folders(place.parent)
     return arena.create(td, place, filled=filled, overwrite=overwrite)
@@ -103,7 +130,14 @@ def load_arena(path: str | Path, *, private: bool = False) -> AbstractContainer:
     """
     if private or Path(path).is_file():
         return load(path)
-    return arena.load(os.fspath(path))  # without a `Path`, which is slow: "io" in the benchmarks
+    try:
+        return arena.load(os.fspath(path))  # without a `Path`, which is slow: "io" of benchmarks
+    except FileNotFoundError:
+        place = Path(path)
+        above = _store_above(place)
+        if above is None:
+            raise
+    return _nested(load_arena(above), place.parts[len(above.parts) :], place)
 
 
 def add_entry(
