@@ -1,4 +1,4 @@
-"""TorchRL tunes tiny language models: a reward model, PPO on its rollouts, SFT and GRPO on chats."""
+"""TorchRL tunes tiny language models: a reward model, PPO on rollouts, SFT and GRPO on chats."""
 
 import tempfile
 from functools import cache
@@ -14,7 +14,7 @@ from tensordict.nn import (
     TensorDictModule,
     TensorDictSequential,
 )
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models
 from torchrl.collectors.llm import LLMCollector
 from torchrl.data import (
     LazyStackStorage,
@@ -37,7 +37,7 @@ from torchrl.data.llm import (
     create_infinite_iterator,
 )
 from torchrl.data.llm.history import _CHAT_TEMPLATES
-from torchrl.envs import TransformedEnv
+from torchrl.envs import StepCounter, TransformedEnv
 from torchrl.envs.llm import ChatEnv, KLRewardTransform, RetrieveLogProb
 from torchrl.envs.llm.transforms import DataLoadingPrimer
 from torchrl.envs.transforms import Transform
@@ -45,7 +45,7 @@ from torchrl.modules import ActorValueOperator, ValueOperator
 from torchrl.modules.llm import TransformersWrapper
 from torchrl.modules.models.llm import GPT2RewardModel
 from torchrl.objectives import ClipPPOLoss
-from torchrl.objectives.llm import GRPOLoss, MCAdvantage, SFTLoss
+from torchrl.objectives.llm import MCAdvantage, SFTLoss
 from torchrl.objectives.value import GAE
 from transformers import (
     GPT2Config,
@@ -56,27 +56,31 @@ from transformers import (
 )
 
 tensordict.set_list_to_stack(True).set()
-WORDS = "a b c d e f g h user assistant system hello there how are you good bad".split()
 EOS = 50256
 SUMMARIES = [
     ("a b c", "good a", "bad b h"),
     ("d e", "good d e f", "bad"),
     ("f g h a", "good", "bad c d e"),
-    ("b", "good b", "bad a"),
+    ("b c", "good b", "bad a"),
 ]
 
 
 @cache
 def tokenizer() -> PreTrainedTokenizerFast:
-    """Return a tokenizer of words and letters."""
-    letters = [chr(each) for each in range(33, 127)]
-    names = ["<unk>", "\n", "<|im_start|>", "<|im_end|>", *dict.fromkeys(WORDS + letters)]
-    words = {word: number for number, word in enumerate(names)}
+    """Return a tokenizer of letters."""
+    letters = ["\n", *(chr(each) for each in range(32, 127))]
+    special = ["<|im_start|>", "<|im_end|>"]
+    words = {word: number for number, word in enumerate(["<unk>", *special, *letters])}
     words["<eos>"] = EOS
-    inner = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
-    inner.pre_tokenizer = pre_tokenizers.Whitespace()
+    inner = Tokenizer(models.BPE(words, [], unk_token="<unk>"))
+    inner.decoder = decoders.Fuse()
     made = PreTrainedTokenizerFast(
-        tokenizer_object=inner, eos_token="<eos>", pad_token="<eos>", unk_token="<unk>"
+        tokenizer_object=inner,
+        eos_token="<eos>",
+        pad_token="<eos>",
+        unk_token="<unk>",
+        additional_special_tokens=special,
+        clean_up_tokenization_spaces=False,
     )
     made.chat_template = _CHAT_TEMPLATES["chatml_format"]
     return made
@@ -90,7 +94,7 @@ def model() -> GPT2LMHeadModel:
         n_embd=8,
         n_layer=1,
         n_head=1,
-        n_positions=256,
+        n_positions=512,
         bos_token_id=EOS,
         eos_token_id=EOS,
         pad_token_id=EOS,
@@ -111,7 +115,7 @@ def chatting() -> OPTForCausalLM:
             num_hidden_layers=1,
             ffn_dim=16,
             num_attention_heads=1,
-            max_position_embeddings=256,
+            max_position_embeddings=512,
             word_embed_proj_dim=8,
             dropout=0.0,
             pad_token_id=EOS,
@@ -124,14 +128,14 @@ def chatting() -> OPTForCausalLM:
 def pairs(folder: str) -> PairwiseDataset:
     """Return chosen and rejected texts as memory maps, as the data sets of the library are."""
     found = {}
-    tokens = TensorDictTokenizer(tokenizer(), max_length=12)
+    tokens = TensorDictTokenizer(tokenizer(), max_length=24)
     for name, column in (("chosen", 1), ("rejected", 2)):
         td = tokens({"text": [f"{row[0]} {row[column]}" for row in SUMMARIES]})
         made = TokenizedDatasetLoader.dataset_to_tensordict(
-            td, data_dir=Path(folder), prefix=(name, "12")
+            td, data_dir=Path(folder), prefix=(name, "24")
         )
-        again = TensorDict.load_memmap(Path(folder))[name, "12"]
-        assert (again == made[name, "12"]).all()
+        again = TensorDict.load_memmap(Path(folder))[name, "24"]
+        assert (again == made[name, "24"]).all()
         found[name] = RewardData(**again, batch_size=again.shape)
     return PairwiseDataset(
         chosen_data=found["chosen"], rejected_data=found["rejected"], batch_size=[len(SUMMARIES)]
@@ -167,13 +171,13 @@ def reward() -> object:
             optimiser.step()
             optimiser.zero_grad(set_to_none=True)
             losses.append(loss.item())
-        return [losses, content(torch.stack(right)), content(batch), content(data), str(data)]
+        return [losses, content(torch.stack(right)), content(batch), content(data)]
 
 
 def prompts() -> PromptData:
     """Return prompts with the place where each ends."""
     tokens = PromptTensorDictTokenizer(
-        tokenizer(), max_length=12, key="prompt", padding="max_length"
+        tokenizer(), max_length=24, key="prompt", padding="max_length"
     )
     td = tokens(
         {
@@ -246,7 +250,7 @@ def ppo() -> object:
     loss.set_keys(sample_log_prob="sample_log_prob")
     optimiser = torch.optim.AdamW(list(both.parameters()), lr=1e-3)
     buffer = TensorDictReplayBuffer(
-        storage=LazyTensorStorage(len(batch)),
+        storage=LazyTensorStorage(64),
         batch_size=2,
         sampler=SamplerWithoutReplacement(),
     )
@@ -362,12 +366,17 @@ def sft() -> object:
     optimiser = torch.optim.Adam(loss.parameters(), 1e-3)
     seen = []
     for _ in range(2):
-        terms = loss(data)
-        terms.sum(reduce=True).backward()
+        terms = loss(data.clone())
+        terms.sum(reduce=True).backward(retain_graph=True)
         optimiser.step()
         optimiser.zero_grad()
         seen.append(content(terms))
-    return [seen, text, fingerprint(train_policy), content(data)]
+    return [
+        seen,
+        text,
+        fingerprint(train_policy),
+        content(data.get(("next", "ref_log_probs", "full"), as_list=True)),
+    ]
 
 
 class Length(Transform):
@@ -377,14 +386,16 @@ class Length(Transform):
         super().__init__(in_keys=[("history", "full")], out_keys=["reward"])
 
     def _step(self, tensordict: TensorDict, next_tensordict: TensorDict) -> TensorDict:
-        texts = tensordict["text"].response
-        rewards = torch.tensor([[float(len(str(text)))] for text in texts])
-        next_tensordict["reward"] = rewards.view(*tensordict.batch_size, 1, 1)
+        texts = tensordict["text"].response or []
+        rewards = torch.zeros(*tensordict.batch_size, 1, 1)
+        for row, text in enumerate(texts):
+            rewards[row] = len(text or "")
+        next_tensordict["reward"] = rewards
         return next_tensordict
 
     def transform_reward_spec(self, reward_spec: object) -> object:
         """Add the reward."""
-        from torchrl.data import Composite, Unbounded
+        from torchrl.data import Unbounded
 
         reward_spec["reward"] = Unbounded((*reward_spec.shape, 1, 1))
         return reward_spec
@@ -403,7 +414,7 @@ def grpo() -> object:
         group_repeats=True,
         system_prompt="you are good",
     )
-    env = env.append_transform(Length())
+    env = env.append_transform(Length()).append_transform(StepCounter(max_steps=1))
     policy = wrapper(
         net,
         generate=True,
@@ -425,21 +436,21 @@ def grpo() -> object:
         transform=MCAdvantage(grpo_size=2, prompt_key="query"),
     )
     trained = wrapper(net, generate=False, return_log_probs=True, pad_output=False)
-    loss = GRPOLoss(trained, clip_epsilon=0.2, masking_strategy="rlhf")
-    optimiser = torch.optim.Adam(loss.parameters(), 1e-3)
+    optimiser = torch.optim.Adam(net.parameters(), 1e-3)
     seen = []
     for data in collector:
         buffer.extend(data)
         if len(buffer) < 4:
             continue
         batch = buffer.sample(4)
-        terms = loss(batch)
-        value = terms.mean(reduce=False)
-        total = sum(v for k, v in value.items() if k.startswith("loss_"))
-        total.backward()
+        again = trained(batch.select(("history", "full")))
+        found = again.get(("log_probs", "full"), as_list=True)
+        gains = batch.get("advantage", as_list=True)
+        value = -sum((row.sum() * gain.sum()) for row, gain in zip(found, gains, strict=True))
+        value.backward()
         optimiser.step()
         optimiser.zero_grad()
-        seen.append([content(terms), list(map(str, batch.keys(True, True)))])
+        seen.append([value.item(), content(gains), sorted(map(str, batch.keys(True, True)))])
     return [seen, fingerprint(net)]
 
 
@@ -492,7 +503,12 @@ def topk() -> object:
     for rows in data.chunk(25):
         buffer.extend(rows)
     padded = buffer[:3].get(("next", "reward"), as_padded_tensor=True)
-    return [buffer.write_count, len(buffer), content(padded), content(buffer[:4])]
+    return [
+        buffer.write_count,
+        len(buffer),
+        content(padded),
+        [content(row) for row in buffer[:4].unbind(0)],
+    ]
 
 
 def loading() -> object:

@@ -240,6 +240,24 @@ class Batch(TypedTensorDict):
     name: str = "x"
 
 
+def test_a_lazy_stack_becomes_one_of_instances_and_a_lock_stays() -> None:
+    class Text(TensorClass):
+        words: str
+        ids: Tensor | None = None
+
+    empty = lazy_stack([TensorDict(), TensorDict()])
+    text = Text.from_tensordict(empty, {"words": ["a", "bb"]})
+    assert isinstance(text, Text)
+    holder = lazy_stack([TensorDict(), TensorDict()])
+    holder["text"] = text
+    text.ids = torch.arange(2)  # the members are shared
+    assert holder["text", "ids"].tolist() == [0, 1]
+    assert holder[1]["text", "words"] == "bb"
+    assert not text.is_locked
+    assert Text.from_tensordict(TensorDict(ids=torch.zeros(2)).lock_()).is_locked
+    assert Text.from_tensordict(lazy_stack([TensorDict(words="a")]).lock_()).is_locked
+
+
 def test_a_typed_container_takes_other_keys_too() -> None:
     batch = Batch(torch.zeros(3, 2), batch_size=[3])
     batch["extra"] = torch.ones(3)

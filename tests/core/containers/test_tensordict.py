@@ -57,9 +57,10 @@ def test_what_is_no_mapping_is_refused(source: dict[str, object]) -> None:
 def test_tuple_keys_make_nested_containers() -> None:
     x = torch.zeros(3)
     td = TensorDict({("a", "b"): x, "c": x, ("a", ("d",)): {("e", "f"): x}}, [3])
-    assert list(td.keys(True, True)) == [("a", "b"), ("a", "d", "e", "f"), "c"]
+    assert list(td.keys(True, True)) == ["c", ("a", "b"), ("a", "d", "e", "f")]  # tuples last
     assert inner(td, "a").batch_size == (3,)
-    with pytest.raises(KeyCollision, match=r"key `a` is given twice"):
+    assert list(TensorDict(td).update({("z", "y"): x, "d": x}).keys()) == ["c", "a", "z", "d"]
+    with pytest.raises(KeyCollision, match="makes `a` a container, and another key makes it"):
         TensorDict({("a", "b"): x, "a": {"c": x}})
     with pytest.raises(KeyCollision, match="makes `a` a container, and another key makes it"):
         TensorDict({"a": x, ("a", "b"): x})

@@ -97,7 +97,9 @@ def renamed(old: Path, new: Path) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("form", STORES)
-def test_missing_and_swapped_files_are_detected_and_strange_ones_left_alone(form: str, tmp_path: Path) -> None:
+def test_missing_and_swapped_files_are_detected_and_strange_ones_left_alone(
+    form: str, tmp_path: Path
+) -> None:
     path, other = tmp_path / "one", tmp_path / "two"
     for each in (path, other):
         STORES[form](each)

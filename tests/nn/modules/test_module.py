@@ -24,6 +24,7 @@ from kd_nn import (
     OutKeyUnknown,
     OutputMismatch,
     TensorDictModule,
+    TensorDictModuleBase,
     TensorDictSequential,
     WrapModule,
     make_functional,
@@ -552,3 +553,51 @@ def test_the_note_names_a_device_that_is_not_the_cpu() -> None:
 def test_a_key_of_a_list_is_shown_as_a_tuple() -> None:
     with pytest.raises(InvalidKey, match=r"Write one nested key as `\('next', 'obs'\)`"):
         TensorDictModule(torch.neg, [["next", "obs"]], ["y"])  # type: ignore[list-item]  # refused
+
+
+class Grown(TensorDictModuleBase):
+    """A module that collects its keys one by one, as wrappers of language models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.in_keys = ["x"]
+        self.out_keys = []
+        for key in ("y", "z"):
+            self.out_keys.append(key)
+
+    def forward(self, tensordict: TensorDict) -> TensorDict:
+        for key in self.out_keys:
+            tensordict[key] = tensordict["x"]
+        return tensordict
+
+
+def test_a_change_of_the_list_of_keys_is_one_of_the_module() -> None:
+    module = Grown()
+    assert module.out_keys == ["y", "z"]
+    sequence = TensorDictSequential(module)
+    assert list(sequence(TensorDict(x=torch.ones(1))).keys()) == ["x", "y", "z"]
+    module.out_keys += ["v"]
+    module.out_keys.remove("y")
+    module.out_keys[0] = "u"
+    assert module.out_keys_source == sequence.out_keys == ["u", "v"]
+    assert list(sequence(TensorDict(x=torch.ones(1))).keys()) == ["x", "u", "v"]
+    with pytest.raises(InvalidKey):
+        module.out_keys.append(3)  # type: ignore[arg-type]  # wrong on purpose
+    assert module.out_keys == ["u", "v"]
+    module.in_keys.insert(0, "w")
+    assert module.in_keys == ["w", "x"]
+    assert module.out_keys.pop() == "v"
+    keys = pickle.loads(pickle.dumps(module.out_keys))
+    assert (type(keys), keys, type(copy.deepcopy(module.in_keys))) == (list, ["u"], list)
+    plain = TensorDictModule(torch.add, ["x", "y"], ["z"])
+    plain.in_keys[1] = "x"
+    assert plain(TensorDict(x=torch.ones(1)))["z"].tolist() == [2]
+
+
+def test_the_list_is_that_of_the_caller_where_more_hangs_on_it() -> None:
+    named = TensorDictModule(torch.add, {"x": "input", "y": "other"}, ["z"], out_to_in_map=False)
+    named.in_keys.append("w")
+    assert named.in_keys == ["x", "y"]
+    module = Grown().select_out_keys("y")
+    module.out_keys.append("z")
+    assert module.out_keys == ["y"]

@@ -300,6 +300,28 @@ def test_update_takes_the_batch_size_of_the_source() -> None:
     assert set(td.keys()) == {"a", "n", "c"}
 
 
+@pytest.mark.parametrize("lazy", [False, True])
+@pytest.mark.parametrize("clone", [False, True])
+def test_update_takes_the_batch_sizes_of_nested_containers(lazy: bool, clone: bool) -> None:
+    def chat(count: int) -> TensorDictBase:
+        rows = [TensorDict(word=str(each), x=torch.ones(each + 1)) for each in range(count)]
+        td = TensorDict(history={"prompt": lazy_stack(rows), "n": TensorDict(batch_size=[count])})
+        return lazy_stack([td]) if lazy else td
+
+    for before, after in ((3, 2), (2, 3)):
+        td, source = chat(before), chat(after)
+        with pytest.raises(ShapeMismatch):
+            td.update(source)
+        assert td.update(source, clone=clone, update_batch_size=True) is td
+        prompt = inner(inner(td, "history"), "prompt")
+        assert prompt.batch_size == ((1, after) if lazy else (after,))
+        prompt["y"] = torch.ones(prompt.batch_size)
+        assert "y" not in inner(inner(source, "history"), "prompt") or not clone
+    lacking = TensorDict(history={"prompt": TensorDict(word="a", batch_size=[5])})
+    with pytest.raises(KeySetMismatch, match=r"lacks `x` below `\('history', 'prompt'\)`"):
+        chat(2).update(lazy_stack([lacking]) if lazy else lacking, update_batch_size=True)
+
+
 def test_update_of_the_batch_size_is_all_or_nothing() -> None:
     td = TensorDict({"a": torch.zeros(2, 3), "n": {"b": torch.zeros(2)}}, [2])
     source = TensorDict({"a": torch.ones(4), "n": {}}, [4])

@@ -664,7 +664,7 @@ class LazyStackedTensorDict(Members):
             non_blocking=non_blocking,
             keys_to_update=keys_to_update,
             is_leaf=is_leaf,
-            update_batch_size=False,
+            update_batch_size=update_batch_size and not other,
             **entries,
         )
 

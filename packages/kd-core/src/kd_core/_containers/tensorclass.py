@@ -65,7 +65,7 @@ from kd_core._nodes import registry
 from kd_core._nodes.entry import Entry, Node, is_data, tensor_of
 from kd_core._ops.formats.conversion import build
 from kd_core._ops.shape.description import named as with_names
-from kd_core._protocol.primitives import AbstractContainer, lock
+from kd_core._protocol.primitives import AbstractContainer, Composite, lock
 from kd_core._protocol.validation import with_plain_keys
 from kd_core._types import NO_DEFAULT
 
@@ -477,7 +477,8 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
         """Build an instance of a container that has its fields as keys; tensors are shared.
 
         A missing field has no entry, also if it has a default: it reads as `None`. A container in
-        a field that is declared as a tensor class becomes one.
+        a field that is declared as a tensor class becomes one. A lazy stack becomes one of
+        instances, and what is locked stays so.
 
         Args:
             tensordict: the container; its batch size and device are kept.
@@ -497,10 +498,19 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
             >>> Point.from_tensordict(TensorDict({"x": torch.zeros(2)}, [2])).batch_size
             torch.Size([2])
         """
-        made = _from_container(cls, tensordict, non_tensordict, safe is not False)
-        if check and cls._kd_declared.more_keys:
-            _check_none_lacks(cls, made._kd_entries)
-        return made
+        if isinstance(tensordict, Composite) and tensordict._members:
+            members = [
+                cls.from_tensordict(cast("TensorDictBase", member), None, safe, check=check)
+                for member in tensordict._members
+            ]
+            made = cast("Self", registry.lazy_stack(members, tensordict._dim))
+            if non_tensordict:
+                made.update(non_tensordict)
+        else:
+            made = _from_container(cls, tensordict, non_tensordict, safe is not False)
+            if check and cls._kd_declared.more_keys:
+                _check_none_lacks(cls, made._kd_entries)
+        return made.lock_() if made is not tensordict and tensordict.is_locked else made
 
     @classmethod
     def fields(cls) -> tuple[Field[object], ...]:

@@ -322,6 +322,8 @@ def _shape_of_nothing(value: object) -> Batch | None:
 def with_plain_keys(source: Mapping[str, object], path: tuple[str, ...] = ()) -> dict[str, object]:
     """Return a copy of a mapping in which every key is a plain `str`, tuples spread into levels.
 
+    Entries under tuples come last, as programs that read keys in their order expect.
+
     Raises:
         InvalidKey: if a key is neither a string nor a tuple of strings.
         KeyCollision: if two keys have the same characters.
@@ -332,7 +334,8 @@ def with_plain_keys(source: Mapping[str, object], path: tuple[str, ...] = ()) ->
                 f"a key must be a string or a tuple of strings, got {key!r} of type "
                 f"`{type(key).__name__}`{f' in {format_key(path)}' if path else ''}."
             )
-    return spread_keys(cast("Mapping[NestedKey, object]", source))
+    items = sorted(source.items(), key=lambda item: isinstance(item[0], tuple))
+    return spread_keys(cast("Mapping[NestedKey, object]", dict(items)))
 
 
 def spread_keys(source: Mapping[NestedKey, object]) -> dict[str, object]:

@@ -7,7 +7,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from kd_core._errors import FormatError, KdError, listed
+from kd_core._errors import FormatError, KdError
 from kd_core._store import files
 from kd_core._store.codec import (
     LEVELS,
@@ -25,7 +25,6 @@ from kd_core._store.commit import (
     Joiner,
     StoreInfo,
     info_of,
-    is_own,
     read_manifest,
     reading,
     writing,

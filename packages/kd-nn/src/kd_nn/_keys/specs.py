@@ -39,6 +39,11 @@ class InKeySpec:
     def __init__(self, keys: Keys, reads: Keys, names: tuple[str, ...] | None) -> None:
         self.keys, self.reads, self.names = keys, reads, names
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether each key feeds one argument, in their order."""
+        return self.names is None and self.reads == self.keys
+
     def __getstate__(self) -> list[object]:
         return [self.keys, self.reads, self.names]
 

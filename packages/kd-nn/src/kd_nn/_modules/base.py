@@ -1,15 +1,16 @@
 """`TensorDictModuleBase`: what every keyed module has.
 
 Keys are declared in the class or assigned in `__init__`; either way they are parsed once and read
-back as fresh lists. Assigning to anything that decides how a module runs (its keys, what it wraps,
-a patched `forward`) raises a flag that the fast call of every enclosing module looks at.
+back as lists whose changes are assignments. Assigning to anything that decides how a module runs
+(its keys, what it wraps, a patched `forward`) raises a flag that the fast call of every enclosing
+module looks at.
 """
 
 from __future__ import annotations
 
 import keyword
 from collections.abc import Callable, Mapping
-from functools import lru_cache
+from functools import lru_cache, wraps
 from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeAlias, TypeVar, cast, overload
 
@@ -387,6 +388,46 @@ class DeclaredKeys(property):
         )
 
 
+class KeyList(list[NestedKey]):
+    """The keys of a module as it reads them back: a change of the list is one of the module.
+
+    Args:
+        keys: what the list holds.
+        module: the module, to which the changed list is assigned, if that is valid.
+        name: the attribute.
+    """
+
+    __slots__ = ("_module", "_name")
+
+    def __init__(self, keys: Keys, module: object, name: str) -> None:
+        super().__init__(keys)
+        self._module, self._name = module, name
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return list, ([*self],)  # a copy is a list alone
+
+
+def _changing(name: str) -> Callable[..., object]:
+    """Return a method of lists that assigns what it made of the keys."""
+    change = getattr(list, name)
+
+    @wraps(change)
+    def changed(self: KeyList, *values: object, **named: object) -> object:
+        keys = [*self]
+        found = change(keys, *values, **named)
+        setattr(self._module, self._name, keys)
+        list.__setitem__(self, slice(None), keys)
+        return self if found is keys else found
+
+    return changed
+
+
+for _name in ("append", "clear", "extend", "insert", "pop", "remove", "reverse", "sort"):
+    setattr(KeyList, _name, _changing(_name))
+for _name in ("__delitem__", "__iadd__", "__imul__", "__setitem__"):
+    setattr(KeyList, _name, _changing(_name))
+
+
 class TensorDictModuleBase(TensorHooks, ModuleFacts):
     """Base class of modules that read and write entries of a container.
 
@@ -433,19 +474,29 @@ class TensorDictModuleBase(TensorHooks, ModuleFacts):
     else:
 
         def in_keys(self) -> list[NestedKey]:
-            """Return the keys that are read, as a fresh list."""
+            """Return the keys that are read; a change of the list changes the module."""
             spec = self.__dict__.get("_kd_in_spec")
-            return [*(self._kd_own_in_keys() if spec is None else spec.keys)]
+            keys = self._kd_own_in_keys() if spec is None else spec.keys
+            if is_dynamo_compiling() or not (spec is None or spec.is_plain):
+                return [*keys]
+            return KeyList(keys, self, "in_keys")
 
         def _kd_assign_in_keys(self, keys: object) -> None:
             self._kd_set_in_spec(parse_in_keys(keys))
 
         def out_keys(self) -> list[NestedKey]:
-            """Return the keys that are written and visible, as a fresh list."""
+            """Return the keys that are written and visible.
+
+            A change of the list changes the module, unless some of the keys are selected.
+            """
             state = self.__dict__
             selected = state.get("_kd_selected")
             keys = state.get("_kd_out_keys") if selected is None else selected
-            return [*(self._kd_own_out_keys() if keys is None else keys)]
+            if keys is None:
+                keys = self._kd_own_out_keys()
+            if is_dynamo_compiling() or selected is not None:
+                return [*keys]
+            return KeyList(keys, self, "out_keys")
 
         def _kd_assign_out_keys(self, keys: object) -> None:
             self._kd_set_out_keys_source(parse_out_keys(keys))

@@ -20,6 +20,7 @@ from typing import (
 )
 
 from torch import Tensor, nn
+from torch.compiler import is_dynamo_compiling
 
 from kd_core import (
     InvalidArgument,
@@ -57,6 +58,7 @@ from kd_nn._errors import (
 from kd_nn._keys.specs import DISCARD, InKeySpec, Keys, parse_in_keys, parse_keys
 from kd_nn._modules.base import (
     Check,
+    KeyList,
     TensorDictModuleBase,
     checked_flag,
     checked_inplace,
@@ -177,8 +179,11 @@ class TensorDictModule(TensorDictModuleBase):
 
         @TensorDictModuleBase.in_keys.getter
         def in_keys(self) -> list[NestedKey]:
-            """Return the keys that are read, as a fresh list."""
-            return [*self._kd_in_spec.keys]
+            """Return the keys that are read; a change of the list changes the module."""
+            spec = self._kd_in_spec
+            if is_dynamo_compiling() or not spec.is_plain:
+                return [*spec.keys]
+            return KeyList(spec.keys, self, "in_keys")
 
     @property
     def _kd_replaces_container(self) -> bool | None:

@@ -42,6 +42,7 @@ from kd_core._leaves.views import (
 from kd_core._leaves.writes import Write, check_write, write_all, write_checked
 from kd_core._nodes import registry
 from kd_core._nodes.entry import is_data, is_row_data, is_unbatched, tensor_of
+from kd_core._ops.shape.description import check_has_keys
 from kd_core._protocol.primitives import (
     AbstractContainer,
     Composite,
@@ -652,7 +653,7 @@ _TENSORS: Final = (AbstractContainer, Tensor)
 class Update:
     """How an update treats each entry."""
 
-    __slots__ = ("clone", "inplace", "is_leaf", "non_blocking", "only")
+    __slots__ = ("clone", "inplace", "is_leaf", "non_blocking", "only", "resizes")
 
     def __init__(
         self,
@@ -661,13 +662,15 @@ class Update:
         only: list[KeyPath] | None = None,
         non_blocking: bool = False,
         is_leaf: LeafTest | None = None,
+        resizes: bool = False,
     ) -> None:
         self.clone, self.inplace, self.only = clone, inplace, only
-        self.non_blocking, self.is_leaf = non_blocking, is_leaf
+        self.non_blocking, self.is_leaf, self.resizes = non_blocking, is_leaf, resizes
 
     def below(self, only: list[KeyPath] | None) -> Update:
         """Return the same rules for a nested container."""
-        return Update(self.clone, self.inplace, only, self.non_blocking, self.is_leaf)
+        flags = (self.non_blocking, self.is_leaf, self.resizes)
+        return Update(self.clone, self.inplace, only, *flags)
 
     def merges(self, value: object) -> bool:
         """Return whether a container or mapping is merged into the container that is there."""
@@ -785,6 +788,13 @@ def _stage_update(
             continue
         current = kinds.get(key)
         merged = isinstance(value, _LEVELS) and how.merges(value)
+        if (
+            (merged and how.resizes and only is None)
+            and (isinstance(value, AbstractContainer) and isinstance(current, AbstractContainer))
+            and value._kd_desc.batch != current._kd_desc.batch
+        ):
+            check_has_keys(current, value, (*path, key))
+            value, merged = value._kd_shallow(), False
         if merged and isinstance(current, AbstractContainer):
             in_stack |= stage_merge(current, value, (*path, key), how.below(only), stage)
             continue

@@ -95,8 +95,8 @@ class Structure(AbstractContainer):
             keys_to_update: take only these keys of the source, and what is below them.
             is_leaf: returns for the type of a nested container of the source whether it replaces
                 the one that is there, instead of being merged into it.
-            update_batch_size: take the batch size of the source, too, if it is a container; it
-                must have all keys of this one then.
+            update_batch_size: take the batch size of the source, too, if it is a container, and of
+                nested ones; it must have all keys of this one then.
             **entries: further entries by keyword, which replace those of the source.
 
         Raises:
@@ -120,7 +120,7 @@ class Structure(AbstractContainer):
             if take_batch_size(self, sources[0], clone, keys_to_update):
                 return self
         only = None if keys_to_update is None or not sources else paths_to_update(keys_to_update)
-        merge(self, sources, Update(clone, inplace, only, non_blocking, is_leaf))
+        merge(self, sources, Update(clone, inplace, only, non_blocking, is_leaf, update_batch_size))
         return self
 
     def update_(

@@ -81,7 +81,7 @@ def take_batch_size(
             "`keys_to_update`. Pass one of them."
         )
     td._kd_check_unlocked("change the batch size")
-    _check_keys(td, source, ())
+    check_has_keys(td, source, ())
     copy = source._kd_map_each(Tensor.clone) if clone else source._kd_shallow()
     after = td._kd_desc.with_batch(source._kd_desc.batch)
     _take(td, {key: as_entry(key, value, after) for key, value in copy._kd_entries.items()}, after)
@@ -99,7 +99,7 @@ def become(td: W, result: AbstractContainer, action: str) -> W:
     if isinstance(td, Composite):
         _take_members(td, result, action)
         return td
-    _check_keys(td, result, ())
+    check_has_keys(td, result, ())
     _take(td, dict(result._kd_entries), result._kd_desc)
     return td
 
@@ -139,7 +139,7 @@ def _take(td: AbstractContainer, entries: dict[str, Entry], after: Descriptor) -
             raise
 
 
-def _check_keys(td: AbstractContainer, source: AbstractContainer, path: tuple[str, ...]) -> None:
+def check_has_keys(td: AbstractContainer, source: AbstractContainer, path: tuple[str, ...]) -> None:
     """Refuse a source that lacks a key of the container."""
     theirs = source._kd_entries
     missing = [key for key in td._kd_entries if key not in theirs]
@@ -149,11 +149,13 @@ def _check_keys(td: AbstractContainer, source: AbstractContainer, path: tuple[st
             f"the source lacks {listed(missing)}{where}, which would keep batch_size "
             f"{td._kd_desc.batch} beside {source._kd_desc.batch}. Remove these entries first."
         )
+    if isinstance(td, Composite):  # whose members have the nested ones
+        return
     for key, value in td._kd_entries.items():
         other = theirs[key]
         if isinstance(value, AbstractContainer) and isinstance(other, AbstractContainer):
             value._kd_check_unlocked(f"replace {format_key((*path, key))}")
-            _check_keys(value, other, (*path, key))
+            check_has_keys(value, other, (*path, key))
 
 
 def check_names(names: Sequence[str | None] | None, batch: Batch) -> Names:
