@@ -87,7 +87,9 @@ def content(value: object, depth: int = 5) -> object:
         return type(value).__name__
     if is_tensorclass(value):
         fields = {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
-        return [type(value).__name__, list(value.batch_size), content(fields, depth - 1)]
+        # A lazy stack of instances has a class of its own in kd.
+        name = type(value).__name__.removeprefix("LazyStacked")
+        return [name, list(value.batch_size), content(fields, depth - 1)]
     if isinstance(value, TensorDictBase):
         inside = {str(k): content(v, depth - 1) for k, v in value.items()}
         return [type(value).__name__, list(value.batch_size), str(value.device), inside]

@@ -9,10 +9,7 @@ import torch
 from measured import Numbers, content, fingerprint, main, results
 from tensordict import TensorDict, lazy_stack
 from tensordict.nn import (
-    ProbabilisticTensorDictModule,
-    ProbabilisticTensorDictSequential,
     TensorDictModule,
-    TensorDictSequential,
 )
 from tokenizers import Tokenizer, decoders, models
 from torchrl.collectors.llm import LLMCollector
@@ -38,10 +35,10 @@ from torchrl.data.llm import (
 )
 from torchrl.data.llm.history import _CHAT_TEMPLATES
 from torchrl.envs import StepCounter, TransformedEnv
-from torchrl.envs.llm import ChatEnv, KLRewardTransform, RetrieveLogProb
+from torchrl.envs.llm import ChatEnv, RetrieveLogProb
 from torchrl.envs.llm.transforms import DataLoadingPrimer
 from torchrl.envs.transforms import Transform
-from torchrl.modules import ActorValueOperator, ValueOperator
+from torchrl.modules import ActorValueOperator, ProbabilisticActor, ValueOperator
 from torchrl.modules.llm import TransformersWrapper
 from torchrl.modules.models.llm import GPT2RewardModel
 from torchrl.objectives import ClipPPOLoss
@@ -223,20 +220,16 @@ def ppo() -> object:
     common = TensorDictModule(
         Trunk(net.transformer), in_keys=["input_ids", "attention_mask"], out_keys=["x"]
     )
-    head = TensorDictModule(net.lm_head, in_keys=["x"], out_keys=["logits"])
-    head = TensorDictSequential(
-        head,
-        ProbabilisticTensorDictModule(
-            in_keys=["logits"],
-            out_keys=["action"],
-            distribution_class=torch.distributions.Categorical,
-            return_log_prob=True,
-            log_prob_key="sample_log_prob",
-        ),
+    head = ProbabilisticActor(
+        TensorDictModule(net.lm_head, in_keys=["x"], out_keys=["logits"]),
+        in_keys=["logits"],
+        distribution_class=torch.distributions.Categorical,
+        return_log_prob=True,
+        log_prob_key="sample_log_prob",
     )
     both = ActorValueOperator(
         common,
-        ProbabilisticTensorDictSequential(*head),
+        head,
         ValueOperator(torch.nn.Linear(8, 1), in_keys=["x"]),
     )
     advantage = GAE(
@@ -454,18 +447,10 @@ def grpo() -> object:
     return [seen, fingerprint(net)]
 
 
-def kl() -> object:
-    """Take the difference from a reference off the reward."""
+def chat() -> object:
+    """Talk to an environment for two turns."""
     env = ChatEnv(batch_size=(1,), tokenizer=tokenizer(), system_prompt="you are good")
-    ref = TransformersWrapper(
-        chatting(),
-        tokenizer=tokenizer(),
-        input_mode="tokens",
-        generate=False,
-        return_log_probs=True,
-        pad_output=False,
-    )
-    env = TransformedEnv(env, Length()).append_transform(KLRewardTransform(ref, coef=0.5))
+    env = TransformedEnv(env, Length())
     policy = wrapper(
         chatting(),
         generate=True,
@@ -477,7 +462,7 @@ def kl() -> object:
     first = start.clone()
     following = env.step(policy(start))
     again = env.step(policy(following["next"]))
-    return [content(first), content(following), content(again), str(again["next"].keys())]
+    return [content(first), content(following), content(again), sorted(again["next"].keys())]
 
 
 def topk() -> object:
@@ -525,7 +510,7 @@ def train() -> Numbers:
             "ppo": ppo,
             "sft": sft,
             "grpo": grpo,
-            "kl": kl,
+            "chat": chat,
             "topk": topk,
             "loading": loading,
         }

@@ -1,5 +1,6 @@
 """What is particular to tensor classes: fields, their defaults, and a fixed set of keys."""
 
+import dataclasses
 import types
 from collections.abc import Callable
 from dataclasses import field
@@ -253,6 +254,7 @@ def test_a_lazy_stack_becomes_one_of_instances_and_a_lock_stays() -> None:
     text.ids = torch.arange(2)  # the members are shared
     assert holder["text", "ids"].tolist() == [0, 1]
     assert holder[1]["text", "words"] == "bb"
+    assert [each.name for each in dataclasses.fields(text)] == ["words", "ids"]
     assert not text.is_locked
     assert Text.from_tensordict(TensorDict(ids=torch.zeros(2)).lock_()).is_locked
     assert Text.from_tensordict(lazy_stack([TensorDict(words="a")]).lock_()).is_locked

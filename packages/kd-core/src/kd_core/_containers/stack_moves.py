@@ -583,6 +583,7 @@ def _body(cls: type, plain: type, cell: CellType) -> dict[str, object]:
     body["__new__"] = build  # `type(self)(...)` in a method builds a dense instance
     body["__getattr__"] = rebound(getattr(cls, "__getattr__"), cell)  # noqa: B009  # hidden from checkers
     body["__qualname__"] = f"LazyStacked{cls.__name__}"
+    body["__dataclass_fields__"] = getattr(cls, "__dataclass_fields__")  # noqa: B009  # of tensor classes
     body["__replace__"] = getattr(plain, "_replaced")  # noqa: B009  # of stacks alone
     body["_plain_class"] = plain
     declaration = cls._kd_declared  # type: ignore[attr-defined]  # of a tensor class
