@@ -339,3 +339,19 @@ def test_padding_in_place_changes_a_typed_container_itself() -> None:
     assert data.a.tolist() == [1, 1, 1, 0]
     assert isinstance(data.select("a", as_tensordict=True), Pair)
     assert not isinstance(data.pad([0, 1], 0.0), Pair)
+
+
+def test_a_number_beside_rows_is_kept_as_it_is() -> None:
+    class Sample(TensorClass):
+        x: Tensor
+        k: int = 3
+        rate: float | None = None
+
+    build: Any = Sample
+    made = build(x=X, batch_size=[3])
+    assert (made.k, made.rate) == (3, None)
+    made.rate = 0.5
+    assert (made[0].k, made[:2].rate) == (3, 0.5)
+    assert torch.equal(build(x=X, k=4, batch_size=[]).k, torch.tensor(4))
+    with pytest.raises(RuntimeError):  # a tensor must have rows
+        build(x=X, k=torch.tensor(4), batch_size=[3])

@@ -152,7 +152,7 @@ def _set_field(instance: TensorClass, name: str, value: object) -> None:
             _clear_field(instance, name)
             return
         if not declaration.converts:
-            value = _whole(value, instance._kd_desc)
+            value = _whole(type(instance), name, value, instance._kd_desc)
     instance._kd_put(name, value)
 
 
@@ -169,10 +169,15 @@ def _clear_field(instance: TensorClass, name: str) -> None:
         instance._kd_del_entry(name)
 
 
-def _whole(value: object, desc: Descriptor) -> object:
-    """Wrap a dict or a tuple, which a field keeps as the object that it is."""
+def _whole(cls: type, key: str, value: object, desc: Descriptor) -> object:
+    """Wrap what a field keeps as the object that it is: a dict, a tuple, a number beside rows."""
     kind = type(value)
+    if kind in _NUMBERS and desc.ndim and not _NUMBERS.isdisjoint(hints_of(cls, key)):
+        return registry.wrap_data(value, desc.unlocked())
     return registry.wrap_data(value, desc.unlocked()) if kind is dict or kind is tuple else value
+
+
+_NUMBERS: Final[frozenset[object]] = frozenset((bool, int, float))
 
 
 class _DataclassFields:
@@ -422,7 +427,7 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
             if not declaration.more_keys:
                 for value in bound.values():
                     if value.__class__ is not Tensor:
-                        bound = _plain(bound, self._kd_desc)
+                        bound = _plain(type(self), bound, self._kd_desc)
                         break
             _complete(self, bound, names, lock)
 
@@ -544,7 +549,7 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
             if (kind is dict or kind is tuple) and key.__class__ is str and not inplace:
                 declaration = self._kd_declared
                 if not declaration.more_keys and not declaration.converts:
-                    value = _whole(value, self._kd_desc)
+                    value = _whole(type(self), key, value, self._kd_desc)
             return super().set(key, value, inplace, *how, **named)
 
         def update_(self, *source, **entries):
@@ -654,9 +659,9 @@ def _all_as_declared(self: TensorClass, given: dict[str, object]) -> dict[str, o
     return {key: _as_declared(self, key, value) for key, value in given.items()}
 
 
-def _plain(given: dict[str, object], desc: Descriptor) -> dict[str, object]:
+def _plain(cls: type, given: dict[str, object], desc: Descriptor) -> dict[str, object]:
     """Return the values of a constructor without `None`, and with dicts as the objects they are."""
-    return {key: _whole(value, desc) for key, value in given.items() if value is not None}
+    return {key: _whole(cls, key, value, desc) for key, value in given.items() if value is not None}
 
 
 def _complete(
