@@ -117,8 +117,7 @@ def _read_translations_once() -> None:
 @pytest.fixture(autouse=True)
 def _same_start(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fix the seed of every test, and give every docstring a folder of its own."""
-    # `torch.manual_seed` notes the stack for each kind of device that is not there: in every test,
-    # that made a sixth of the suite.
+    # `torch.manual_seed` notes the stack for each kind of device that is not there: 1.5 ms a test.
     torch.default_generator.manual_seed(0)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(0)
