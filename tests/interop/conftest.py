@@ -2,5 +2,5 @@
 
 from importlib.util import find_spec
 
-CALL_THE_PEER = ["calls/comparing.py", "programs.py", "test_calls.py"]
+CALL_THE_PEER = ["calls/chains.py", "calls/comparing.py", "programs.py", "test_calls.py"]
 collect_ignore = [] if find_spec("tensordict") else CALL_THE_PEER
