@@ -18,10 +18,15 @@ for name in core nn probabilistic export; do path="$path:$PWD/packages/kd-$name/
 export PYTHONPATH="$path${PYTHONPATH:+:$PYTHONPATH}"
 # Only the plugins that are named: others of the machine may warn, and warnings are errors here.
 export PYTEST_DISABLE_PLUGIN_AUTOLOAD=1
+for name in core nn probabilistic export; do # what an installed distribution says of itself
+    about="$work/site/kd_$name-$(cat VERSION).dist-info/METADATA"
+    mkdir -p "${about%/*}"
+    printf 'Metadata-Version: 2.1\nName: kd-%s\nVersion: %s\n' "$name" "$(cat VERSION)" > "$about"
+done
+export PYTHONPATH="$PYTHONPATH:$work/site"
 if [ -n "${2:-}" ]; then
     python3 -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --upgrade \
         --target "$work/site" "$2"/*.whl || exit 2
-    export PYTHONPATH="$PYTHONPATH:$work/site"
 fi
 {
     date -u

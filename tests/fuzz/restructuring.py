@@ -113,6 +113,8 @@ def store(rng: Random, s: Subject, name: str) -> Call:
             found = find(tree, path)
             if found is not None:
                 return found
+        if s.node.declared and isinstance(value, dict) and len(path) == 1:
+            raise Unknown("a field that keeps a dict")
         level = level_of(tree, path, make=True)
         if name == "create_nested":
             level.entries[path[-1]] = Plain(level.batch)

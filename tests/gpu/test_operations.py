@@ -15,14 +15,19 @@ from tests.gpu.device import DEVICE
 STOPS: Final = frozenset({"binary_cross_entropy", "gather"})
 """What is no probability or no index stops a kernel of the GPU, and with it all later tests."""
 
-READ_ON_CPU: Final = frozenset({"cpu", "data_ptr", "from_struct_array"})
+READ_ON_CPU: Final = frozenset(
+    {"cpu", "data_ptr", "from_struct_array", "numpy", "to", "to_struct_array"}
+)
 """Operations whose results, or whose references, are on the CPU in any case."""
+
+UNORDERED: Final = frozenset({"scatter"})
+"""A GPU does not say which of several values that are written to one element is the last."""
 
 PROGRAMS = 2 if DEVICE.type == "cpu" else 40
 """How many calls of each operation: the suite makes many more of them on the CPU elsewhere."""
 
 
-@pytest.mark.parametrize("name", sorted(OPERATIONS.keys() - STOPS - READ_ON_CPU))
+@pytest.mark.parametrize("name", sorted(OPERATIONS.keys() - STOPS - READ_ON_CPU - UNORDERED))
 def test_an_operation_does_what_torch_does_to_each_leaf(name: str) -> None:
     found = []
     with DEVICE, warnings.catch_warnings():

@@ -225,10 +225,23 @@ def run_(
     leaves: list[Tensor], fn: Callable[..., Tensor], kernel: Kernel | None, alike: bool
 ) -> None:
     """Apply a function that writes into each leaf."""
-    if kernel is not None and use_foreach(leaves, alike) and wrote(kernel, leaves):
+    if (
+        kernel is not None
+        and use_foreach(leaves, alike)
+        and are_apart(leaves)
+        and wrote(kernel, leaves)
+    ):
         return
     for leaf in leaves:
         fn(leaf)
+
+
+def are_apart(leaves: list[Tensor]) -> bool:
+    """Return whether no leaf is there twice, on a GPU, which writes all at once.
+
+    One that is stored under two keys is written twice, the second time what the first one gave.
+    """
+    return not leaves[0].is_cuda or len(set(map(Tensor.data_ptr, leaves))) == len(leaves)
 
 
 def wrote(kernel: Kernel, leaves: list[Tensor], *operands: object) -> bool:
@@ -263,6 +276,7 @@ def run_with_(
         and not isinstance(operand, Tensor)
         and use_foreach(leaves, alike)
         and not (kernel is torch._foreach_mul_ and any(map(is_complex, leaves)))  # other NaN
+        and are_apart(leaves)
         and wrote(kernel, leaves, operand)
     ):
         return
@@ -279,7 +293,12 @@ def run_pairs_(
 ) -> None:
     """Apply a function that writes into the first of each pair of leaves."""
     start = 0
-    if kernel is not None and use_foreach(mine, alike) and use_foreach(theirs, alike):
+    if (
+        kernel is not None
+        and use_foreach(mine, alike)
+        and use_foreach(theirs, alike)
+        and are_apart(mine)
+    ):
         start = run_up_to_overlap(kernel, mine, theirs)
     for position in range(start, len(mine)):
         leaf, operand = mine[position], theirs[position]
@@ -362,7 +381,7 @@ def run_copies(targets: list[Tensor], sources: list[Tensor], singly: bool) -> No
             no derivative.
     """
     singly = singly or len(targets) < 2 or is_compiling() or maybe_current_level() is not None
-    if not singly:
+    if not singly and are_apart(targets):
         try:
             if wrote(torch._foreach_copy_, targets, sources):
                 return
