@@ -214,6 +214,20 @@ def test_copies_and_pickles_run_alone() -> None:
         assert module.out_keys == ["y"]
 
 
+def test_a_module_that_writes_its_keys_itself_may_list_one_again() -> None:
+    class Twice(TensorDictModuleBase):
+        in_keys = ["x"]  # noqa: RUF012  # as users write it
+        out_keys = ["y", "y"]  # noqa: RUF012  # as above
+
+        def forward(self, tensordict: TensorDict) -> TensorDict:
+            return tensordict.set("y", tensordict["x"] + 1)
+
+    module = Twice()
+    assert module.out_keys == ["y"]
+    module.out_keys.append("y")
+    assert same(TensorDictSequential(module)(TensorDict(x=X))["y"], X + 1)
+
+
 def test_bad_keys_are_refused() -> None:
     with pytest.raises(InvalidKey, match="`out_keys` names `y` twice"):
         TensorDictModule(torch.neg, ["x"], ["y", "y"])

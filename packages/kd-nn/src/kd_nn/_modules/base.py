@@ -41,6 +41,7 @@ from kd_nn._keys.specs import (
     InKeySpec,
     KeyNode,
     Keys,
+    listed_once,
     parse_in_keys,
     parse_keys,
     parse_out_keys,
@@ -499,7 +500,7 @@ class TensorDictModuleBase(TensorHooks, ModuleFacts):
             return KeyList(keys, self, "out_keys")
 
         def _kd_assign_out_keys(self, keys: object) -> None:
-            self._kd_set_out_keys_source(parse_out_keys(keys))
+            self._kd_set_out_keys_source(parse_keys(keys, "out_keys"))
 
         in_keys = property(in_keys, _kd_assign_in_keys)
         out_keys = property(out_keys, _kd_assign_out_keys)
@@ -510,9 +511,8 @@ class TensorDictModuleBase(TensorHooks, ModuleFacts):
         for name in ("in_keys", "out_keys"):
             declared = cls.__dict__.get(name)
             if isinstance(declared, (str, tuple, list)):
-                is_in = name == "in_keys"
-                keys = parse_keys(declared, name) if is_in else parse_out_keys(declared)
-                setattr(cls, f"_kd_class_{name}", keys)
+                keys = parse_keys(declared, name)
+                setattr(cls, f"_kd_class_{name}", keys if name == "in_keys" else listed_once(keys))
                 plain = TensorDictModuleBase.__dict__[name]
                 setattr(cls, name, DeclaredKeys(plain.fget, plain.fset))
         cls._kd_computes_keys = any(_is_computed(cls, name) for name in ("in_keys", "out_keys"))
@@ -746,7 +746,7 @@ class TensorDictModuleBase(TensorHooks, ModuleFacts):
     def _kd_own_out_keys(self) -> Keys:
         keys: Keys | None = self.__dict__.get("_kd_out_keys", type(self)._kd_class_out_keys)
         if keys is None and _is_computed(type(self), "out_keys"):
-            keys = parse_out_keys(self.out_keys)
+            keys = listed_once(parse_keys(self.out_keys, "out_keys"))
         if keys is None:
             raise AttributeError("out_keys")
         return keys
@@ -755,7 +755,7 @@ class TensorDictModuleBase(TensorHooks, ModuleFacts):
         self.__dict__["_kd_in_spec"] = spec
 
     def _kd_set_out_keys_source(self, keys: Keys) -> None:
-        self.__dict__["_kd_out_keys"] = keys
+        self.__dict__["_kd_out_keys"] = listed_once(keys)
         self.__dict__["_kd_selected"] = None
 
     def _kd_call_traced(self, args: tuple[object, ...], kwargs: dict[str, object]) -> object:

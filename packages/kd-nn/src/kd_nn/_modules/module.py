@@ -55,7 +55,7 @@ from kd_nn._errors import (
     several_outputs,
     suggest,
 )
-from kd_nn._keys.specs import DISCARD, InKeySpec, Keys, parse_in_keys, parse_keys
+from kd_nn._keys.specs import DISCARD, InKeySpec, Keys, parse_in_keys, parse_keys, parse_out_keys
 from kd_nn._modules.base import (
     Check,
     KeyList,
@@ -174,6 +174,9 @@ class TensorDictModule(TensorDictModuleBase):
         self.out_keys = out_keys  # type: ignore[assignment]  # parsed by the property
         self._kd_settle(inplace=False if inplace is None else inplace)
         self.module = module
+
+    def _kd_set_out_keys_source(self, keys: Keys) -> None:
+        super()._kd_set_out_keys_source(parse_out_keys([*keys]))  # one for each output
 
     if not TYPE_CHECKING:  # without a look into `__dict__`, as they are read often
 
