@@ -367,7 +367,7 @@ def scope(rng: Random, s: Subject, name: str) -> Call:
         may_refuse=lambda plain: (
             s.node.declared
             or not plain.batch
-            or (method == "view" and any(not leaf.is_contiguous() for leaf in plain.tensors()))
+            or (method == "view" and (_has_gaps(plain) or _has_gaps(s.node)))
             or (
                 method in TORCH
                 and cannot(lambda rows: getattr(rows, method)(*SCOPES[method]))(plain)
