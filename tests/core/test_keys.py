@@ -61,7 +61,7 @@ def test_a_subclass_of_str_becomes_a_plain_string(names: Names) -> None:
 MADE: dict[str, Callable[[str, str], TensorDictBase]] = {
     "built": lambda a, b: TensorDict({a: X, b: {a: X}}, [3]),
     "built of many": lambda a, b: TensorDict({f"k{i}": X for i in range(40)} | {a: X}, [3]),
-    "built by keyword": lambda a, b: TensorDict({}, [3], **{a: X}),  # type: ignore[arg-type]  # any
+    "built by keyword": lambda a, b: TensorDict(**{a: X}, batch_size=[3]),  # type: ignore[arg-type]  # any
     "from a dict": lambda a, b: TensorDict.from_dict({a: X, b: {a: X}}, auto_batch_size=True),
     "from a module": lambda a, b: TensorDict.from_module(nn.ModuleDict({a: nn.Linear(1, 1)})),
     "set": lambda a, b: TensorDict({}, [3]).set(a, X).set((b, a), X),

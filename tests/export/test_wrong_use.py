@@ -99,7 +99,7 @@ COMMANDS = [
     (RUN.format("i.safetensors"), 2, "`i.safetensors` cannot be read: .*Did you mean `in.safe"),
     (RUN.format("words.safetensors"), 2, "`words.safetensors` cannot be read: Error while"),
     (RUN.format("other.safetensors"), 1, "input `x` not found; got `z`. Pass a tensor float32"),
-    ("doctor .onx", 3, "not usable: .onx; known formats: .aoti.pt2, .onnx"),
+    ("doctor .onx", 3, "not usable: .onx; known formats: .aoti.pt2, .c, .onnx"),
     ("export wrong_use_factories out.onnx", 2, "expected `package.module:attribute`, got"),
     ("export no_such_module:f out.onnx", 2, "No module named 'no_such_module'. Run the command in"),
     (OWN_CODE.format("polcy"), 2, "has no `polcy`. Did you mean `policy`?"),

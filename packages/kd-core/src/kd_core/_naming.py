@@ -255,7 +255,7 @@ def _lookup(package: ModuleType, homes: Mapping[str, str]) -> Callable[[str], ob
 
 
 def _move(exported: Iterable[object], package: str) -> None:
-    """Set `__module__` of private things, and of the methods of private classes."""
+    """Set where private things, and the methods of private classes, are found in public."""
     for thing in exported:
         if isinstance(thing, MethodType) or not callable(thing) or not _is_private(thing, package):
             continue
@@ -263,6 +263,8 @@ def _move(exported: Iterable[object], package: str) -> None:
             function = getattr(member, "__func__", member)
             if isinstance(function, FunctionType) and _is_private(function, package):
                 function.__module__ = package
+                if vars(thing).get(function.__name__) is member:  # of a concern, bound here
+                    function.__qualname__ = f"{thing.__qualname__}.{function.__name__}"
         thing.__module__ = package
 
 

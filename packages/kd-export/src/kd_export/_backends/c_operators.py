@@ -220,7 +220,7 @@ def literal(number: float, dtype: str) -> str:
     """Write a number in C.
 
     >>> literal(0.1, "float32"), literal(-math.inf, "float64"), literal(3, "int64")
-    ('0.100000001f', '-INFINITY', 'INT64_C(3)')
+    ('0.1f', '-INFINITY', 'INT64_C(3)')
     """
     if dtype in ("float32", "float64"):
         if math.isnan(number):

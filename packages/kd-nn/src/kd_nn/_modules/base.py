@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import keyword
 from collections.abc import Callable, Mapping
-from functools import lru_cache, wraps
+from functools import lru_cache
 from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeAlias, TypeVar, cast, overload
 
@@ -412,7 +412,6 @@ def _changing(name: str) -> Callable[..., object]:
     """Return a method of lists that assigns what it made of the keys."""
     change = getattr(list, name)
 
-    @wraps(change)
     def changed(self: KeyList, *values: object, **named: object) -> object:
         keys = [*self]
         found = change(keys, *values, **named)
@@ -420,6 +419,7 @@ def _changing(name: str) -> Callable[..., object]:
         list.__setitem__(self, slice(None), keys)
         return self if found is keys else found
 
+    changed.__name__, changed.__doc__ = name, change.__doc__
     return changed
 
 
