@@ -100,6 +100,9 @@ def random_field(rng: Random, name: str) -> Declared:
     return made
 
 
+NUMBERS = {"bool", "int", "float"}
+
+
 @dataclass
 class Kind:
     """A tensor class, a dataclass with its fields, and its options."""
@@ -132,6 +135,9 @@ class Kind:
             return as_tensor(plain if isinstance(value, NonTensorData) else value.tolist())
         if "tensor_only" in self.options and not stored and value is not None:
             return as_tensor(value)
+        converts = self.open or {"autocast", "checked", "nocast", "tensor_only"} & self.options
+        if batch and not converts and type(value) in (bool, int, float) and NUMBERS & {*kinds}:
+            return NonTensorData(value)  # it has no rows, and is kept as it is
         return value
 
     def cast(self, hint: str, value: object, batch: Shape) -> object:

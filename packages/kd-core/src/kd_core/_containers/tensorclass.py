@@ -152,7 +152,7 @@ def _set_field(instance: TensorClass, name: str, value: object) -> None:
             _clear_field(instance, name)
             return
         if not declaration.converts:
-            value = _whole(type(instance), name, value, instance._kd_desc)
+            value = _whole(value, instance._kd_desc)
     instance._kd_put(name, value)
 
 
@@ -169,12 +169,21 @@ def _clear_field(instance: TensorClass, name: str) -> None:
         instance._kd_del_entry(name)
 
 
-def _whole(cls: type, key: str, value: object, desc: Descriptor) -> object:
-    """Wrap what a field keeps as the object that it is: a dict, a tuple, a number beside rows."""
+def _whole(value: object, desc: Descriptor) -> object:
+    """Wrap a dict or a tuple, which a field keeps as the object that it is."""
     kind = type(value)
-    if kind in _NUMBERS and desc.ndim and not _NUMBERS.isdisjoint(hints_of(cls, key)):
-        return registry.wrap_data(value, desc.unlocked())
     return registry.wrap_data(value, desc.unlocked()) if kind is dict or kind is tuple else value
+
+
+def _beside_rows(cls: type[TensorClass], key: str, value: object, desc: Descriptor) -> object:
+    """Wrap a number that is no row, which a field of numbers keeps as it is."""
+    if type(value) not in _NUMBERS or not desc.ndim:
+        return value
+    if cls._kd_declared.more_keys or cls._kd_declared.converts:
+        return value
+    if _NUMBERS.isdisjoint(hints_of(cls, key)):
+        return value
+    return registry.wrap_data(value, desc.unlocked())
 
 
 _NUMBERS: Final[frozenset[object]] = frozenset((bool, int, float))
@@ -549,7 +558,7 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
             if (kind is dict or kind is tuple) and key.__class__ is str and not inplace:
                 declaration = self._kd_declared
                 if not declaration.more_keys and not declaration.converts:
-                    value = _whole(type(self), key, value, self._kd_desc)
+                    value = _whole(value, self._kd_desc)
             return super().set(key, value, inplace, *how, **named)
 
         def update_(self, *source, **entries):
@@ -573,8 +582,9 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
 
     def __replace__(self, **changes: object) -> Self:
         """Return a new instance with some fields changed; called by `copy.replace` too."""
-        desc = self._kd_desc
-        return _built(type(self), {**self._kd_entries, **changes}, desc.batch, desc.device)
+        cls, desc = type(self), self._kd_desc
+        new = {key: _beside_rows(cls, key, value, desc) for key, value in changes.items()}
+        return _built(cls, {**self._kd_entries, **new}, desc.batch, desc.device)
 
     def _kd_put(self, key: str, value: object) -> None:
         if value is None and not type(self)._kd_declared.more_keys:
@@ -589,6 +599,7 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
         self._kd_check_key(key)
         if type(self)._kd_declared.converts:
             value = _as_declared(self, key, value)
+        value = _beside_rows(type(self), key, value, self._kd_desc)
         return super()._kd_as_entry(key, value, path)
 
     def _kd_set_entry(self, key: str, value: Entry) -> None:
@@ -659,9 +670,13 @@ def _all_as_declared(self: TensorClass, given: dict[str, object]) -> dict[str, o
     return {key: _as_declared(self, key, value) for key, value in given.items()}
 
 
-def _plain(cls: type, given: dict[str, object], desc: Descriptor) -> dict[str, object]:
-    """Return the values of a constructor without `None`, and with dicts as the objects they are."""
-    return {key: _whole(cls, key, value, desc) for key, value in given.items() if value is not None}
+def _plain(cls: type[TensorClass], given: dict[str, object], desc: Descriptor) -> dict[str, object]:
+    """Return the values of a constructor without `None`, and with objects as they are."""
+    return {
+        key: _whole(_beside_rows(cls, key, value, desc), desc)
+        for key, value in given.items()
+        if value is not None
+    }
 
 
 def _complete(
