@@ -185,7 +185,10 @@ class Chain(Graph):
             return self.composite
         draws = [step for step in self.steps if isinstance(step, Draw)]
         keys = [key for draw in draws for key in draw.laws]
-        return len(draws) > 1 and DISCARD not in keys and len(set(keys)) == len(keys)
+        last = self.steps[-1]
+        further = not (isinstance(last, Draw) or (isinstance(last, Chain) and last.probabilistic))
+        distinct = DISCARD not in keys and len(set(keys)) == len(keys)
+        return (len(draws) > 1 or further) and distinct
 
     def last(self) -> int:
         """Return the place of the last probabilistic step."""
