@@ -451,11 +451,12 @@ def test_parameters_are_given_by_keyword() -> None:
 
 def test_a_filter_makes_a_container_of_what_it_casts() -> None:
     params = TensorDictParams(a=torch.zeros(2), n=TensorDict(b=torch.zeros(2)))
-    for made in (
+    for each in (
         params.double(cast_filter=lambda path, leaf: "a" in path),
         params.to(torch.float64, cast_filter=lambda path, leaf: "a" in path),
         params.type(torch.float64, cast_filter=lambda path, leaf: "a" in path),
     ):
+        made = cast("object", each)
         assert isinstance(made, TensorDict)
         assert (made["a"].dtype, made["n", "b"].dtype) == (torch.float64, torch.float32)
         assert params["a"].dtype is torch.float32

@@ -259,13 +259,19 @@ def _move(exported: Iterable[object], package: str) -> None:
     for thing in exported:
         if isinstance(thing, MethodType) or not callable(thing) or not _is_private(thing, package):
             continue
-        for member in vars(thing).values() if isinstance(thing, type) else ():
-            function = getattr(member, "__func__", member)
-            if isinstance(function, FunctionType) and _is_private(function, package):
-                function.__module__ = package
-                if vars(thing).get(function.__name__) is member:  # of a concern, bound here
-                    function.__qualname__ = f"{thing.__qualname__}.{function.__name__}"
+        if isinstance(thing, type):
+            _move_methods(thing, package)
         thing.__module__ = package
+
+
+def _move_methods(cls: type, package: str) -> None:
+    """Set where the methods of a class are found, those too that are bound in it from others."""
+    for member in vars(cls).values():
+        function = getattr(member, "__func__", member)
+        if isinstance(function, FunctionType) and _is_private(function, package):
+            function.__module__ = package
+            if vars(cls).get(function.__name__) is member:
+                function.__qualname__ = f"{cls.__qualname__}.{function.__name__}"
 
 
 def _is_private(thing: object, package: str) -> bool:
