@@ -43,7 +43,8 @@ def class_of(value: Any, lib: Library) -> str:
             return str(cls.__name__)
     if isinstance(value, lib.LazyStackedTensorDict) and not lib.is_non_tensor(value):
         return "LazyStackedTensorDict"
-    return next(cls.__name__ for cls in type(value).__mro__ if not cls.__name__.startswith("_"))
+    names = (cls.__name__ for cls in type(value).__mro__ if cls.__name__ != "GeneralMethods")
+    return next(name for name in names if not name.startswith("_"))  # without what is mixed in
 
 
 def entries(value: Any, lib: Library) -> list[tuple[str, Any]]:
