@@ -125,6 +125,19 @@ def test_many_leaves_move_at_once() -> None:
         assert bool((back[str(n)] == n).all())
 
 
+def test_a_leaf_under_two_keys_is_written_twice() -> None:
+    shared = torch.full((1024,), 0.5, device=DEVICE)
+    td = TensorDict({f"k{n}": torch.ones(1024, device=DEVICE) for n in range(6)}, [1024])
+    td.update({"x": shared, "y": shared})
+    once = torch.full((1024,), 0.5, device=DEVICE)
+    td.sin_()
+    assert torch.equal(td["x"], once.sin().sin())
+    td.mul_(2.0)
+    td.mul_(td.clone())
+    assert td["x"] is td["y"]
+    assert torch.equal(td["k0"], (torch.ones_like(once).sin() * 2) ** 2)
+
+
 def test_gradients_flow_through_a_move() -> None:
     leaves = {str(n): torch.rand(3, requires_grad=True) for n in range(40)}
     there = TensorDict(dict(leaves), [3]).to(DEVICE)
