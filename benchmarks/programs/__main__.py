@@ -65,6 +65,7 @@ def peer_source(name: str) -> str:
 def with_peer(name: str) -> Train:
     """Return `train` of an example on the peer."""
     module = ModuleType(f"peer_{name}")
+    module.__file__ = importlib.import_module(f"examples.learning.{name}").__file__
     exec(compile(peer_source(name), f"peer_{name}.py", "exec"), vars(module))
     train: Train = module.train
     return train
