@@ -166,12 +166,18 @@ def _same_data(value: object, other: object) -> bool:
 
 def _same_rows(value: object, other: object) -> bool:
     """Return whether one has a value for all rows, and the other the same one for each."""
-    return (
-        isinstance(value, NonTensorDataBase)
-        and isinstance(other, NonTensorDataBase)
-        and value.batch_size == other.batch_size
-        and same_data(value.tolist(), other.tolist())
-    )
+    if not isinstance(value, NonTensorDataBase) or not isinstance(other, NonTensorDataBase):
+        return False
+    if isinstance(other, MetaData):  # a value beside the rows is that of each of them
+        return all(same_data(row, other.data) for row in _rows(value.tolist(), value.batch_dims))
+    return value.batch_size == other.batch_size and same_data(value.tolist(), other.tolist())
+
+
+def _rows(values: object, dims: int) -> list[object]:
+    """Return the values of nested lists, row by row."""
+    if not dims or not isinstance(values, list):
+        return [values]
+    return [row for inner in values for row in _rows(inner, dims - 1)]
 
 
 # The content of every container under test, also as nested dicts for comparison.
