@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from importlib import import_module
 from operator import attrgetter
 from pathlib import Path
 
@@ -162,6 +163,12 @@ CALLS: dict[str, Callable[[], object]] = {
     "containers one by one to a lazy stack": lambda: lazy_stack(td(), td()),  # type: ignore[arg-type]  # refused
     "containers one by one to a stack": lambda: stack(td(), td()),  # type: ignore[arg-type]  # refused
     "rows of other lengths to collate": lambda: collate([one(torch.zeros(n)) for n in (1, 2)]),
+    "a key as an attribute": lambda: attrgetter("reward")(td()),
+    "a usual key that is not there as an attribute": lambda: attrgetter("obs")(td()),
+    "a nested key as a list": lambda: td().get(["next", "obs"]),  # type: ignore[call-overload]  # refused
+    "a nested key as a list to read": lambda: td()[["next", "obs"]],  # type: ignore[list-item]  # refused
+    "keyed modules below kd_core": lambda: import_module("kd_core.nn"),
+    "utils below kd_core": lambda: import_module("kd_core.utils"),
     "a file of torch.save to load": lambda: TensorDict.load(written_by_torch()),
 }
 

@@ -551,7 +551,7 @@ def test_a_refused_output_of_a_module_alone_names_it_and_a_remedy(calls_before: 
     with pytest.raises(ShapeMismatch, match="does not fit entry `y`") as caught:
         module(td)
     note, remedy = caught.value.__notes__
-    assert note == "`TensorDictModule(<lambda>)`: writes `y`."
+    assert note == "`TensorDictModule(<lambda>)`: reads `x` (2, 3) float32; writes `y`."
     assert remedy.startswith("A step that changes the batch returns a container, as `WrapModule(")
     step = eval(remedy.split("`")[1], {"WrapModule": WrapModule, "TensorDict": TensorDict})
     assert step(td)["y"].tolist() == [1.5, 2.5, 3.5]
@@ -561,7 +561,9 @@ def test_the_note_names_a_device_that_is_not_the_cpu() -> None:
     module = TensorDictModule(nn.Linear(4, 2), in_keys=["x"], out_keys=["y"])
     with pytest.raises(RuntimeError) as caught:
         module(TensorDict({"x": torch.zeros(5, 4, device="meta")}, [5]))
-    assert "reads `x` (5, 4) float32 on meta" in caught.value.__notes__[0]
+    note = caught.value.__notes__[0]
+    assert "reads `x` (5, 4) float32 on meta" in note
+    assert note.endswith("writes `y`. Its parameters are on cpu.")
 
 
 def test_a_key_of_a_list_is_shown_as_a_tuple() -> None:

@@ -43,7 +43,7 @@ def path_of(key: NestedKey) -> KeyPath:
     if not isinstance(key, tuple):
         if isinstance(key, str):
             return (plain_str(key),)
-        raise _no_key(key, ONE_BY_ONE if isinstance(key, SEVERAL) else "")
+        raise _no_key(key, _several_remedy(key) if isinstance(key, SEVERAL) else "")
     if not key:
         raise InvalidKey("a key must have at least one part, got an empty tuple.")
     for part in key:
@@ -52,6 +52,13 @@ def path_of(key: NestedKey) -> KeyPath:
                 raise _no_key(part, _rows_beside(key))
             return tuple(name for part in key for name in path_of(part))
     return key  # type: ignore[return-value]  # all parts are strings
+
+
+def _several_remedy(keys: object) -> str:
+    """Return what to write in place of several keys, or of a nested key from YAML or JSON."""
+    if isinstance(keys, list) and len(keys) > 1 and all(isinstance(part, str) for part in keys):
+        return f"{ONE_BY_ONE} A nested key is a tuple: `{tuple(keys)!r}`."
+    return ONE_BY_ONE
 
 
 def _no_key(value: object, remedy: str) -> InvalidKey:

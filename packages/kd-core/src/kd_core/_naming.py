@@ -88,6 +88,20 @@ _MODULES = {
 }
 
 
+class NamesModules:
+    """A finder, asked last, that says where the things of a module are that kd does not have."""
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> None:
+        """Raise for `kd_core.nn` and `kd_core.utils`, which are written from habit."""
+        package, _, module = name.rpartition(".")
+        if package == "kd_core" and module in _MODULES:
+            raise ModuleNotFoundError(f"No module named {name!r}. {_MODULES[module]}.", name=name)
+
+
+sys.meta_path.append(NamesModules)
+
+
 def find_home(name: str, package: str) -> str | None:
     """Return where a name is that a package does not have, and what to write; `None` if nowhere.
 
@@ -152,12 +166,38 @@ class LeftOut:
         raise error or AttributeError(self.name)
 
 
-def leaves_out(*names: str) -> Callable[[K], K]:
+class KeyAsAttribute(LeftOut):
+    """A usual key that a container does not have as an attribute: the error says how to read it.
+
+    Python would suggest a method with nearly that name, `abs` for `obs`.
+    """
+
+    def __get__(self, instance: object, owner: type) -> Never:
+        held = () if is_dynamo_compiling() else getattr(instance, "keys", tuple)()
+        if self.name not in held:
+            raise AttributeError(f"{owner.__name__!r} object has no attribute {self.name!r}")
+        raise AttributeError(
+            f"`{self.name}` is a key, not an attribute of a `{owner.__name__}`. Write "
+            f'`td["{self.name}"]`, or declare a tensor class with a field of that name.'
+        )
+
+
+USUAL_KEYS: Final = (
+    "obs observation observations state states action actions reward rewards done terminated "
+    "truncated next step time advantage returns logits loss target targets label "
+    "labels image images pixels input inputs output outputs x y z hidden h c token tokens "
+    "input_ids attention_mask text mask weight weights bias params id ids index features pos "
+    "position vel velocity force energy prediction pred score scores prompt response"
+)
+"""Keys that users write as attributes: `KeyAsAttribute`."""
+
+
+def leaves_out(*names: str, kind: type[LeftOut] = LeftOut) -> Callable[[K], K]:
     """Add to a class an explanation for each of some attributes that it does not have."""
 
     def decorate(cls: K) -> K:
         for name in names:
-            setattr(cls, name, LeftOut(name))
+            setattr(cls, name, kind(name))
         return cls
 
     return decorate

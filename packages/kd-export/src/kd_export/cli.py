@@ -457,8 +457,12 @@ class _Parser(argparse.ArgumentParser):
             ]
             for parser in (self, *inner):
                 words += [word for action in parser._actions for word in action.option_strings]
-            close = nearest(wrong[1] or wrong[2], words)
-            message += "" if close is None else f". Did you mean `{close}`?"
+            given = wrong[1] or wrong[2]
+            close = nearest(given, words)
+            if close == given:  # an option of another command
+                message += ". See `kd-export COMMAND --help` for the options of a command."
+            elif close is not None:
+                message += f". Did you mean `{close}`?"
         super().error(message)
 
 

@@ -11,6 +11,7 @@ import keyword
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar, Token
+from itertools import chain
 from types import MethodType
 from typing import (
     Any,
@@ -823,9 +824,11 @@ def add_call_note(
 _OTHER_BATCH = "A step that changes the batch returns a container, as"
 
 
-def add_output_note(error: BaseException, module: nn.Module) -> None:
-    """Add to an exception which module made the output that a container refused."""
-    error.add_note(_note_of(module, {}))
+def add_output_note(
+    error: BaseException, module: nn.Module, inputs: Mapping[NestedKey, object]
+) -> None:
+    """Add to an exception which module made the output that a container refused, from what."""
+    error.add_note(_note_of(module, inputs))
     reads, writes = keys_of(module, "in_keys"), keys_of(module, "out_keys")
     if isinstance(error, ShapeMismatch) and reads and writes:
         error.add_note(
@@ -839,7 +842,11 @@ def _note_of(module: nn.Module, inputs: Mapping[NestedKey, object]) -> str:
     given = ", ".join(f"{format_key(key)} {_shape(value)}" for key, value in inputs.items())
     writes = keys_of(module, "out_keys")
     reads = f"reads {given}; " if given else ""
-    return f"{describe(module)}: {reads}writes {list_keys(writes)}."
+    used = {value.device for value in inputs.values() if isinstance(value, Tensor)}
+    held = next(chain(module.parameters(), module.buffers()), None)
+    elsewhere = held is not None and used and held.device not in used
+    place = f" Its parameters are on {held.device}." if held is not None and elsewhere else ""
+    return f"{describe(module)}: {reads}writes {list_keys(writes)}.{place}"
 
 
 def _shape(value: object) -> str:

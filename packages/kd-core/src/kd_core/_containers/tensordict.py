@@ -15,6 +15,7 @@ from kd_core._containers.dense import Dense, GeneralMethods, holds_nodes
 from kd_core._errors import InvalidArgument, given_twice, wrong_type
 from kd_core._keys import format_key
 from kd_core._leaves.loops import MANY, all_fit, common_batch, leaf_fits
+from kd_core._naming import USUAL_KEYS, KeyAsAttribute, leaves_out
 from kd_core._nodes import registry
 from kd_core._ops.calls.modules import Scope
 from kd_core._ops.formats.conversion import build
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from kd_core._types import Batch, BatchSize, DeviceLike, NestedKey, NoDefault
 
 
+@leaves_out(*USUAL_KEYS.split(), kind=KeyAsAttribute)
 class TensorDict(Dense):
     """A mapping of (nested) string keys to tensors that share their leading dimensions.
 

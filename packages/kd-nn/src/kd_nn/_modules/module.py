@@ -257,7 +257,7 @@ class TensorDictModule(TensorDictModuleBase):
         try:
             write_entries(target, tuple(outputs), tuple(outputs.values()))
         except Exception as error:
-            add_output_note(error, self)
+            add_output_note(error, self, {key: tensordict.get(key, None) for key in keys})
             raise
         return target
 

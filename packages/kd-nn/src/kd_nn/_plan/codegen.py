@@ -116,7 +116,7 @@ class Calls:
         self._write_body("_td")
         if inplace not in (True, None):
             text.name("_destination", destination)
-            text.add(1, f"_td = _destination(_td, {inplace!r}, None)")
+            text.add(1, "_source = _td", f"_td = _destination(_td, {inplace!r}, None)")
         if program.is_sequence:  # the plan of one module must not hold its program, which holds it
             text.name("_note_output", partial(_note_output, program))
             text.add(1, "try:")
@@ -127,7 +127,10 @@ class Calls:
             text.name("_note_own", add_output_note)
             text.add(1, "try:")
             self._write_outputs(2)
-            text.add(1, "except _Exception as _error:", "    _note_own(_error, _root)", "    raise")
+            source = "_td" if inplace in (True, None) else "_source"
+            given = ", ".join(f"{key!r}: {source}.get({key!r}, None)" for key, _ in program.inputs)
+            text.add(1, "except _Exception as _error:")
+            text.add(2, f"_note_own(_error, _root, {{{given}}})", "raise")
         text.add(1, "return _td")
         return text.function("_call")
 
@@ -430,6 +433,6 @@ def _note_output(
         try:
             fitted(target, key, value)
         except type(error):
-            add_output_note(error, calls[-1].step)
+            add_output_note(error, calls[-1].step, {})
             add_step_note(error, calls[-1].place, calls[-1].step, {})
             return

@@ -258,7 +258,9 @@ def _no_index(item: object) -> InvalidArgument:
     if isinstance(item, str):
         remedy = f" Read the entry first for rows of it, as in `td[{item!r}][0]`."
     elif isinstance(item, list) and item and isinstance(item[0], str):
-        remedy = f" Use `select({', '.join(map(repr, item))})` for several keys."
+        named = ", ".join(map(repr, item))
+        nested = f", `td[{named}]` for a nested one" if len(item) > 1 else ""
+        remedy = f" Use `select({named})` for several keys{nested}."
     elif is_node(item):
         remedy = (
             " A loop over a container gives its rows: loop over `keys()` for the keys, and pass "
