@@ -297,6 +297,15 @@ def test_an_opset_is_chosen(tmp_path: Path) -> None:
     assert [one.version for one in model.opset_import if not one.domain] == [18]
 
 
+def test_kernels_are_for_executorch_alone(tmp_path: Path) -> None:
+    module = TensorDictModule(nn.Linear(3, 2), in_keys=["x"], out_keys=["y"])
+    program = kd_export.export(module, {"x": torch.ones(2, 3)})
+    with pytest.raises(ExportError, match="`kernels` cannot be combined with ONNX"):
+        program.save(tmp_path / "model.onnx", kernels="portable")
+    with pytest.raises(ExportError, match="expected `xnnpack` or `portable` for `kernels`"):
+        program.save(tmp_path / "model.pte", kernels="fast")
+
+
 def test_an_opset_is_for_onnx_alone(tmp_path: Path) -> None:
     module = TensorDictModule(nn.Linear(3, 2), in_keys=["x"], out_keys=["y"])
     example = {"x": torch.ones(2, 3)}

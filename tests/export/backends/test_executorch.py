@@ -10,6 +10,7 @@ from torch import nn
 
 import kd_export
 from kd_export import ExportError, NotExportable, UntrustedArtifact, VerifyError
+from kd_export._backends.executorch import check_methods
 from kd_export._capture.sizes import Dynamic
 
 Key = str | tuple[str, ...]
@@ -83,6 +84,50 @@ def test_a_state_is_carried(path: Path) -> None:
         if step % 7 == 0:
             session.reset(torch.tensor([False, True, False]))
             state[1] = 0
+
+
+@pytest.fixture(scope="module")
+def delegated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    layers = nn.Sequential(nn.Conv2d(2, 4, 3, 2), nn.ReLU(), nn.Flatten(), nn.Linear(36, 2))
+    module, path = Keyed(layers, ["x"], ["y"]), tmp_path_factory.mktemp("delegates") / "conv.pte"
+    program = kd_export.export(module, {"x": torch.rand(2, 2, 8, 8)}, dynamic={"batch": (1, 16)})
+    assert program.save(path).ok
+    assert program.save(path.with_name("portable.pte"), kernels="portable").ok
+    return path
+
+
+def test_xnnpack_runs_what_it_can_unless_portable_kernels_are_asked_for(delegated: Path) -> None:
+    portable = delegated.with_name("portable.pte")
+    found = [kd_export.inspect(path).versions["kernels"] for path in (delegated, portable)]
+    assert found == ["xnnpack", "portable"]
+    for rows in (1, 7, 16):
+        x = {"x": torch.rand(rows, 2, 8, 8)}
+        one, other = (kd_export.open(p, trusted=True).run(x)["y"] for p in (delegated, portable))
+        torch.testing.assert_close(one, other)
+    with portable.open("rb") as file, delegated.open("rb") as other_file:
+        check_methods(file)
+        check_methods(other_file, delegated=True)
+
+
+def test_data_for_a_delegate_are_accepted_from_a_file_of_ours_alone(
+    delegated: Path, tmp_path: Path
+) -> None:
+    content, path = delegated.read_bytes(), tmp_path / "forged.pte"
+    magic = content.index(b"XH00")
+    forged = {
+        "another delegate": content.replace(b"XnnpackBackend", b"Openvino__Back"),
+        "data that are not XNNPACK's": content[:magic] + b"XH99" + content[magic + 4 :],
+        "weights beyond the end": content[: magic + 18] + b"\xff" * 8 + content[magic + 26 :],
+        "a schema that does not say so": content.replace(b'"xnnpack"', b'"portabl"'),
+    }
+    for changed in forged.values():
+        assert changed != content
+        path.write_bytes(changed)
+        with pytest.raises(UntrustedArtifact, match="code for another back end"):
+            kd_export.open(path, trusted=True)
+    path.write_bytes(content[:-9] + b"\1" + content[-8:])  # a weight, or what pads them
+    with pytest.raises(VerifyError, match="not those that it was exported with"):
+        kd_export.open(path, trusted=True)
 
 
 def test_the_schema_is_read_without_trust(path: Path) -> None:

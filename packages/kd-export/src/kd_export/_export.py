@@ -201,6 +201,7 @@ class WriteOptions(TypedDict, Generic[V], total=False):
     rollouts: int
     steps: int
     opset: int | None
+    kernels: str | None
     precision: str | None
     calibration: object
     budget: Mapping[str, float] | None
@@ -286,8 +287,8 @@ def save(
         example: As for `export`.
         options: ``inputs``, ``outputs``, ``dynamic``, ``state``, ``initial``, ``mode``, ``strict``
             and ``metadata`` as for `export`; ``batch_sizes``, ``rtol``, ``atol``, ``vectors``,
-            ``oracle``, ``rollouts``, ``steps``, ``opset``, ``precision``, ``calibration``,
-            ``budget`` and ``keep_float`` as for `KeyedProgram.save`.
+            ``oracle``, ``rollouts``, ``steps``, ``opset``, ``kernels``, ``precision``,
+            ``calibration``, ``budget`` and ``keep_float`` as for `KeyedProgram.save`.
 
     Returns:
         What was compared.

@@ -20,7 +20,14 @@ from kd_export._console import stage
 from kd_export._errors import ExportError, NotExportable, VerifyError
 from kd_export._precision import check_precision, save_reduced
 from kd_export._running.loading import check_weights, load, open  # noqa: A004  # the package's own
-from kd_export._running.session import Backend, Session, backend_for
+from kd_export._running.session import (
+    KERNELS,
+    PORTABLE,
+    XNNPACK,
+    Backend,
+    Session,
+    backend_for,
+)
 from kd_export._schema.files import open_regular, replacing
 from kd_export._schema.schema import Schema
 from kd_export._verification.comparison import Comparison, Report, Tolerance, compare_trials
@@ -122,6 +129,7 @@ class KeyedProgram:
         rollouts: int = 8,
         steps: int = 50,
         opset: int | None = None,
+        kernels: str | None = None,
         precision: str | None = None,
         calibration: object = None,
         budget: Mapping[str, float] | None = None,
@@ -160,6 +168,8 @@ class KeyedProgram:
             steps: How many steps each has.
             opset: The version of ONNX's operators in an ``.onnx`` file, for a runtime that knows
                 an older one; by default that of torch.
+            kernels: What runs a ``.pte`` file: ``"xnnpack"``, by default where ExecuTorch has it,
+                or ``"portable"``, for a board whose runtime is built without it.
             precision: Write an ``.onnx`` or ``.xml`` file with fewer bits: ``"int8"``, where
                 the layers compute on integers, ``"int8-weights"``, where the weights alone are
                 rounded, or ``"fp16"``. The float file is verified first, and this one then judged
@@ -194,6 +204,7 @@ class KeyedProgram:
                 rollouts=rollouts,
                 steps=steps,
                 opset=opset,
+                kernels=kernels,
             )
             with tempfile.TemporaryDirectory() as folder:
                 source = Path(folder) / path.name
@@ -216,7 +227,11 @@ class KeyedProgram:
             self.schema,
             # An infinite one is for this call: JSON has no such number, and a file must be checked.
             tolerance={n: float(x) for n, x in given.items() if x is not None and x < math.inf},
-            versions={**self.schema.versions, **_opset(opset, backend)},
+            versions={
+                **self.schema.versions,
+                **_opset(opset, backend),
+                **_kernels(kernels, backend),
+            },
         )
         schema = backend.lower(self.exported_program, own)
         with stage("run the module"):
@@ -366,6 +381,26 @@ def _opset(opset: int | None, backend: Backend) -> dict[str, str]:
             f"`opset` must be a positive int, got {opset!r}.", expected="an int", got=opset
         )
     return {"opset": str(opset)}
+
+
+def _kernels(kernels: str | None, backend: Backend) -> dict[str, str]:
+    """Return what the schema says of what runs the program, if that is asked for."""
+    if kernels is None:
+        return {}
+    if backend.name != "ExecuTorch":
+        raise ExportError(
+            f"`kernels` cannot be combined with {backend.name}.",
+            expected="a `.pte` file",
+            got=kernels,
+            hint="Leave it out.",
+        )
+    if kernels not in (XNNPACK, PORTABLE):
+        raise ExportError(
+            f"expected `{XNNPACK}` or `{PORTABLE}` for `kernels`, got {kernels!r}.",
+            expected=(XNNPACK, PORTABLE),
+            got=kernels,
+        )
+    return {KERNELS: kernels}
 
 
 def convert(

@@ -1,4 +1,8 @@
-"""``.pte``: run by ExecuTorch on phones and small boards, with portable kernels.
+"""``.pte``: run by ExecuTorch on phones and small boards, by XNNPACK or with portable kernels.
+
+XNNPACK is a delegate: it takes parts of a program as data of its own, which ExecuTorch hands it.
+A file may hold such data of XNNPACK, where its schema says so, and of no other delegate: what one
+does with its data, code included, is known to it alone.
 
 ExecuTorch plans memory for the largest sizes, so each axis needs a maximum. Its lowering freezes
 what `chunk` and `split` give at the size of the example, so they are taken apart to slices first.
@@ -17,32 +21,46 @@ import contextlib
 import hashlib
 import logging
 import os
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Protocol, cast
 
 from kd_export._console import muted
-from kd_export._errors import ExportError, NotExportable, UntrustedArtifact, quoted, raised_as
+from kd_export._errors import (
+    BackendMissing,
+    ExportError,
+    NotExportable,
+    UntrustedArtifact,
+    quoted,
+    raised_as,
+)
 from kd_export._running.loading import check_digest
-from kd_export._running.session import Runner, picked, require
+from kd_export._running.session import KERNELS, PORTABLE, XNNPACK, Runner, picked, require
 from kd_export._schema.files import check_schema_size, foreign
 from kd_export._schema.schema import Entry, Schema, check_fit, fixed
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, fx
     from torch.export import ExportedProgram
+    from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 
 SCHEMA_METHOD = "kd_export"
 
 _IDENTIFIER, _IDENTIFIER_AT = b"ET", 4
-_PLANS, _DELEGATE_DATA = 1, 3
+_PLANS, _DELEGATE_DATA, _SEGMENTS = 1, 3, 4
 _NAME, _VALUES, _DELEGATES = 0, 2, 7
+_DELEGATE_ID, _DELEGATE_PLACE, _DELEGATE_OPTIONS = 0, 1, 2
+_LOCATION, _INDEX, _CONTENT = 0, 1, 0
+_OFFSET, _SIZE = 0, 1
+_EXTENDED_AT, _EXTENDED, _SEGMENTS_AT = 8, b"eh00", 24
 _VALUE_TYPE, _VALUE, _TEXT = 0, 1, 0
 _STRING = 6
 _MOST_METHODS = 64
+_MOST_DELEGATES = 1 << 16
 _LONGEST_NAME = 1 << 10
 _CHUNK = 1 << 20
 
@@ -137,27 +155,74 @@ def schema_place(file: BinaryIO) -> tuple[int, int]:
     raise foreign(".pte")
 
 
-def check_methods(file: BinaryIO) -> None:
-    """Refuse a program that holds code for another back end, which kd_export never writes.
+def check_methods(file: BinaryIO, *, delegated: bool = False) -> None:
+    """Refuse a program that holds more than kd_export writes.
+
+    Args:
+        file: The program.
+        delegated: Whether its schema says that XNNPACK runs parts of it.
 
     Raises:
-        UntrustedArtifact: It does.
+        UntrustedArtifact: It holds further methods, or data for a delegate that is not XNNPACK or
+            that its schema does not name.
         ExportError: It is not a whole program.
     """
     buffer = _Buffer(file, file.seek(0, os.SEEK_END))
     try:
         plans = list(_plans(buffer))
-        found = sum(buffer.count(plan, _DELEGATES) for plan in plans)
-        found += buffer.count(buffer.target(0), _DELEGATE_DATA)
+        parts = [part for p in plans for part in buffer.tables(p, _DELEGATES, _MOST_DELEGATES)]
+        # XNNPACK's data are in segments behind the program; data inside it belong to none.
+        strange = buffer.count(buffer.target(0), _DELEGATE_DATA)
+        strange += sum(not delegated or not _by_xnnpack(buffer, part) for part in parts)
     except EOFError as error:
         raise _damaged(error) from error
-    if found or len(plans) != 2:
+    if strange or len(plans) != 2:
         raise UntrustedArtifact(
             "the program holds code for another back end, or further methods.",
             expected="one method and the schema",
-            got=(len(plans), found),
+            got=(len(plans), strange),
             hint="Ask for a file that `kd_export.save` wrote.",
         )
+
+
+_XNNPACK = "XnnpackBackend"
+_XNNPACK_HEADER, _XNNPACK_MAGIC = 30, b"XH00"
+
+
+def _by_xnnpack(buffer: _Buffer, part: int) -> bool:
+    """Decide whether the data of a delegate are a whole program of XNNPACK, as its header says."""
+    start, size = buffer.text(part, _DELEGATE_ID)
+    if buffer.read(start, min(size, _LONGEST_NAME)) != _XNNPACK.encode():
+        return False
+    place = buffer.field(part, _DELEGATE_PLACE)
+    if place is None or buffer.count(part, _DELEGATE_OPTIONS):
+        return False
+    place = buffer.target(place)
+    location, index = buffer.field(place, _LOCATION), buffer.field(place, _INDEX)
+    if location is None or buffer.number(location, 1) != 1:  # a segment
+        return False
+    segments = buffer.tables(buffer.target(0), _SEGMENTS, _MOST_DELEGATES)
+    number = 0 if index is None else buffer.number(index)
+    if number >= len(segments):
+        raise EOFError("an offset leads beyond the end")
+    begin, size = _segment(buffer, segments[number])
+    header = buffer.read(begin, min(size, _XNNPACK_HEADER))
+    if len(header) < _XNNPACK_HEADER or header[4:8] != _XNNPACK_MAGIC:
+        return False
+    graph, length, data = (int.from_bytes(header[i : i + 4], "little") for i in (10, 14, 18))
+    weights = int.from_bytes(header[22:30], "little")
+    return _XNNPACK_HEADER <= graph <= graph + length <= data <= data + weights <= size
+
+
+def _segment(buffer: _Buffer, table: int) -> tuple[int, int]:
+    """Return where a segment of the file begins, and how long it is."""
+    offset, length = buffer.field(table, _OFFSET), buffer.field(table, _SIZE)
+    begin = 0 if offset is None else buffer.number(offset, 8)
+    size = 0 if length is None else buffer.number(length, 8)
+    base = buffer.number(_SEGMENTS_AT, 8)
+    if buffer.read(_EXTENDED_AT, 4) != _EXTENDED or base + begin + size > buffer.end:
+        raise EOFError("an offset leads beyond the end")
+    return base + begin, size
 
 
 def weights_digest(file: BinaryIO) -> str:
@@ -217,7 +282,7 @@ class ExecuTorchBackend:
         return Schema.from_json(read_executorch_schema(file))
 
     def lower(self, program: ExportedProgram, schema: Schema) -> Schema:
-        """Check that each axis has a maximum."""
+        """Check that each axis has a maximum; choose what runs the program."""
         _required("executorch.exir")
         endless = [name for name, axis in schema.axes.items() if axis.max is None]
         if endless:
@@ -228,19 +293,35 @@ class ExecuTorchBackend:
                 got={name: str(schema.axes[name]) for name in endless},
                 hint=f"Pass a range to `export`, such as `dynamic={ranges}`.",
             )
-        return replace(schema, versions={**schema.versions, _EXTRA: version(_EXTRA)})
+        asked = schema.versions.get(KERNELS)
+        if asked == XNNPACK and not _has_xnnpack():
+            raise BackendMissing(
+                "the installed ExecuTorch is built without XNNPACK.",
+                expected=_XNNPACK,
+                hint=f"Pass `{KERNELS}='{PORTABLE}'`.",
+            )
+        kernels = asked or (XNNPACK if _has_xnnpack() else PORTABLE)
+        versions = {**schema.versions, _EXTRA: version(_EXTRA), KERNELS: kernels}
+        return replace(schema, versions=versions)
 
     def write(self, program: ExportedProgram, schema: Schema, path: Path) -> None:
-        """Lower the program to portable kernels, and add the schema as a method."""
+        """Lower the program, and add the schema as a method."""
         exir = cast("_Exir", _required("executorch.exir"))
         text = replace(schema, weights=_UNKNOWN_DIGEST).to_json()
-        hint = "Save it as `.pt2` or `.onnx`."
+        delegated = schema.versions[KERNELS] == XNNPACK
+        hint = f"Pass `{KERNELS}='{PORTABLE}'`, or s" if delegated else "S"
+        hint += "ave it as `.pt2` or `.onnx`."
         with raised_as(NotExportable, "ExecuTorch cannot express the program", hint), _quiet():
+            parts = [_partitioner()] if delegated else []
+            whole = {op for part in parts for op in part.ops_to_not_decompose(program)[0]}
+            sliced = _sliced(program, whole)
+            planned = _planned(sliced.range_constraints)
             lowered = exir.to_edge_transform_and_lower(
-                _sliced(program),
+                sliced,
+                partitioner=parts,
                 constant_methods={SCHEMA_METHOD: text},
                 compile_config=exir.EdgeCompileConfig(_check_ir_validity=False),
-            ).to_executorch()
+            ).to_executorch(exir.ExecutorchBackendConfig(sym_shape_eval_pass=planned))
         _check_kernels(lowered)
         path.write_bytes(lowered.buffer)
         with path.open("r+b") as file:
@@ -250,7 +331,7 @@ class ExecuTorchBackend:
 
     def load(self, file: BinaryIO, schema: Schema, path: Path) -> Runner:
         """Load the program, once its bytes are known to be those that were exported."""
-        check_methods(file)
+        check_methods(file, delegated=schema.versions.get(KERNELS) == XNNPACK)
         check_digest(weights_digest(file), schema, path)
         runtime = cast("_Module", _required("executorch.runtime"))
         file.seek(0)
@@ -273,6 +354,17 @@ class ExecuTorchBackend:
 backend = ExecuTorchBackend()
 
 
+def _partitioner() -> _Partitioner:
+    """Return what chooses the parts of a program that XNNPACK runs."""
+    module = _required("executorch.backends.xnnpack.partition.xnnpack_partitioner")
+    return cast("_Partitioning", module).XnnpackPartitioner()
+
+
+def _has_xnnpack() -> bool:
+    runtime = cast("_Module", _required("executorch.runtime"))
+    return _XNNPACK in runtime.Runtime.get().backend_registry.registered_backend_names
+
+
 def _required(module: str) -> object:
     """Import a part of executorch, which warns of itself."""
     with _quiet():
@@ -285,20 +377,23 @@ def _quiet() -> Iterator[None]:
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
-        with muted():
+        with muted(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             yield
     finally:
         logging.disable(level)
 
 
-def _sliced(program: ExportedProgram) -> ExportedProgram:
-    """Lower a program to core operators, with slices in place of chunks."""
+def _sliced(program: ExportedProgram, whole: Collection[object]) -> ExportedProgram:
+    """Lower a program to core operators and those of ``whole``, with slices in place of chunks."""
     import torch
 
     from kd_export._running.recurrent import layer_decompositions
 
     aten = torch.ops.aten
     table = torch.export.default_decompositions()
+    for operator in whole:
+        table.pop(operator, None)
     table |= dict.fromkeys((aten.chunk.default, aten.unsafe_chunk.default), _chunks)
     table |= dict.fromkeys((aten.split.Tensor, aten.unsafe_split.Tensor), _parts)
     table[aten.split_with_sizes.default] = _pieces
@@ -306,6 +401,31 @@ def _sliced(program: ExportedProgram) -> ExportedProgram:
     with torch.no_grad():
         sliced: ExportedProgram = program.run_decompositions(table)
     return sliced
+
+
+def _planned(ranges: Mapping[object, object]) -> PassBase:
+    """Return the pass that sets the largest sizes, for which memory is planned.
+
+    What ran before it may have narrowed the ranges that the symbols of sizes carry, such as by the
+    question whether a batch has the size of its maximum.
+    """
+    import torch
+    from torch.fx.passes.infra.pass_base import PassBase
+
+    passes = cast("_Passes", _required("executorch.exir.passes.sym_shape_eval_pass"))
+    plan = passes.ConstraintBasedSymShapeEvalPass()
+
+    class Planned(PassBase):
+        def call(self, graph_module: fx.GraphModule) -> PassResult | None:
+            for node in graph_module.graph.nodes:
+                value = node.meta.get("val")
+                sizes: Iterable[object] = value.shape if isinstance(value, torch.Tensor) else ()
+                for size in sizes:
+                    if isinstance(size, torch.SymInt):
+                        size.node.shape_env.var_to_range.update(ranges)
+            return plan(graph_module)
+
+    return Planned()
 
 
 def _chunks(x: Tensor, chunks: int, dim: int = 0) -> list[Tensor]:
@@ -414,8 +534,21 @@ class _Registry(Protocol):
     operator_names: set[str]
 
 
+class _Delegates(Protocol):
+    registered_backend_names: list[str]
+
+
+class _Partitioner(Protocol):
+    def ops_to_not_decompose(self, program: ExportedProgram) -> tuple[list[object], object]: ...
+
+
+class _Partitioning(Protocol):
+    XnnpackPartitioner: type[_Partitioner]
+
+
 class _Runtime(Protocol):
     operator_registry: _Registry
+    backend_registry: _Delegates
 
     def load_program(self, content: bytes, *, verification: object) -> _Loaded: ...
 
@@ -451,18 +584,26 @@ class _Lowered(Protocol):
     executorch_program: _Emitted
 
 
+class _Passes(Protocol):
+    def ConstraintBasedSymShapeEvalPass(self) -> PassBase: ...  # noqa: N802  # executorch's name
+
+
 class _Edge(Protocol):
-    def to_executorch(self) -> _Lowered: ...
+    def to_executorch(self, config: object) -> _Lowered: ...
 
 
 class _Exir(Protocol):
     def EdgeCompileConfig(  # noqa: N802  # executorch's name
         self, *, _check_ir_validity: bool
     ) -> object: ...
+    def ExecutorchBackendConfig(  # noqa: N802  # executorch's name
+        self, *, sym_shape_eval_pass: PassBase
+    ) -> object: ...
     def to_edge_transform_and_lower(
         self,
         program: ExportedProgram,
         *,
+        partitioner: Sequence[_Partitioner],
         constant_methods: dict[str, object],
         compile_config: object,
     ) -> _Edge: ...

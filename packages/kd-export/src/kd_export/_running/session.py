@@ -176,6 +176,8 @@ class Backend(Protocol):
         """
 
 
+KERNELS, XNNPACK, PORTABLE = "kernels", "xnnpack", "portable"
+"""What runs a ``.pte`` file, and where its schema says so."""
 WEIGHTS = "int8-weights"
 PRECISIONS = ("fp16", "int8", WEIGHTS)
 """What a file of fewer bits may be made by: all in 16 bits, in 8, or the weights alone in 8."""
