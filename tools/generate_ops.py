@@ -50,7 +50,7 @@ from kd_core._leaves.foreach import (%s)
 from kd_core._leaves.writes import fmax_, fmin_, logaddexp_, maximum_, minimum_
 from kd_core._naming import also_named
 from kd_core._ops.math.binary import (%s)
-from kd_core._protocol.primitives import AbstractContainer
+from kd_core._protocol.primitives import AbstractContainer, Addable
 
 if TYPE_CHECKING:
     from typing import Self
@@ -217,9 +217,8 @@ def load_table() -> ModuleType:
 
 def class_of(name: str, methods: Iterator[str]) -> str:
     """Write a class: its docstring, and its methods."""
-    head = (
-        f'\n\nclass {name}(AbstractContainer):\n    """{CLASSES[name]}"""\n\n    __slots__ = ()\n'
-    )
+    base = "Addable" if name == "Arithmetic" else "AbstractContainer"
+    head = f'\n\nclass {name}({base}):\n    """{CLASSES[name]}"""\n\n    __slots__ = ()\n'
     return head + "".join(methods)
 
 
@@ -376,7 +375,8 @@ def operators(row: "BinaryRow", call: str) -> Iterator[str]:
         yield method(f"__{name}__", ", other: Comparable", "", *body, ignore=ignore)
         return
     kind = "Comparable" if name in COMPARISONS else "Operand"
-    yield method(f"__{name}__", f", other: {kind}", "", f"return {call}")
+    ignore = "  # type: ignore[override]  # sums, does not chain" if name == "add" else ""
+    yield method(f"__{name}__", f", other: {kind}", "", f"return {call}", ignore=ignore)
     if name in ("lt", "le", "gt", "ge"):
         return  # Python exchanges these itself
     exact = ", exact=True" if name in ("add", "sub", "mul") else ""

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from typing import assert_type
+    from typing import Any, assert_type
 
     from torch import Tensor, nn
 
@@ -22,7 +22,9 @@ if TYPE_CHECKING:
         assert_type(kd_export.save(module, "model.pt2", td), Report)
 
     def running(session: Session, x: Tensor, td: TensorDict) -> None:
-        assert_type(session.run({"x": x}), dict[str, Tensor])
-        assert_type(session.run({("in", "x"): x}), dict[tuple[str, str], Tensor])
+        assert_type(session.run({"x": x}), dict[str, Any])
+        assert_type(session.run({("in", "x"): x}), dict[tuple[str, ...], Any])
+        assert_type(session.run({"x": x})["out"]["action"], Any)
+        assert_type(session.step({"x": x})["y"] + 1, Any)
         assert_type(session.run(td), TensorDict)
         assert_type(session.schema, Schema)

@@ -1,7 +1,7 @@
 """What type checkers infer for keyed modules; `assert_type` does nothing when it runs."""
 
 import inspect
-from typing import assert_type
+from typing import Any, assert_type
 
 import pytest
 import torch
@@ -47,16 +47,16 @@ def test_call_with_a_container_gives_its_kind() -> None:
 
 def test_call_with_tensors_gives_tensors() -> None:
     module = TensorDictModule(torch.neg, in_keys=["x"], out_keys=["y"])
-    assert_type(module(X), Tensor | tuple[Tensor, ...])
-    assert_type(module(x=X), Tensor | tuple[Tensor, ...])
-    assert_type(TensorDictSequential(module)(x=X), Tensor | tuple[Tensor, ...])
-    assert_type(Double()(x=X, a_b=X), Tensor | tuple[Tensor, ...])
-    assert_type(Double()(x=X, a={"b": X}), Tensor | tuple[Tensor, ...])
+    assert_type(module(X), Tensor | Any)
+    assert_type(module(x=X), Tensor | Any)
+    assert_type(TensorDictSequential(module)(x=X), Tensor | Any)
+    assert_type(Double()(x=X, a_b=X), Tensor | Any)
+    assert_type(Double()(x=X, a={"b": X}), Tensor | Any)
 
 
 def test_forward_of_a_dispatched_method_is_typed() -> None:
     assert_type(Double().forward(TensorDict(x=X)), TensorDict)
-    assert_type(Double().forward(x=X, a_b=X), Tensor | tuple[Tensor, ...])
+    assert_type(Double().forward(x=X, a_b=X), Tensor | Any)
     assert list(inspect.signature(Double().forward).parameters) == ["tensordict"]
 
 

@@ -6,6 +6,7 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import ConcatDataset, DataLoader, random_split
 
 from kd_core import (
     NestedKey,
@@ -13,9 +14,11 @@ from kd_core import (
     TensorDict,
     TensorDictBase,
     cat,
+    group_by,
     lazy_stack,
     stack,
 )
+from kd_nn import TensorDictModule
 
 
 class Observation(TensorClass):
@@ -179,3 +182,34 @@ def test_a_function_of_any_kind_is_typed_by_the_base() -> None:
     state: dict[str, object] = on(td, "cpu").to_dict()
     assert isinstance(on(lazy_stack([td, td]), None), TensorDictBase)
     assert list(state) == ["a"]
+
+
+def test_a_container_is_a_dataset() -> None:
+    td = TensorDict({"a": torch.arange(8.0)}, [8])
+    train, held_out = random_split(td, [6, 2])
+    both: ConcatDataset[TensorDict] = ConcatDataset([td, td])
+    as_it_is = lambda batch: batch  # noqa: E731  # as users write it
+    seen = [batch["a"].sum().item() for batch in DataLoader(td, 4, collate_fn=as_it_is)]
+    rows = DataLoader(train, batch_size=3, collate_fn=as_it_is)
+    assert seen == [6.0, 22.0]
+    assert sum(len(batch) for batch in rows) == 6
+    assert (len(held_out), len(both)) == (2, 16)
+    assert (td + td)["a"][1] == 2
+
+
+def test_outputs_of_a_module_take_part_in_arithmetic() -> None:
+    model = TensorDictModule(nn.Linear(3, 1), in_keys=["x"], out_keys=["y"])
+    loss = (model(x=torch.ones(2, 3)) + 1).square().mean()
+    two = TensorDictModule(lambda x: (x, x + 1), in_keys=["x"], out_keys=["y", "z"])
+    y, z = two(x=torch.ones(2))
+    assert loss.ndim == 0
+    assert (z - y).tolist() == [1, 1]
+
+
+def test_rows_are_grouped() -> None:
+    td = TensorDict({"a": torch.tensor([0, 1, 0]), "b": torch.arange(3.0)}, [3])
+    values, groups = group_by(td, "a")
+    sums = {
+        int(value): group["b"].sum().item() for value, group in zip(values, groups, strict=True)
+    }
+    assert sums == {0: 2.0, 1: 1.0}

@@ -173,7 +173,7 @@ class KeyAsAttribute(LeftOut):
     """
 
     def __get__(self, instance: object, owner: type) -> Never:
-        held = () if is_dynamo_compiling() else getattr(instance, "keys", tuple)()
+        held: Iterable[str] = () if is_dynamo_compiling() else getattr(instance, "keys", tuple)()
         if self.name not in held:
             raise AttributeError(f"{owner.__name__!r} object has no attribute {self.name!r}")
         raise AttributeError(

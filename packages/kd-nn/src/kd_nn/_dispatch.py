@@ -386,6 +386,11 @@ Value: TypeAlias = "Tensor | Mapping[str, Value] | None"
 """What an argument of a call with tensors may be: a mapping stands for the keys below its name."""
 Named: TypeAlias = "Value | TensorDictBase"
 """What an argument by keyword may be; by position a container is the input itself."""
+Outputs: TypeAlias = "Tensor | Any"
+"""What a call with tensors returns: one tensor, or a tuple of several, which a checker cannot know.
+
+A union with a tuple would make `model(x) + 1` an error.
+"""
 
 
 class Forward(Protocol):
@@ -394,7 +399,7 @@ class Forward(Protocol):
     @overload
     def __call__(self, tensordict: T, /, *args: object, **kwargs: object) -> T: ...
     @overload
-    def __call__(self, /, *args: Value, **kwargs: Named) -> Tensor | tuple[Tensor, ...]: ...
+    def __call__(self, /, *args: Value, **kwargs: Named) -> Outputs: ...
 
 
 class ForwardSignature:

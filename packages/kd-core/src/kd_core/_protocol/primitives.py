@@ -27,7 +27,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from operator import itemgetter
-from typing import TYPE_CHECKING, ClassVar, Final, Literal, TypeAlias, TypeGuard, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, TypeAlias, TypeGuard, cast
 
 import torch
 from torch import Tensor
@@ -76,6 +76,8 @@ from kd_core._types import NO_DEFAULT
 
 if TYPE_CHECKING:
     from typing import Protocol, Self, TypeVar
+
+    from torch.utils.data import Dataset
 
     from kd_core._batch.descriptor import Descriptor
     from kd_core._batch.shapes import Plan
@@ -337,6 +339,17 @@ class AbstractContainer(Node):
         if not self._kd_nested:
             return ()
         return [value for value in self._kd_entries.values() if not isinstance(value, Tensor)]
+
+
+if TYPE_CHECKING:
+
+    class Addable(AbstractContainer, Dataset[Any]):
+        """A container as a dataset, so that `DataLoader(td)` is no error; `+` adds in both."""
+
+        __slots__ = ()
+
+else:
+    Addable = AbstractContainer
 
 
 def _entries_to_match(other: Entry) -> Mapping[str, Entry]:

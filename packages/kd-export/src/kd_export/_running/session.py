@@ -27,11 +27,13 @@ from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
 from typing import (
     TYPE_CHECKING,
+    Any,
     BinaryIO,
     Protocol,
     TypeAlias,
     TypeVar,
     cast,
+    overload,
     runtime_checkable,
 )
 
@@ -647,6 +649,8 @@ def _flags(mask: object) -> list[bool]:
 
 
 Inputs = TypeVar("Inputs")
+Word = TypeVar("Word", str, tuple[str, ...])
+Array = TypeVar("Array")
 
 
 class _Shaped(Protocol):
@@ -681,7 +685,13 @@ class Session:
         self._carried = Carried(schema, runner)
         self.source: tuple[Callable[..., Session], tuple[object, ...]] | None = None
 
-    def __call__(self, x: Inputs, outputs: Iterable[object] | None = None) -> Inputs:
+    @overload
+    def __call__(
+        self, x: dict[Word, Array], outputs: Iterable[object] | None = None
+    ) -> dict[Word, Any]: ...
+    @overload
+    def __call__(self, x: Inputs, outputs: Iterable[object] | None = None) -> Inputs: ...
+    def __call__(self, x: object, outputs: Iterable[object] | None = None) -> object:
         """Run the program once, as `run` does."""
         return self.run(x, outputs)
 
@@ -705,7 +715,14 @@ class Session:
     def _repr_html_(self) -> str:
         return self.schema._repr_html_()
 
-    def run(self, x: Inputs, outputs: Iterable[object] | None = None) -> Inputs:
+    # An output may be nested where no input is, which a checker cannot know.
+    @overload
+    def run(
+        self, x: dict[Word, Array], outputs: Iterable[object] | None = None
+    ) -> dict[Word, Any]: ...
+    @overload
+    def run(self, x: Inputs, outputs: Iterable[object] | None = None) -> Inputs: ...
+    def run(self, x: object, outputs: Iterable[object] | None = None) -> object:
         """Run the program once.
 
         Args:
@@ -736,7 +753,7 @@ class Session:
             except Exception:  # the checks tell why, or the program fails once more
                 result = None
             if result is not None:
-                return cast(Inputs, result)
+                return result
         try:
             return self._checked(x, outputs)
         except ExportError:
@@ -751,7 +768,11 @@ class Session:
         results = self.runner(arrays, None if outputs is None else [e.name for e in wanted])
         return cast(Inputs, arrange(self._restored(wanted, results, values)))
 
-    def step(self, x: Inputs) -> Inputs:
+    @overload
+    def step(self, x: dict[Word, Array]) -> dict[Word, Any]: ...
+    @overload
+    def step(self, x: Inputs) -> Inputs: ...
+    def step(self, x: object) -> object:
         """Run the program on its own state, and carry the state to the next step.
 
         The state is what the program was exported with as ``state=``. It starts at zero, or with

@@ -25,6 +25,7 @@ from kd_nn._dispatch import (
     ForwardSignature,
     Inplace,
     Named,
+    Outputs,
     Value,
     add_call_note,
     describe,
@@ -372,7 +373,6 @@ def described(node: KeyNode, step: nn.Module) -> KeyNode:
 
 
 T = TypeVar("T", bound=TensorDictBase)
-Outputs = Tensor | tuple[Tensor, ...]
 
 
 class DeclaredKeys(property):

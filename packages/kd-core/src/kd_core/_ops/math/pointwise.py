@@ -39,7 +39,7 @@ from kd_core._ops.math.binary import (
     unary,
     unary_,
 )
-from kd_core._protocol.primitives import AbstractContainer
+from kd_core._protocol.primitives import AbstractContainer, Addable
 
 if TYPE_CHECKING:
     from typing import Self
@@ -530,7 +530,7 @@ class UnaryInPlace(AbstractContainer):
         return unary_(self, torch.Tensor.nan_to_num_)
 
 
-class Arithmetic(AbstractContainer):
+class Arithmetic(Addable):
     """Arithmetic with a number, a tensor over the batch dimensions, or a container.
 
     Two containers must have the same keys, and the same batch size or one of them (). With
@@ -562,7 +562,7 @@ class Arithmetic(AbstractContainer):
             return binary(self, other, partial(torch.add, alpha=alpha))
         return binary(self, other, torch.add, torch._foreach_add, add_tensor)
 
-    def __add__(self, other: Operand) -> Self:
+    def __add__(self, other: Operand) -> Self:  # type: ignore[override]  # sums, does not chain
         return binary(self, other, torch.add, torch._foreach_add, add_tensor)
 
     def __radd__(self, other: Operand) -> Self:
