@@ -167,7 +167,7 @@ def test_values_written_earlier_are_scored() -> None:
         assert torch.equal(expected["move_log_prob"], td["move_log_prob"])
         assert torch.equal(expected[GRIP_SCORE], td[GRIP_SCORE])
         model.select_out_keys("move_log_prob")
-        assert torch.equal(model(obs=data()["obs"]), td["move_log_prob"])  # type: ignore[arg-type]  # one output
+        assert torch.equal(model(obs=data()["obs"]), td["move_log_prob"])
 
 
 def test_one_value_alone_written_earlier_is_replaced() -> None:

@@ -14,6 +14,7 @@ from kd_core import (
     ShapeMismatch,
     TensorClass,
     TensorDict,
+    collate,
     pad,
     pad_sequence,
     unpad_sequence,
@@ -160,3 +161,14 @@ def test_pad_in_place() -> None:
     (td,) = parts(2)
     assert pad(td, [1, 0], inplace=True) is td
     assert td["a"].tolist() == [0, 1, 2]
+
+
+def test_samples_are_padded_at_the_left() -> None:
+    samples = [TensorDict({"x": torch.ones(n), "y": 1.0 * n}) for n in (1, 2)]
+    got = collate(samples, pad_keys={"x": -1.0}, mask_key="mask", padding_side="left")
+    assert got["x"].tolist() == [[-1, 1], [1, 1]]
+    assert got["mask", "x"].tolist() == [[False, True], [True, True]]
+    with pytest.raises(
+        InvalidValue, match=r'`padding_side` must be "right" or "left", got \'top\''
+    ):
+        collate(samples, pad_keys=["x"], padding_side="top")  # type: ignore[arg-type]  # refused

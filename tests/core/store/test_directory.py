@@ -296,8 +296,8 @@ def test_parameters_that_ask_for_what_is_done_anyway(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="would run code from a file"):
         TensorDict.load(path, allow_pickle=True)
     early = td.memmap(tmp_path / "o", return_early=True, num_threads=2)
-    assert isinstance(early, TensorDictFuture)  # type: ignore[unreachable]  # types say less than the run
-    assert (early.result() == td).all()  # type: ignore[unreachable]  # types say less than the run
+    assert isinstance(early, TensorDictFuture)
+    assert (early.result() == td).all()
 
 
 def test_a_name_of_a_file_is_a_file(tmp_path: Path) -> None:

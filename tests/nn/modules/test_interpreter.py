@@ -181,7 +181,7 @@ def test_output_stays_where_the_later_writer_is_skipped(depth: int, hook: bool) 
     for _ in range(3):
         assert torch.equal(model(TensorDict(a=X))["y"], -X)
         assert torch.equal(model(TensorDict(a=X, b=X))["y"], X.exp())
-        assert torch.equal(model(a=X), -X)  # type: ignore[arg-type]  # one tensor
+        assert torch.equal(model(a=X), -X)
 
 
 @pytest.mark.filterwarnings("ignore::kd_nn.KeyGraphWarning")

@@ -98,8 +98,7 @@ def pad_sequence(
             raise batches_differ(
                 first._kd_desc.batch, each._kd_desc.batch, number, "pad_sequence", ()
             )
-    if padding_side not in ("right", "left"):
-        raise InvalidValue(f'`padding_side` must be "right" or "left", got {padding_side!r}.')
+    _check_side(padding_side)
     left = padding_side == "left"
     if not first._kd_desc.ndim and pad_dim >= 0:
         return written_to(
@@ -261,6 +260,7 @@ def collate(
     pad_keys: Mapping[NestedKey, float] | Iterable[NestedKey] = (),
     nested_keys: Iterable[NestedKey] = (),
     mask_key: NestedKey | None = None,
+    padding_side: Literal["right", "left"] = "right",
 ) -> C:
     """Stack samples, for `DataLoader(collate_fn=...)`; some entries may differ in length.
 
@@ -270,9 +270,12 @@ def collate(
             stands for what is missing; without values, 0.
         nested_keys: the entries that become nested tensors of the jagged layout.
         mask_key: where to store which values are real: a container of a mask for each padded entry.
+        padding_side: where an entry is padded: behind its values ("right"), or before ("left"), as
+            prompts are from which a language model goes on.
 
     Raises:
         KeyNotFound: if a sample lacks a key.
+        InvalidValue: if there is no such side.
         InvalidArgument: if a key is padded and nested.
 
     Example:
@@ -284,6 +287,7 @@ def collate(
         ([[1.0, -1.0], [1.0, 1.0]], [1.0, 2.0], [[True, False], [True, True]])
     """
     first_of(batch, "collate")
+    _check_side(padding_side)
     several(pad_keys, "`pad_keys`")
     values = pad_keys if isinstance(pad_keys, Mapping) else dict.fromkeys(pad_keys, 0.0)
     padded = {path_of(key): value for key, value in values.items()}
@@ -298,10 +302,9 @@ def collate(
     masks: dict[tuple[str, ...], Tensor] = {}
     for key, value in padded.items():
         column = columns[key]
-        result._kd_engine.set(
-            result, key, pad_tensors(column, batch_first=True, padding_value=value)
-        )
-        masks[key] = pad_tensors([leaf.new_ones(len(leaf)).bool() for leaf in column], True)
+        result._kd_engine.set(result, key, pad_tensors(column, True, value, padding_side))
+        real = [leaf.new_ones(len(leaf)).bool() for leaf in column]
+        masks[key] = pad_tensors(real, True, padding_side=padding_side)
     for key in nested:
         result._kd_engine.set(
             result, key, torch.nested.as_nested_tensor(columns[key], layout=torch.jagged)
@@ -311,6 +314,11 @@ def collate(
             raise KeyCollision(f"key {format_key(mask_key)} exists already. Choose another one.")
         result._kd_engine.set(result, mask_key, masks)
     return result
+
+
+def _check_side(side: str) -> None:
+    if side not in ("right", "left"):
+        raise InvalidValue(f'`padding_side` must be "right" or "left", got {side!r}.')
 
 
 def _column(batch: Sequence[TensorDictBase], key: tuple[str, ...]) -> list[Tensor]:
