@@ -524,3 +524,73 @@ def test_rows_of_a_tensor_class_are_not_written_where_the_source_has_no_such_fie
             sample[:1] = source
     assert not sample.a.any()
     assert not sample.n["b"].any()
+
+
+ROWS = torch.tensor([2, -4, 2, 0])
+"""Rows of four, one of them counted from the end, one of them twice."""
+
+
+def rows_written(leaf: Tensor, source: Tensor) -> Tensor:
+    """Return what a container writes into rows, beside a leaf that all sources fit."""
+    before = torch.zeros(4)
+    td = TensorDict({"first": before, "n": {"leaf": leaf}}, [4])
+    td[ROWS] = TensorDict({"first": torch.ones(4), "n": {"leaf": source}}, [4])
+    assert before.tolist() == [1.0, 0.0, 1.0, 0.0]
+    assert td["n", "leaf"] is leaf
+    return leaf
+
+
+@pytest.mark.parametrize(
+    ("leaf", "source"),
+    [
+        (torch.zeros(4, 2), torch.rand(4, 2)),
+        (torch.zeros(4, 2), torch.rand(2, 4).T),
+        (torch.zeros(2, 4).T, torch.rand(4, 2)),
+        (torch.zeros(4, 2), torch.rand(4, 1)),
+        (torch.zeros(4, 0), torch.rand(4, 0)),
+        (torch.zeros(4, dtype=torch.bool), torch.tensor([True, False, True, True])),
+        (torch.zeros(4, dtype=torch.complex64), torch.rand(4, dtype=torch.complex64).conj()),
+    ],
+    ids=["plain", "columns", "into columns", "broadcast", "empty", "bool", "complex"],
+)
+def test_numbered_rows_of_a_container_are_written_as_those_of_a_tensor(
+    leaf: Tensor, source: Tensor
+) -> None:
+    expected = leaf.clone()
+    expected[ROWS] = source
+    assert torch.equal(rows_written(leaf, source), expected)
+
+
+def test_gradients_go_through_numbered_rows_of_a_container() -> None:
+    source = torch.rand(4, 2, requires_grad=True)
+    expected = torch.zeros(4, 2)
+    expected[ROWS] = source
+    [gradient] = torch.autograd.grad(expected.square().sum(), source)
+    written = rows_written(torch.zeros(4, 2), source)
+    assert torch.equal(torch.autograd.grad(written.square().sum(), source)[0], gradient)
+
+
+def test_a_parameter_of_a_graph_refuses_numbered_rows_and_nothing_is_written() -> None:
+    td = TensorDict({"a": torch.zeros(4), "b": torch.zeros(4, requires_grad=True)}, [4])
+    rows = TensorDict({"a": torch.ones(4), "b": torch.ones(4)}, [4])
+    with pytest.raises(InvalidValue, match="`b`"):
+        td[ROWS] = rows
+    with pytest.raises(OutOfRange, match="index 4 is out of bounds"), torch.no_grad():
+        td[torch.tensor([0, 1, 2, 4])] = rows
+    assert not td["a"].any()
+
+
+def test_numbered_rows_overlap_what_is_written() -> None:
+    td = TensorDict({"a": torch.arange(4.0), "b": torch.arange(4.0)}, [4])
+    td[torch.tensor([1, 2, 3])] = td[:3]
+    assert td["a"].tolist() == td["b"].tolist() == [0.0, 0.0, 1.0, 2.0]
+
+
+def test_row_numbers_may_be_an_entry_that_is_written() -> None:
+    fresh = {"a": torch.ones(3), "rows": torch.tensor([7, 8, 9]), "b": torch.tensor([1.0, 2, 3])}
+    for source in (fresh, TensorDict(fresh, [3])):
+        rows = torch.tensor([2, 0, 1])
+        td = TensorDict({"a": torch.zeros(3), "rows": rows, "b": torch.zeros(3)}, [3])
+        td[td["rows"]] = source
+        assert td["rows"].tolist() == [8, 9, 7]
+        assert td["b"].tolist() == [2.0, 3.0, 1.0]

@@ -409,6 +409,42 @@ def _are_common(targets: list[Tensor], sources: list[Tensor]) -> bool:
     return True
 
 
+def are_rows_of(leaves: list[Tensor], sources: list[Tensor], count: int) -> bool:
+    """Return whether torch surely writes each source into that many rows of a leaf on the CPU.
+
+    The attributes of all are read in loops of C, as in `_are_common`.
+    """
+    both = [*leaves, *sources]
+    dtypes = list(map(dtype_of, both))
+    if dtypes[: len(leaves)] != dtypes[len(leaves) :] or not _CONVERTED.issuperset(dtypes):
+        return False
+    if not all(map(is_cpu, both)) or (torch.is_grad_enabled() and any(map(needs_grad, both))):
+        return False
+    try:
+        for leaf, source in zip(leaves, sources):  # noqa: B905  # asking for `strict` costs
+            shape = list(leaf.shape)
+            shape[0] = count
+            if list(source.shape) != shape or source.layout is not torch.strided:
+                return False
+            if leaf._version < 0 or not leaf.is_contiguous():
+                return False
+    except RuntimeError:  # inference tensors, nested and sparse ones
+        return False
+    return True
+
+
+def put_rows(leaves: list[Tensor], sources: list[Tensor], rows: Tensor) -> None:
+    """Write sources into rows of leaves; `are_rows_of` has passed them, and the rows exist."""
+    for leaf, source in zip(leaves, sources):  # noqa: B905  # as above
+        try:
+            leaf[rows] = source
+        except RuntimeError:
+            if not (shares_storage(leaf, source) or shares_storage(leaf, rows)):
+                raise
+            rows = rows.clone()  # which the leaf may hold
+            leaf[rows] = source.clone()
+
+
 def writable_source(where: Where, entry: Entry, value: object) -> Tensor:
     """Return the tensor to copy into a leaf, checked.
 

@@ -35,16 +35,18 @@ from kd_core._errors import (
     unknown_keys,
 )
 from kd_core._keys import format_key, is_path, path_of
-from kd_core._leaves.foreach import is_eager, is_stand_in
+from kd_core._leaves.foreach import is_eager, is_stand_in, shares_storage
 from kd_core._leaves.loops import find_entry, is_shapeless, without_shape
 from kd_core._leaves.writes import (
     INCOMPLETE,
     Write,
+    are_rows_of,
     as_source,
     check_same_data,
     check_write,
     commit,
     copy_pairs,
+    put_rows,
     unknown_below,
     without_ones,
     write_all,
@@ -870,7 +872,15 @@ class _Rows:
     def _put_rows(self, target: Tensor, source: Tensor) -> None:
         if not (source.is_cpu and target.is_cpu) and source.ndim:  # torch takes numbers alone
             source = beside(source, target)
-        target[self.where] = source
+        try:
+            target[self.where] = source
+        except RuntimeError:
+            items = self.where if isinstance(self.where, tuple) else ()
+            if not any(isinstance(item, Tensor) and shares_storage(target, item) for item in items):
+                raise
+            # torch refuses an index that the leaf holds; the leaves before it are written.
+            self.where = tuple(each.clone() if isinstance(each, Tensor) else each for each in items)
+            target[self.where] = source
 
 
 def _on_cpu(where: tuple[IndexItem, ...] | bool | None) -> tuple[IndexItem, ...] | bool | None:
@@ -896,15 +906,26 @@ def _check_range(rows: Tensor, batch: Batch) -> None:
 def _copied(target: AbstractContainer, index: object, source: object) -> bool:
     """Copy a container of plain leaves to rows at once; return `False`, nothing written, if unsure.
 
-    The fast path of `_Rows`, which takes any source and any index.
+    The fast path of `_Rows`, which takes any source and any index: "td[tensor] = td" in the
+    benchmarks.
     """
-    if is_compiling() or not gives_views(index) or not isinstance(source, AbstractContainer):
+    if is_compiling() or not isinstance(source, AbstractContainer):
+        return False
+    batch = target._kd_desc.batch
+    numbers = index if index.__class__ is Tensor and batch and _are_rows(index) else None
+    if numbers is None and not gives_views(index):
         return False
     leaves: list[Tensor] = []
     values: list[Tensor] = []
     if not _paired(target, source, leaves, values):
         return False
-    rows_of, _ = resolve(index, target._kd_desc.batch)
+    if numbers is not None:
+        if not are_rows_of(leaves, values, numbers.shape[0]):
+            return False
+        _check_range(numbers, batch)
+        put_rows(leaves, values, numbers)
+        return True
+    rows_of, _ = resolve(index, batch)
     return copy_pairs([rows_of(leaf) for leaf in leaves], values)
 
 
