@@ -25,7 +25,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import takewhile, zip_longest
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -502,14 +502,14 @@ def _take_apart(container: AbstractContainer, children: list[object], outer: int
         value = entries[key]
         kind: type = value.__class__
         below = None
-        if kind is TensorDict or _becomes_plain(kind):
+        # `in_dims` of `vmap` are trees of integers.
+        is_leaf = kind is Tensor or kind is int
+        if not is_leaf and (kind is TensorDict or _becomes_plain(kind)):
             nested = True
             below = _take_apart(value, children, desc.ndim)  # type: ignore[arg-type]  # a container
             if lead < 0 <= below.lead:
                 lead, extra = len(names), value._kd_desc.ndim - desc.ndim  # type: ignore[union-attr]  # a container
-        elif (
-            kind is int or kind is Tensor or _is_child(value)
-        ):  # `in_dims` of `vmap` are trees of integers
+        elif is_leaf or _is_child(value):
             children.append(value)
             shape = None if lead >= 0 or kind is int else _shape_of(value)
             if shape is not None:
@@ -576,11 +576,65 @@ def _unflatten(
 
         return stack_of(cls, children, structure)
     moved = moved_by_vmap(children, structure.level, structure.ndim)
-    made = _put_together(cls, iter(children), structure, moved)
+    made: Node | None = None
+    if not is_compiling():
+        kinds = set(map(type, children))
+        if kinds in (_TENSORS, _INTEGERS):
+            made = _put_plain(cls, iter(children), structure, moved, kinds == _INTEGERS)
+    if made is None:
+        made = _put_together(cls, iter(children), structure, moved)
     # Inside `torch.func.grad`, which looks for the tensors that it tracks, none may be a view.
     if structure.stacked < 0 or (moved is None and maybe_current_level() is not None):
         return made
     return _stacked_again(cls, made, structure, moved, children)
+
+
+_TENSORS: Final = {Tensor}
+_INTEGERS: Final = {int}
+"""What the children of `in_dims` are, which `vmap` makes on each call."""
+
+
+def _put_plain(
+    cls: type[AbstractContainer],
+    values: Iterator[object],
+    structure: Structure,
+    moved: Moved | None,
+    hollow: bool,
+) -> Node | None:
+    """Rebuild a container of tensors alone, or of integers (`hollow`); return `None` if unsure.
+
+    The fast path of `_put_together` ("vmap over 3 sets" in the benchmarks), for containers without
+    data, device and names whose children have the batch of the lead.
+    """
+    keys, data, device, lead, extra, _, ndim, inner, names = structure[:9]
+    if data or device is not None or names or lead < 0:
+        return None
+    if moved is not None and not moved.given and moved.dim >= ndim:
+        return None
+    entries: dict[str, Entry] = {}
+    if inner:
+        for key, below in zip(keys, inner):  # noqa: B905  # `strict` is slower
+            value = (
+                next(values)
+                if below is None
+                else _put_plain(TensorDict, values, below, moved, hollow)
+            )
+            if value is None:
+                return None
+            entries[key] = cast("Entry", value)
+    else:
+        entries = dict(zip(keys, cast("Iterator[Entry]", values)))  # noqa: B905  # as above
+    batch: Batch = ()
+    if not hollow:
+        first = entries[keys[lead]]
+        shape = first.shape if isinstance(first, Tensor) else first._kd_desc.batch
+        batch = tuple(shape[: len(shape) - extra]) if len(shape) > extra else ()
+        count = len(batch)
+        for value in entries.values() if count else ():
+            found = value.shape if isinstance(value, Tensor) else value._kd_desc.batch
+            if found[:count] != batch:
+                return None
+    return _kind_of(cls, entries, describe(batch), hollow or bool(inner))
 
 
 def _stacked_again(
