@@ -167,6 +167,7 @@ CALLS: dict[str, Callable[[], object]] = {
     "a usual key that is not there as an attribute": lambda: attrgetter("obs")(td()),
     "a nested key as a list": lambda: td().get(["next", "obs"]),  # type: ignore[call-overload]  # refused
     "a nested key as a list to read": lambda: td()[["next", "obs"]],  # type: ignore[list-item]  # refused
+    "integers as keys": lambda: TensorDict({"opt": {"state": {0: torch.zeros(2)}}}),
     "keyed modules below kd_core": lambda: import_module("kd_core.nn"),
     "utils below kd_core": lambda: import_module("kd_core.utils"),
     "a file of torch.save to load": lambda: TensorDict.load(written_by_torch()),

@@ -224,19 +224,29 @@ def test_what_is_not_a_store_is_not_overwritten(tmp_path: Path) -> None:
     ("value", "error"),
     [
         (object(), "entry `\\('n', 'x'\\)` holds an `object`, which cannot .*register_type"),
-        ({1: 2}, "entry `\\('n', 'x'\\)` must be a dict with string keys"),
+        ({1.5: 2}, "must be a dict with strings and integers as keys"),
+        ({True: 2}, "must be a dict with strings and integers as keys"),
         (torch.float32, "entry `\\('n', 'x'\\)` holds a `dtype`"),
         (torch.zeros(2, device="meta"), "entry `\\('n', 'x'\\)` is on the meta device"),
         (torch.zeros(2).to_sparse(), "entry `\\('n', 'x'\\)` must be a dense or jagged tensor"),
         (10**5000, "at most 4000 digits"),
     ],
-    ids=["object", "keys", "dtype", "meta", "sparse", "digits"],
+    ids=["object", "keys", "bools", "dtype", "meta", "sparse", "digits"],
 )
 def test_what_cannot_be_saved_writes_nothing(value: object, error: str, tmp_path: Path) -> None:
     inner = value if isinstance(value, torch.Tensor) else NonTensorData(value)
     with pytest.raises((TypeError, ValueError), match=error):
         TensorDict({"a": 1.0, "n": {"x": inner}}).save(tmp_path / "td")
     assert [path.name for path in tmp_path.iterdir()] == []
+
+
+def test_a_dict_with_integers_as_keys_comes_back(tmp_path: Path) -> None:
+    state = {"state": {0: {"lr": 0.5}, -1: {}, "1": 2, 1: 3}, "param_groups": [{"params": [0, 1]}]}
+    TensorDict(state=NonTensorData(state)).save(tmp_path / "td")
+    found = TensorDict.load(tmp_path / "td").get_non_tensor("state")
+    assert found == state
+    assert isinstance(found, dict)
+    assert list(found["state"]) == [0, -1, "1", 1]
 
 
 def test_a_newer_format_says_to_upgrade(tmp_path: Path) -> None:

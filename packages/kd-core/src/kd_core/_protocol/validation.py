@@ -10,7 +10,7 @@ arrays and the registry; must not know a container class.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -328,11 +328,13 @@ def with_plain_keys(source: Mapping[str, object], path: tuple[str, ...] = ()) ->
         InvalidKey: if a key is neither a string nor a tuple of strings.
         KeyCollision: if two keys have the same characters.
     """
-    for key in source:
+    keys: Collection[object] = source
+    for key in keys:
         if not is_key(key):
+            remedy = " Keep the dict as one value: `NonTensorData(it)`." if type(key) is int else ""
             raise InvalidKey(
                 f"a key must be a string or a tuple of strings, got {key!r} of type "
-                f"`{type(key).__name__}`{f' in {format_key(path)}' if path else ''}."
+                f"`{type(key).__name__}`{f' in {format_key(path)}' if path else ''}.{remedy}"
             )
     items = sorted(source.items(), key=lambda item: isinstance(item[0], tuple))
     return spread_keys(cast("Mapping[NestedKey, object]", dict(items)))

@@ -388,7 +388,7 @@ def warn_unknown(name: object) -> None:
 # | object | value |
 # | --- | --- |
 # | `{"f": "nan"}` | a float that is not finite: `nan`, `inf` or `-inf` |
-# | `{"d": [[key, value], ...]}` | a dict with string keys, in its order |
+# | `{"d": [[key, value], ...]}` | a dict with strings and integers as keys, in its order |
 # | `{"t": [...]}` | a tuple |
 # | `{"b": "..."}` | bytes, in base 64 |
 # | `{"r": [name, value]}` | a value of a registered type, enumerations among them |
@@ -434,12 +434,17 @@ def written(value: object, path: tuple[str, ...], depth: int = 0) -> object:
         items = [written(item, path, depth + 1) for item in value]
         return items if kind is list else {"t": items}
     if isinstance(value, dict) and kind is dict:
-        if not all(type(key) is str for key in value):
+        if not all(type(key) in (str, int) for key in value):
             raise InvalidArgument(
-                f"entry {format_key(path)} must be a dict with string keys to be saved. Convert "
-                "the keys to strings, or save a list of pairs."
+                f"entry {format_key(path)} must be a dict with strings and integers as keys to be "
+                "saved. Convert the keys to strings, or save a list of pairs."
             )
-        return {"d": [[key, written(item, path, depth + 1)] for key, item in value.items()]}
+        return {
+            "d": [
+                [written(key, path, depth + 1), written(item, path, depth + 1)]
+                for key, item in value.items()
+            ]
+        }
     if isinstance(value, bytes) and kind is bytes:
         return {"b": base64.b64encode(value).decode("ascii")}
     stored = TYPES.get(kind)
@@ -447,7 +452,7 @@ def written(value: object, path: tuple[str, ...], depth: int = 0) -> object:
         raise InvalidArgument(
             f"entry {format_key(path)} holds {with_article(kind.__qualname__)}, which cannot be "
             "saved: non-tensor data must be strings, numbers, booleans, `None`, bytes, lists, "
-            "tuples or dicts with string keys. Register the type with "
+            "tuples or dicts. Register the type with "
             "`kd_core.store.register_type`, or `exclude` the entry."
         )
     return {"r": [stored.name, written(stored.encode(value), path, depth + 1)]}
@@ -480,10 +485,10 @@ def _float(inner: object, depth: int) -> object:
 
 
 def _dict(inner: object, depth: int) -> object:
-    made: dict[str, object] = {}
+    made: dict[str | int, object] = {}
     for pair in _list(inner):
         match pair:
-            case [str(key), item] if key not in made:
+            case [str(key) | int(key), item] if key not in made and not isinstance(key, bool):
                 made[key] = read(item, depth)
             case _:
                 raise _unknown(pair)
