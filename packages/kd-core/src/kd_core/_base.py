@@ -157,7 +157,7 @@ class TensorDictBase(Concerns):
             >>> TensorDict.stack([TensorDict(a=1.0), TensorDict(a=2.0)])["a"]
             tensor([1., 2.])
         """
-        return cast("C", registry.stack(input, dim, out=out))
+        return registry.stack(input, dim, out=out)
 
     @staticmethod
     def cat(input: Sequence[C], dim: int | str = 0, *, out: C | None = None) -> C:
@@ -169,7 +169,7 @@ class TensorDictBase(Concerns):
             >>> TensorDict.cat([TensorDict({"a": torch.zeros(n)}, [n]) for n in (2, 3)]).batch_size
             torch.Size([5])
         """
-        return cast("C", registry.cat(input, dim, out=out))
+        return registry.cat(input, dim, out=out)
 
     @staticmethod
     @also_named(items="input")
@@ -195,7 +195,7 @@ class TensorDictBase(Concerns):
             >>> type(TensorDict.lazy_stack([TensorDict(a=1.0), TensorDict(a=2.0)])).__name__
             'LazyStackedTensorDict'
         """
-        stack = registry.lazy_stack(
+        stack: TensorDictBase = registry.lazy_stack(
             input,
             dim,
             out=out,
@@ -209,7 +209,7 @@ class TensorDictBase(Concerns):
             padding_side=padding_side,
             layout=layout,
         )
-        return cast("TensorDictBase", stack)
+        return stack
 
     @staticmethod
     @also_named(items="input")
@@ -232,7 +232,7 @@ class TensorDictBase(Concerns):
             >>> type(TensorDict.maybe_dense_stack([TensorDict(a=1.0), TensorDict(b=1)])).__name__
             'LazyStackedTensorDict'
         """
-        return cast("TensorDictBase", registry.maybe_dense_stack(input, dim, out=out))
+        return registry.maybe_dense_stack(input, dim, out=out)
 
     def to_tensordict(self, *, retain_none: bool = True) -> TensorDictBase:
         """Return a copy in which every container is a `TensorDict`; leaves are copied.
@@ -269,7 +269,7 @@ class TensorDictBase(Concerns):
             >>> type(stack).__name__, stack.batch_size
             ('LazyStackedTensorDict', torch.Size([2]))
         """
-        return cast("TensorDictBase", as_stack(self, dim))
+        return as_stack(self, dim)
 
     def attrs(
         self,
@@ -296,7 +296,7 @@ class TensorDictBase(Concerns):
             >>> attrs["a"].tgt_dtype, attrs["a"].tgt_shape
             (torch.float32, torch.Size([3, 2]))
         """
-        return cast("TensorDictBase", registry.attributes_of(self, tuple(fields)))
+        return registry.attributes_of(self, tuple(fields))
 
     def densify(self, layout: torch.layout = torch.strided) -> TensorDictBase:
         """Return a `TensorDict` in which entries that cannot be stacked are nested tensors.

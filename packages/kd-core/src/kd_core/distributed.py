@@ -281,7 +281,7 @@ def pad_to_divisor(td: T, divisor: int) -> tuple[T, int]:
         >>> padded["word"], count
         (['x', 'y', 'z', 'x'], 1)
     """
-    return cast("tuple[T, int]", collectives.pad_to_divisor(td, divisor))
+    return collectives.pad_to_divisor(td, divisor)
 
 
 def unpad(td: T, count: int) -> T:
@@ -301,7 +301,7 @@ def unpad(td: T, count: int) -> T:
         >>> distributed.unpad(padded, count)["a"]
         tensor([0, 1, 2])
     """
-    return cast("T", collectives.unpad(td, count))
+    return collectives.unpad(td, count)
 
 
 def balanced_chunks(td: T, chunks: int, weights: Weights) -> tuple[list[T], Tensor]:
@@ -333,7 +333,7 @@ def balanced_chunks(td: T, chunks: int, weights: Weights) -> tuple[list[T], Tens
         >>> distributed.restore_order(torch.cat(parts), order)["a"]
         tensor([0, 1, 2, 3])
     """
-    return cast("tuple[list[T], Tensor]", collectives.balanced_chunks(td, chunks, weights))
+    return collectives.balanced_chunks(td, chunks, weights)
 
 
 def restore_order(td: T, order: Tensor) -> T:
@@ -353,7 +353,7 @@ def restore_order(td: T, order: Tensor) -> T:
         >>> distributed.restore_order(td, torch.tensor([1, 0]))["a"]
         tensor([5, 7])
     """
-    return cast("T", collectives.restore_order(td, order))
+    return collectives.restore_order(td, order)
 
 
 def save_checkpoint(

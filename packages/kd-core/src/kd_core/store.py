@@ -146,7 +146,7 @@ def register_class(
     def built(entries: dict[str, Entry], desc: Descriptor, _: object) -> Node:
         if build is None:
             return _instance(cls, entries, desc)
-        return build(cast("TensorDictBase", registry.make_dense(entries, desc)))
+        return build(registry.make_dense(entries, desc))
 
     manifest.add_class(manifest.StoredClass(name, version, cls, built))
     return cls

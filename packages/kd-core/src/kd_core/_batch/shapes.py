@@ -538,6 +538,15 @@ def numbered(dims: object, batch: Batch) -> object:
     return dims
 
 
+def numbers_of(dims: object, batch: Batch) -> Batch:
+    """Return dimensions, one or a sequence, by number or by name, as a tuple of numbers.
+
+    Raises:
+        OutOfRange: if no dimension has a name.
+    """
+    return sizes_of([cast("int", numbered(dims, batch))])
+
+
 def wrap_dims(dims: Sequence[int], ndim: int) -> Batch:
     """Return dimensions counted from the front, each at most once.
 

@@ -904,8 +904,8 @@ def _stacked_tensors(
     """Return tensors as an entry of a lazy stack of containers is read that hold them."""
     if how is not None and how.form == "list":
         return list(rows)
-    held = [registry.make_dense({"rows": row}, describe(())) for row in rows]
-    stack = lazy_stack(cast("list[TensorDictBase]", held))
+    held: list[TensorDictBase] = [registry.make_dense({"rows": row}, describe(())) for row in rows]
+    stack = lazy_stack(held)
     at = new_dim(dim, (0,) * min(row.ndim for row in rows))
     found = stack["rows"] if how is None else cast("Tensor", stack._read_as(("rows",), None, how))
     return found if found.is_nested else found.movedim(0, at)
@@ -940,7 +940,7 @@ def maybe_dense_stack(
     if any(keys != first for keys in others):
         return stack
     try:
-        return cast("TensorDictBase", registry.stack(input, stack._dim))
+        return registry.stack(input, stack._dim)
     except KdError:
         return stack
 

@@ -63,7 +63,7 @@ _HELD: Final = "data"
 
 def _holding(node: NonTensorDataBase) -> AbstractContainer:
     """Return a container that holds an entry alone."""
-    return cast("AbstractContainer", registry.make_dense({_HELD: node}, node._kd_desc, True))
+    return registry.make_dense({_HELD: node}, node._kd_desc, True)
 
 
 def _all_held(value: object) -> object:
@@ -95,7 +95,7 @@ def _all_taken(made: object) -> object:
 
 def _empty(node: NonTensorDataBase) -> AbstractContainer:
     """Return a container without entries of the batch size of an entry."""
-    return cast("AbstractContainer", registry.make_dense({}, node._kd_desc, True))
+    return registry.make_dense({}, node._kd_desc, True)
 
 
 _ASKS_FOR_KEYS: Final = frozenset(
@@ -943,42 +943,42 @@ class NonTensorData(NonTensorDataBase, Encodes):
             new._boxed = (self.data,)
         return new
 
-    def _kd_map_each(self, fn: LeafFn, batch: BatchFn | None = None, memo: Memo = None) -> Self:
+    def _kd_map_each(self, fn: LeafFn, batch: BatchFn | None = None, memo: Memo = None) -> Node:
         desc = self._kd_desc
         if batch is None:
             return self._under(desc if memo is None or memo[0] is not desc else memo[1])
         if not self._always_of_batch():
             if isinstance(batch, Grown):
-                return cast("Self", self._spread(desc.with_batch(batch(desc.batch))))
+                return self._spread(desc.with_batch(batch(desc.batch)))
             if isinstance(batch, Padded) and not isinstance(batch, Fresh) and desc.ndim:
-                return cast("Self", self._spread(desc)._kd_map_each(fn, batch))
+                return self._spread(desc)._kd_map_each(fn, batch)
         if not self._of_batch:
             if isinstance(batch, Reduced) and not batch.lead:
                 return self._kd_shallow()
             if isinstance(batch, Fresh):
                 new = desc.with_batch(batch(desc.batch))
                 none = wrap_data(None, desc)
-                return cast("Self", none._spread(new) if new.ndim else none._under(new))
+                return none._spread(new) if new.ndim else none._under(new)
         return self._kd_with_descriptor(desc.with_batch(batch(desc.batch)))
 
-    def _kd_shallow(self) -> Self:
+    def _kd_shallow(self) -> Node:
         return self  # a write to a row of a stack is seen in all copies that share its tensors
 
     def _kd_map_to_parts(
         self, fn: PartsFn, batches: Sequence[BatchFn], memo: PartsMemo = None
-    ) -> Sequence[Self]:
+    ) -> Sequence[Node]:
         desc = self._kd_desc
         return [self._kd_with_descriptor(desc.with_batch(batch(desc.batch))) for batch in batches]
 
-    def _kd_rebuild(self, leaves: Iterator[Tensor]) -> Self:
+    def _kd_rebuild(self, leaves: Iterator[Tensor]) -> Node:
         return self._under(self._kd_desc)
 
     def _kd_zip_each(
         self, other: Entry, fn: Callable[[Tensor, Tensor], Tensor], path: tuple[str, ...] = ()
-    ) -> Self:
+    ) -> Node:
         self._kd_collect_pair(other, [], [], path)
         if isinstance(fn, Selection) and not self._is_same(other):
-            return cast("Self", self._spread(self._kd_desc)._kd_zip_each(other, fn, path))
+            return self._spread(self._kd_desc)._kd_zip_each(other, fn, path)
         return self._under(self._kd_desc)
 
     def _kd_collect_pair(

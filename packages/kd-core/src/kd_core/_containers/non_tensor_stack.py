@@ -664,7 +664,7 @@ class NonTensorStack(NonTensorDataBase, RowData):
         return self.tolist()
 
     @property
-    def grad(self) -> Self:
+    def grad(self) -> NonTensorDataBase:
         """The entry: of values there are no gradients."""
         return self._kd_shallow()
 
@@ -710,7 +710,7 @@ class NonTensorStack(NonTensorDataBase, RowData):
     def _take_values(self, entry: Self) -> None:
         self._positions, self._cells, self._loose = entry._positions, entry._cells, entry._loose
 
-    def _under(self, desc: Descriptor) -> Self:
+    def _under(self, desc: Descriptor) -> NonTensorDataBase:
         return self._copy(desc if desc.size == self._kd_desc.size else self._kd_desc)
 
     def tolist(
@@ -731,7 +731,7 @@ class NonTensorStack(NonTensorDataBase, RowData):
     def _kd_item(self) -> object:
         return self.tolist(as_linked_list=True)
 
-    def maybe_to_stack(self) -> NonTensorStack:
+    def maybe_to_stack(self) -> NonTensorDataBase:
         """Return a view of all rows."""
         return self._kd_shallow()
 
@@ -742,7 +742,7 @@ class NonTensorStack(NonTensorDataBase, RowData):
     def _spread(self, desc: Descriptor) -> NonTensorStack:
         return self
 
-    def _with(self, positions: Tensor, desc: Descriptor) -> Self:
+    def _with(self, positions: Tensor, desc: Descriptor) -> NonTensorDataBase:
         """Return the entry of other numbers: a view, or a copy with cells of its own."""
         positions = without_wrappers(positions)
         new = object.__new__(type(self))
@@ -754,8 +754,8 @@ class NonTensorStack(NonTensorDataBase, RowData):
         if not desc.ndim:
             row = int(positions)
             if share_storage(positions, self._positions):
-                return cast("Self", row_of_cell(RowCell(cells, positions), desc))
-            return cast("Self", wrap_data(cells.values[row], desc))
+                return row_of_cell(RowCell(cells, positions), desc)
+            return wrap_data(cells.values[row], desc)
         if not share_storage(positions, self._positions):
             _fill(new, cells.values, positions, desc)
             return new
@@ -763,7 +763,9 @@ class NonTensorStack(NonTensorDataBase, RowData):
         new._positions, new._kd_desc = positions, desc._unlocked
         return new
 
-    def _kd_map_each(self, fn: LeafFn, batch: BatchFn | None = None, memo: Memo = None) -> Self:
+    def _kd_map_each(
+        self, fn: LeafFn, batch: BatchFn | None = None, memo: Memo = None
+    ) -> NonTensorDataBase:
         desc = self._kd_desc
         if batch is None:
             return self._copy(desc if memo is None or memo[0] is not desc else memo[1])
@@ -773,12 +775,12 @@ class NonTensorStack(NonTensorDataBase, RowData):
         if isinstance(batch, Fresh):
             return self._fresh(new)
         if isinstance(batch, Padded):
-            return cast("Self", _padded(self, fn, new))
+            return _padded(self, fn, new)
         return self._with(move_positions(self, fn), new)
 
     def _kd_map_to_parts(
         self, fn: PartsFn, batches: Sequence[BatchFn], memo: PartsMemo = None
-    ) -> Sequence[Self]:
+    ) -> Sequence[NonTensorDataBase]:
         desc = self._kd_desc
         parts = fn(self._positions)
         return [
@@ -786,7 +788,7 @@ class NonTensorStack(NonTensorDataBase, RowData):
             for part, batch in zip(parts, batches, strict=True)
         ]
 
-    def _collected(self, gone: tuple[int, ...], desc: Descriptor, lead: Batch) -> Self:
+    def _collected(self, gone: tuple[int, ...], desc: Descriptor, lead: Batch) -> NonTensorDataBase:
         """Return the values of reduced rows, in one list for each remaining row."""
         kept = [dim for dim in range(self._positions.ndim) if dim not in gone]
         lists = self._positions
@@ -797,35 +799,33 @@ class NonTensorStack(NonTensorDataBase, RowData):
         found = self._with(lists, desc) if is_compiling() else None
         if found is None:
             build = wrap_rows if desc.ndim else _value_of_row
-            found = cast("Self", build(cells_of(self).values, lists, desc))
+            found = build(cells_of(self).values, lists, desc)
         return found
 
-    def _fresh(self, desc: Descriptor) -> Self:
+    def _fresh(self, desc: Descriptor) -> NonTensorDataBase:
         """Return the values of new rows: none."""
         if not desc.ndim:
-            return cast("Self", wrap_data(None, desc))
-        return cast(
-            "Self", wrap_rows([None], torch.zeros((), dtype=torch.int64, device="cpu"), desc)
-        )
+            return wrap_data(None, desc)
+        return wrap_rows([None], torch.zeros((), dtype=torch.int64, device="cpu"), desc)
 
-    def _copy(self, desc: Descriptor) -> Self:
+    def _copy(self, desc: Descriptor) -> NonTensorDataBase:
         positions = self._positions
         if is_compiling():
             return self._with(positions.clone(), desc)
         cells = cells_of(self)
         if not desc.ndim:
-            return cast("Self", wrap_data(cells.values[int(positions)], desc))
+            return wrap_data(cells.values[int(positions)], desc)
         if positions is not cells.positions:
-            return cast("Self", wrap_rows(cells.values, positions, desc))
+            return wrap_rows(cells.values, positions, desc)
         new = object.__new__(type(self))
         new._positions, new._cells = positions, Cells(cells.values.copy(), positions)
         new._loose, new._kd_desc = None, desc._unlocked
         return new
 
-    def _kd_shallow(self) -> Self:
+    def _kd_shallow(self) -> NonTensorDataBase:
         return self._with(self._positions, self._kd_desc)
 
-    def _kd_rebuild(self, leaves: Iterator[Tensor]) -> Self:
+    def _kd_rebuild(self, leaves: Iterator[Tensor]) -> NonTensorDataBase:
         return self._copy(self._kd_desc)
 
     def _kd_collect_pair(
@@ -837,7 +837,7 @@ class NonTensorStack(NonTensorDataBase, RowData):
 
     def _kd_zip_each(
         self, other: Entry, fn: Callable[[Tensor, Tensor], Tensor], path: tuple[str, ...] = ()
-    ) -> Self:
+    ) -> NonTensorDataBase:
         self._kd_collect_pair(other, [], [], path)
         if not isinstance(fn, Selection):
             return self._copy(self._kd_desc)
@@ -845,7 +845,7 @@ class NonTensorStack(NonTensorDataBase, RowData):
         pool, (mine, theirs) = pool_rows(nodes)
         chosen = fn(mine, theirs)
         build = wrap_rows if self._kd_desc.ndim or is_compiling() else _value_of_row
-        return cast("Self", build(pool, chosen, self._kd_desc))
+        return build(pool, chosen, self._kd_desc)
 
     def _kd_with_descriptor(self, desc: Descriptor) -> Self:
         shape = self._kd_desc.batch

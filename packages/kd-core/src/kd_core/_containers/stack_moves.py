@@ -15,7 +15,6 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from kd_core._base import TensorDictBase
 from kd_core._batch.descriptor import device_beside
 from kd_core._batch.shapes import Fresh, Reduced, Viewed, names_of, numel
 from kd_core._nodes import registry
@@ -45,7 +44,7 @@ if TYPE_CHECKING:
 # Knows rows and their numbers; must not know which operation it is.
 
 
-def moved_members(stack: Composite, fn: LeafFn, batch: BatchFn) -> TensorDictBase:
+def moved_members(stack: Composite, fn: LeafFn, batch: BatchFn) -> AbstractContainer:
     """Apply a function that moves rows to a stack, without stacking its entries.
 
     Args:
@@ -70,7 +69,7 @@ def moved_members(stack: Composite, fn: LeafFn, batch: BatchFn) -> TensorDictBas
     return made
 
 
-def viewed_members(stack: Composite, fn: LeafFn, batch: BatchFn) -> TensorDictBase | None:
+def viewed_members(stack: Composite, fn: LeafFn, batch: BatchFn) -> AbstractContainer | None:
     """Apply a function that makes views to a stack, so that writes to the result reach the members.
 
     Returns:
@@ -121,19 +120,19 @@ def _see(stack: Composite, fn: LeafFn, batch: BatchFn) -> _Together | _Resized |
     return _numbers(stack._kd_desc.batch, stack._dim, taken, owners, apart)
 
 
-def _seen_as(stack: Composite, way: _Resized | _Rows, new: Batch) -> TensorDictBase:
+def _seen_as(stack: Composite, way: _Resized | _Rows, new: Batch) -> AbstractContainer:
     if isinstance(way, _Rows):
         return _rows_seen(stack, way)
     shape = (*new[: way.dim], *new[way.dim + 1 :])  # with its names
     return _stacked([_reshaped(member, shape) for member in stack._members], way.dim)
 
 
-def _reshaped(member: AbstractContainer, shape: Batch) -> TensorDictBase:
+def _reshaped(member: AbstractContainer, shape: Batch) -> AbstractContainer:
     batch = member._kd_desc.batch
     if batch == shape and names_of(batch) == names_of(shape):
-        return cast("TensorDictBase", member._kd_shallow())
+        return member._kd_shallow()
     resize = resize_plan(batch, (shape,), "view")[0]
-    return cast("TensorDictBase", map_by((resize, shape, Viewed(shape, len(batch))), member))
+    return map_by((resize, shape, Viewed(shape, len(batch))), member)
 
 
 def _numbered(stack: Composite, fn: LeafFn) -> tuple[Tensor, Tensor]:
@@ -216,7 +215,7 @@ def _way_by_member(stack: Composite, fn: LeafFn, rows: Tensor, taken: Tensor) ->
     return _kept_together(rows.movedim(at, 0).reshape(rows.shape[at], -1), taken, one)
 
 
-def _mapped(stack: Composite, fn: LeafFn, batch: BatchFn, kept: _Together) -> TensorDictBase:
+def _mapped(stack: Composite, fn: LeafFn, batch: BatchFn, kept: _Together) -> AbstractContainer:
     """Apply a function of stacked leaves to members, and stack the results."""
     at, dim = stack._dim, kept.dim
 
@@ -232,7 +231,7 @@ def _mapped(stack: Composite, fn: LeafFn, batch: BatchFn, kept: _Together) -> Te
     return _stacked(made, dim)
 
 
-def reduced_members(stack: Composite, fn: LeafFn, batch: Reduced) -> TensorDictBase | None:
+def reduced_members(stack: Composite, fn: LeafFn, batch: Reduced) -> AbstractContainer | None:
     """Apply a reduction of features, or of dimensions of the members, to a stack.
 
     Returns:
@@ -311,41 +310,43 @@ def _numbers(batch: Batch, at: int, taken: Tensor, owners: Tensor, apart: bool) 
     return None if index and not apart else _Rows(member, tuple(index), ())
 
 
-def _rows_seen(stack: Composite, rows: _Rows, shares: bool = True) -> TensorDictBase:
+def _rows_seen(stack: Composite, rows: _Rows, shares: bool = True) -> AbstractContainer:
     """Return rows of members, stacked lazily: views, or copies."""
     if rows.parts:
         return _stacked(_parts_seen(stack, rows.parts, shares), 0)
     if rows.member is None:
-        seen = cast("TensorDictBase", stack._kd_shallow())
+        seen: AbstractContainer = stack._kd_shallow()
     else:
-        member = cast("TensorDictBase", stack._members[rows.member])
-        seen = member[rows.index] if rows.index else _reshaped(member, rows.shape)
+        member = stack._members[rows.member]
+        index = rows.index
+        of = member._kd_engine
+        seen = of.__getitem__(member, index) if index else _reshaped(member, rows.shape)
     return seen if shares else seen._kd_engine.clone(seen)
 
 
-def _parts_seen(stack: Composite, parts: Sequence[_Rows], shares: bool) -> list[TensorDictBase]:
+def _parts_seen(stack: Composite, parts: Sequence[_Rows], shares: bool) -> list[AbstractContainer]:
     """Return several of them; a member of one dimension is unbound once for all of its rows."""
-    unbound: dict[int, Sequence[TensorDictBase]] = {}
-    found: list[TensorDictBase] = []
+    unbound: dict[int, Sequence[AbstractContainer]] = {}
+    found: list[AbstractContainer] = []
     for part in parts:
         if part.member is None or len(part.index) != 1:
             found.append(_rows_seen(stack, part, shares))
             continue
         if part.member not in unbound:
-            member = cast("TensorDictBase", stack._members[part.member])
+            member = stack._members[part.member]
             unbound[part.member] = member._kd_engine.unbind(member, 0)
         row = unbound[part.member][part.index[0]]
         found.append(row if shares else row._kd_engine.clone(row))
     return found
 
 
-def _stacked(members: Sequence[object], dim: int) -> TensorDictBase:
-    return cast("TensorDictBase", registry.lazy_stack(members, dim))
+def _stacked(members: Sequence[object], dim: int) -> AbstractContainer:
+    return registry.lazy_stack(members, dim)
 
 
-def _without_rows(stack: Composite, shape: Batch) -> TensorDictBase:
+def _without_rows(stack: Composite, shape: Batch) -> AbstractContainer:
     """Return a container without rows, with the common keys and the shapes of the first member."""
-    first = cast("TensorDictBase", stack._members[0])
+    first = stack._members[0]
     ndim = first._kd_desc.ndim
     return first._kd_engine.select(first, *stack._kd_entries)._kd_map_each(
         lambda leaf: leaf.new_empty((*shape, *leaf.shape[ndim:])), Fresh(shape, ndim)

@@ -623,7 +623,7 @@ class MemberStorage(TensorDictBase, Composite):
         members = self._members
         if members and all(each.__class__ is members[0].__class__ for each in members):
             return cast("Self", members[0]._kd_like(entries, desc))
-        return cast("Self", registry.make_dense(entries, desc))
+        return registry.make_dense(entries, desc)
 
     def _kd_check_unlocked(self, action: str) -> None:
         super()._kd_check_unlocked(action)
@@ -752,7 +752,7 @@ class MemberStorage(TensorDictBase, Composite):
         if isinstance(value, Mapping) and not isinstance(value, AbstractContainer):
             desc = describe(batch)
             entries = {key: as_entry(key, each, desc) for key, each in value.items()}
-            return cast("TensorDictBase", registry.make_dense(entries, desc))
+            return registry.make_dense(entries, desc)
         if not isinstance(value, TensorDictBase) or value._kd_desc.batch != batch:
             self._kd_engine.contiguous(self)  # raises: it says how the shapes differ
         return cast("TensorDictBase", value)
@@ -908,7 +908,7 @@ def _row_without_batch(
             entries[key] = _row_without_batch(kind, value, dim, row, count)
     if all(map(operator.is_, entries.values(), other._kd_entries.values())):
         return other
-    return cast("AbstractContainer", registry.make_dense(entries, describe((), None)))
+    return registry.make_dense(entries, describe((), None))
 
 
 def _selected_row(key: str, value: Tensor, rank: int, dim: int, row: int, count: int) -> Tensor:

@@ -517,7 +517,7 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
                 cls.from_tensordict(cast("TensorDictBase", member), None, safe, check=check)
                 for member in tensordict._members
             ]
-            made = cast("Self", registry.lazy_stack(members, tensordict._dim))
+            made: Self = registry.lazy_stack(members, tensordict._dim)
             if non_tensordict:
                 made.update(non_tensordict)
         else:
@@ -645,7 +645,7 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
         declaration = type(self)._kd_declared
         if declaration.more_keys or entries.keys() <= declaration.fields.keys():
             return super()._kd_like(entries, desc)
-        return cast("Self", registry.make_dense(entries, desc))  # other keys: another kind
+        return registry.make_dense(entries, desc)  # other keys: another kind
 
 
 TensorClass._kd_engine = TensorClass

@@ -133,7 +133,7 @@ def rebuilt(layout: Plain, read: Callable[[KeyPath], Tensor]) -> Tree:
             content[level][path[-1]] = registry.wrap_data(value, desc)
     for path in sorted(levels, key=len, reverse=True):
         if path:
-            node = registry.nest_mapping(content[path], levels[path], path)
+            node: object = registry.nest_mapping(content[path], levels[path], path)
             content[path[:-1]][path[-1]] = node
     return {**content[()]}
 

@@ -57,10 +57,14 @@ from kd_core._protocol.primitives import AbstractContainer, Composite
 from kd_core._wire import MOST_BYTES, Form, Header, container_of, form_of, header_of
 
 if TYPE_CHECKING:
+    from typing import TypeVar
+
     from torch.distributed import ProcessGroup, ReduceOp
 
     from kd_core._distributed.groups import Team
     from kd_core._types import DeviceLike, Index, NestedKey
+
+    W = TypeVar("W", bound=AbstractContainer)
 
 
 # `broadcast`: the values of one rank on all ranks.
@@ -736,7 +740,7 @@ def _forms_of(
 Weights: TypeAlias = "NestedKey | Tensor | Sequence[float]"
 
 
-def _taken(td: AbstractContainer, index: Index | str) -> AbstractContainer:
+def _taken(td: W, index: Index | str) -> W:
     return td._kd_engine.__getitem__(td, index)
 
 
@@ -746,7 +750,7 @@ def _rows_of(td: AbstractContainer, what: str) -> int:
     return td._kd_desc.batch[0]
 
 
-def pad_to_divisor(td: AbstractContainer, divisor: int) -> tuple[AbstractContainer, int]:
+def pad_to_divisor(td: W, divisor: int) -> tuple[W, int]:
     """Return a container whose number of rows can be divided, and how many rows were added."""
     if type(divisor) is not int or divisor < 1:
         raise InvalidValue(f"`divisor` must be a positive integer, got {divisor!r}.")
@@ -757,7 +761,7 @@ def pad_to_divisor(td: AbstractContainer, divisor: int) -> tuple[AbstractContain
     return _taken(td, torch.arange(count + missing).remainder(count)), missing
 
 
-def unpad(td: AbstractContainer, count: int) -> AbstractContainer:
+def unpad(td: W, count: int) -> W:
     """Return a container without its last rows."""
     rows = _rows_of(td, "unpad")
     if type(count) is not int or not 0 <= count <= rows:
@@ -765,9 +769,7 @@ def unpad(td: AbstractContainer, count: int) -> AbstractContainer:
     return _taken(td, slice(rows - count)) if count else td
 
 
-def balanced_chunks(
-    td: AbstractContainer, chunks: int, weights: Weights
-) -> tuple[list[AbstractContainer], Tensor]:
+def balanced_chunks(td: W, chunks: int, weights: Weights) -> tuple[list[W], Tensor]:
     """Return containers whose weights are about equal, and which row each of their rows was."""
     rows = _rows_of(td, "balanced_chunks")
     if type(chunks) is not int or not 1 <= chunks <= rows:
@@ -780,7 +782,7 @@ def balanced_chunks(
     return parts, torch.tensor([row for group in groups for row in group])
 
 
-def restore_order(td: AbstractContainer, order: object) -> AbstractContainer:
+def restore_order(td: W, order: object) -> W:
     """Return the rows in the order that they had before `balanced_chunks`."""
     rows = _rows_of(td, "restore_order")
     if not isinstance(order, Tensor) or sorted(order.tolist()) != list(range(rows)):

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeAlias, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from torch import Tensor
 
 from kd_core._types import NestedKey
 
 if TYPE_CHECKING:
-    from typing import Self
+    from typing_extensions import TypeIs
 
     from kd_core._batch.descriptor import Descriptor
     from kd_core._types import Batch, BatchFn, LeafFn, PartsFn
@@ -46,21 +46,21 @@ class Node:
         @abstractmethod
         def _kd_map_each(
             self, fn: LeafFn, batch: BatchFn | None = None, memo: Memo = None
-        ) -> Self: ...
+        ) -> Node: ...
 
         @abstractmethod
-        def _kd_shallow(self) -> Self: ...
+        def _kd_shallow(self) -> Node: ...
 
         @abstractmethod
         def _kd_map_to_parts(
             self, fn: PartsFn, batches: Sequence[BatchFn], memo: PartsMemo = None
-        ) -> Sequence[Self]: ...
+        ) -> Sequence[Node]: ...
 
         @abstractmethod
         def _kd_collect(self, leaves: list[Tensor]) -> None: ...
 
         @abstractmethod
-        def _kd_rebuild(self, leaves: Iterator[Tensor]) -> Self: ...
+        def _kd_rebuild(self, leaves: Iterator[Tensor]) -> Node: ...
 
         @abstractmethod
         def _kd_collect_pair(
@@ -70,10 +70,10 @@ class Node:
         @abstractmethod
         def _kd_zip_each(
             self, other: Entry, fn: Callable[[Tensor, Tensor], Tensor], path: tuple[str, ...] = ()
-        ) -> Self: ...
+        ) -> Node: ...
 
         @abstractmethod
-        def _kd_with_descriptor(self, desc: Descriptor) -> Self:
+        def _kd_with_descriptor(self, desc: Descriptor) -> Node:
             """Return a shallow copy that has another batch size, device or lock."""
 
         @abstractmethod
@@ -85,7 +85,7 @@ class Node:
             """Count `count` more enclosing containers that are locked."""
 
 
-def is_node(value: object) -> TypeGuard[Node]:
+def is_node(value: object) -> TypeIs[Node]:
     """Return whether a value is a node: its type answers, not a class that it claims to have.
 
     The loops of `_leaves`, and methods of containers that are overridden for speed, spell it out: a
@@ -130,6 +130,11 @@ class Data(Node):
             """Return whether a value, wrapped or not, is that of the entry."""
 
 
+def is_any_data(value: object) -> TypeIs[Data]:
+    """Return whether a value is an entry that is neither a tensor nor a container."""
+    return issubclass(type(value), Data)
+
+
 class TensorData(Data):
     """One tensor for the whole batch, without batch dimensions."""
 
@@ -142,7 +147,7 @@ class TensorData(Data):
         def _tensor(self) -> Tensor: ...
 
 
-def is_unbatched(value: object) -> TypeGuard[TensorData]:
+def is_unbatched(value: object) -> TypeIs[TensorData]:
     """Return whether a value is an entry that is one tensor for the whole batch."""
     return issubclass(type(value), TensorData)
 
@@ -167,7 +172,7 @@ class Values(Data):
             """Return for each row whether its value is equal to that of another entry, or not."""
 
 
-def is_data(value: object) -> TypeGuard[Values]:
+def is_data(value: object) -> TypeIs[Values]:
     """Return whether a value is wrapped data that is not a tensor."""
     return issubclass(type(value), Values)
 
@@ -202,12 +207,12 @@ class RowData(Values, Encodes):
     __slots__ = ()
 
 
-def is_row_data(value: object) -> TypeGuard[RowData]:
+def is_row_data(value: object) -> TypeIs[RowData]:
     """Return whether a value is non-tensor data with one value per row."""
     return issubclass(type(value), RowData)
 
 
-def encodes(value: object) -> TypeGuard[Encodes]:
+def encodes(value: object) -> TypeIs[Encodes]:
     """Return whether a value encodes what is written to it."""
     return issubclass(type(value), Encodes)
 

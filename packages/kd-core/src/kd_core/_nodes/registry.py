@@ -5,8 +5,8 @@ Knows names and constructors; must not know what a container does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from kd_core._errors import not_valid
 
@@ -17,11 +17,19 @@ if TYPE_CHECKING:
     from kd_core._nodes.entry import Node
 
 T = TypeVar("T")
+C = TypeVar("C", bound="Node", covariant=True)
 
-make_dense: Callable[..., Node]
+
+class Maker(Protocol):
+    """Makes a container, of the class that the caller expects: none can be named here."""
+
+    def __call__(self, *args: object, **options: object) -> C: ...  # type: ignore[type-var]  # so
+
+
+make_dense: Maker
 """Wrap checked entries in the dense container; set by `_containers.tensordict`."""
 
-nest_mapping: Callable[[Mapping[str, object], Descriptor, tuple[str, ...]], Node]
+nest_mapping: Maker
 """Build a nested dense container from a mapping; set by `_containers.tensordict`."""
 
 wrap_data: Callable[[object, Descriptor], Node]
@@ -55,35 +63,35 @@ foreign_tensor: Callable[[Tensor], Node]
 from_dataclass: Callable[..., object]
 """Convert an instance of a dataclass to one of a tensor class; set by `_containers.declaring`."""
 
-attributes_of: Callable[[Node, tuple[str, ...]], Node]
+attributes_of: Maker
 """Make a container of what each leaf is; set by `_containers.tensorclass`."""
 
-stack: Callable[..., Node]
+stack: Maker
 """Stack containers along a new dimension; set by `_combine.joining`."""
 
-cat: Callable[..., Node]
+cat: Maker
 """Concatenate containers along a dimension; set by `_combine.joining`."""
 
-cat_rows: Callable[..., Node]
+cat_rows: Maker
 """Concatenate containers along the first dimension; a tensor under several keys of all stays one;
 set by `_combine.joining`."""
 
-lazy_stack: Callable[..., Node]
+lazy_stack: Maker
 """Stack containers lazily along a dimension; set by `_containers.lazy_stack`."""
 
-maybe_dense_stack: Callable[..., Node]
+maybe_dense_stack: Maker
 """Stack containers densely if they fit, else lazily; set by `_containers.lazy_stack`."""
 
-swap_of: Callable[[object], Node]
+swap_of: Maker
 """Make a container of what an exchange took out of a module; set by `_containers.tensordict`."""
 
-write_h5: Callable[..., Node]
+write_h5: Maker
 """Write a container to a file of HDF5; set by `_containers.persistent`."""
 
-open_h5: Callable[..., Node]
+open_h5: Maker
 """Open a file of HDF5 as a container; set by `_containers.persistent`."""
 
-to_store: Callable[..., Node]
+to_store: Maker
 """Send a container to a server of Redis; set by `_containers.redis_store`."""
 
 params_of: Callable[[Node, nn.Module | None], Node]

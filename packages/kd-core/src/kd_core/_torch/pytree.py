@@ -56,6 +56,8 @@ from kd_core._torch_private import (
 )
 
 if TYPE_CHECKING:
+    from typing import NotRequired, TypedDict, final
+
     from kd_core._base import TensorDictBase
     from kd_core._batch.shapes import Names
     from kd_core._containers.lazy_stack import LazyStackedTensorDict
@@ -279,8 +281,28 @@ torch_tree.register_pytree_node(
 # They are rebuilt as lazy stacks. `vmap` counts dimensions on each tensor, and those of a member
 # lack the stacked one: such stacks are refused there.
 
-Dumped: TypeAlias = dict[str, object]
-"""A structure as JSON values."""
+if TYPE_CHECKING:
+
+    @final
+    class DumpedMembers(TypedDict):
+        """The structure of a stack as JSON values."""
+
+        dim: int
+        name: str | None
+
+    @final
+    class DumpedStructure(TypedDict):
+        """The structure of another node as JSON values."""
+
+        keys: list[str]
+        data: dict[str, object]
+        device: str | None
+        lead: list[int]
+        batch: list[int]
+        ndim: int
+        inner: list[DumpedStructure | None]
+        names: NotRequired[list[str | None]]
+        stacked: NotRequired[int]
 
 
 class Members(NamedTuple):
@@ -352,18 +374,6 @@ def _is_ragged(stack: LazyStackedTensorDict) -> KdError:
         "`vmap` cannot map a lazy stack whose members have other keys. Map one over its members, "
         "or `densify` it first."
     )
-
-
-def dumped(structure: Members) -> Dumped:
-    """Convert the structure to JSON values."""
-    return {"dim": structure.dim, "name": structure.name}
-
-
-def loaded(parts: Dumped) -> Members | None:
-    """Return the structure of JSON values; `None` if they are those of another kind of node."""
-    if "dim" not in parts:
-        return None
-    return Members(cast("int", parts["dim"]), cast("str | None", parts["name"]))
 
 
 AnyStructure: TypeAlias = "Structure | Members"
@@ -851,10 +861,14 @@ def _paths(structure: Structure, head: tuple[str, ...]) -> Iterator[torch_tree.K
             yield torch_tree.MappingKey(_Path((*head, key)) if head else key)
 
 
-def _dump(structure: AnyStructure) -> Dumped:
+def _dump(structure: AnyStructure) -> DumpedStructure | DumpedMembers:
     """Convert the structure to JSON values, with which an exported program is saved."""
     if not isinstance(structure, Structure):
-        return dumped(structure)
+        return {"dim": structure.dim, "name": structure.name}
+    return _dump_structure(structure)
+
+
+def _dump_structure(structure: Structure) -> DumpedStructure:
     return {
         "keys": list(structure.keys),
         "data": {key: _plain(key, value) for key, value in structure.data},
@@ -862,7 +876,7 @@ def _dump(structure: AnyStructure) -> Dumped:
         "lead": [structure.lead, structure.extra],
         "batch": [int(size) for size in structure.batch],
         "ndim": structure.ndim,
-        "inner": [None if below is None else _dump(below) for below in structure.inner],
+        "inner": [None if below is None else _dump_structure(below) for below in structure.inner],
         "names": list(structure.names),
         "stacked": structure.stacked,
     }
@@ -887,29 +901,29 @@ def _plain(key: str, value: object) -> object:
     return value
 
 
-def _load(given: object) -> AnyStructure:
+def _load(parts: DumpedStructure | DumpedMembers) -> AnyStructure:
+    """Convert JSON values to a structure."""
+    if "dim" in parts:
+        return Members(parts["dim"], parts["name"])
+    return _load_structure(parts)
 
-    parts = cast("Dumped", given)
-    return loaded(parts) or _load_structure(parts)
 
-
-def _load_structure(parts: Dumped) -> Structure:
-    device = cast("str | None", parts["device"])
-    lead, extra = cast("list[int]", parts["lead"])
+def _load_structure(parts: DumpedStructure) -> Structure:
+    device = parts["device"]
+    lead, extra = parts["lead"]
     return Structure(
-        keys=tuple(cast("list[str]", parts["keys"])),
-        data=tuple(cast("dict[str, object]", parts["data"]).items()),
+        keys=tuple(parts["keys"]),
+        data=tuple(parts["data"].items()),
         device=None if device is None else torch.device(device),
         lead=lead,
         extra=extra,
-        batch=tuple(cast("list[int]", parts["batch"])),
-        ndim=cast(int, parts["ndim"]),
+        batch=tuple(parts["batch"]),
+        ndim=parts["ndim"],
         inner=tuple(
-            None if below is None else _load_structure(below)
-            for below in cast("list[Dumped | None]", parts["inner"])
+            [None if below is None else _load_structure(below) for below in parts["inner"]]
         ),
-        names=tuple(cast("Names", parts.get("names", ()))),
-        stacked=cast(int, parts.get("stacked", -1)),
+        names=tuple(parts.get("names", ())),
+        stacked=parts.get("stacked", -1),
     )
 
 

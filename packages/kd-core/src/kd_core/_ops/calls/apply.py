@@ -143,7 +143,7 @@ class Apply(AbstractContainer):
             result = _each(self, fn, nested, target, ())
         else:
             walk = _Walk(fn, nested, default, filter_empty, target, is_leaf)
-            result = cast("Self", walk.level(self, others, ()))
+            result = walk.level(self, others, ())
         if not holds_entries(result) and _leaves_out(self, filter_empty):
             return cast("Self", None)
         if inplace or propagate_lock or out is not None or names is not NO_DEFAULT:
@@ -205,7 +205,7 @@ class Apply(AbstractContainer):
             result = _each(self, fn, nested_keys, target, ())
         else:
             walk = _Walk(fn, nested_keys, default, filter_empty, target, is_leaf)
-            result = cast("Self", walk.level(self, others, ()))
+            result = walk.level(self, others, ())
         if not holds_entries(result) and _leaves_out(self, filter_empty):
             return cast("Self", None)
         if inplace or propagate_lock or out is not None or names is not NO_DEFAULT:
@@ -376,9 +376,7 @@ class _Walk:
         self.filter_empty, self.target = filter_empty, target
         self.is_leaf = is_leaf
 
-    def level(
-        self, td: AbstractContainer, others: tuple[object, ...], path: KeyPath
-    ) -> AbstractContainer:
+    def level(self, td: W, others: tuple[object, ...], path: KeyPath) -> W:
         by_member = self.target is None or isinstance(self.target, _OnDevice)
         if isinstance(td, Composite) and by_member:
             return td._by_member(lambda member, *rows: self.level(member, rows, path), *others)

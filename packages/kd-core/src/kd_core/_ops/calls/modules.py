@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, cast
 
 import torch
@@ -147,7 +147,7 @@ class Modules(AbstractContainer):
         if not return_swap:
             scope.settle()
             return None  # type: ignore[return-value]  # asked for
-        swap = cast("Self", registry.swap_of(scope))
+        swap: Self = registry.swap_of(scope)
         if swap_dest is None:
             return swap
         for key, entry in swap._kd_entries.items():
@@ -322,11 +322,8 @@ class MovingScope(ModuleScope):
     def replaced(self) -> dict[str, object]:
         """Return the tensors that were in the module, nested."""
         made: dict[str, object] = {}
-        for (*above, last), old in self._places:
-            level = made
-            for part in above:
-                level = cast("dict[str, object]", level.setdefault(part, {}))
-            level[last] = old
+        for path, old in self._places:
+            _set_nested(made, path, old)
         return _like_entries(self._kd_entries, made)
 
 
@@ -430,11 +427,7 @@ class CopyingScope:
         """Return the values that were in the module, nested."""
         made: dict[str, object] = {}
         for name, value in (self._before[-1] if self._before else {}).items():
-            level = made
-            *above, last = name.split(".")
-            for part in above:
-                level = cast("dict[str, object]", level.setdefault(part, {}))
-            level[last] = value
+            _set_nested(made, name.split("."), value)
         return made
 
 
@@ -799,12 +792,16 @@ def state_entries(module: nn.Module) -> dict[str, Entry]:
     """Collect the state dict of a module, nested like its names."""
     tree: dict[str, object] = {}
     for name, value in module.state_dict(keep_vars=True).items():
-        level = tree
-        *above, last = name.split(".")
-        for part in above:
-            level = cast("dict[str, object]", level.setdefault(part, {}))
-        level[last] = value
-    return dict(cast("Entries", entries_of(registry.nest_mapping(tree, describe(()), ()))))
+        _set_nested(tree, name.split("."), value)
+    nested: AbstractContainer = registry.nest_mapping(tree, describe(()), ())
+    return dict(nested._kd_entries)
+
+
+def _set_nested(tree: dict[str, object], path: Sequence[str], value: object) -> None:
+    """Store a value in nested dicts, which are made on the way."""
+    for part in path[:-1]:
+        tree = cast("dict[str, object]", tree.setdefault(part, {}))
+    tree[path[-1]] = value
 
 
 def as_module(container: Node, module: nn.Module | None) -> Node:

@@ -41,7 +41,7 @@ from kd_core._leaves.views import (
 )
 from kd_core._leaves.writes import Write, check_write, write_all, write_checked
 from kd_core._nodes import registry
-from kd_core._nodes.entry import is_data, is_row_data, is_unbatched, tensor_of
+from kd_core._nodes.entry import is_any_data, is_data, is_row_data, is_unbatched, tensor_of
 from kd_core._ops.shape.description import check_has_keys
 from kd_core._protocol.primitives import (
     AbstractContainer,
@@ -63,7 +63,7 @@ from kd_core._types import NO_DEFAULT, NoDefault
 if TYPE_CHECKING:
     from typing import Self, TypeVar
 
-    from kd_core._nodes.entry import Data, Entry, Node
+    from kd_core._nodes.entry import Entry, Node
     from kd_core._protocol.primitives import Side
     from kd_core._types import NestedKey
 
@@ -766,10 +766,9 @@ def _entries_for(
 ) -> Iterable[tuple[str, object]]:
     """Iterate over the entries of a source; a stack takes the rows of one like it as they are."""
     items = source_items(source, method)
-    stacks = isinstance(level, Composite) and isinstance(source, Composite)
-    if not (stacks and are_alike(cast("Composite", level), cast("Composite", source))):
-        return items.items()
-    return [(key, rows_or_stacked(cast("Composite", source), key)) for key in items]
+    if isinstance(level, Composite) and isinstance(source, Composite) and are_alike(level, source):
+        return [(key, rows_or_stacked(source, key)) for key in items]
+    return items.items()
 
 
 def _stage_update(
@@ -864,14 +863,14 @@ def _can_be_written(level: AbstractContainer, current: Entry | None) -> bool:
         return False
     if isinstance(current, Tensor) or is_row_data(current) or is_unbatched(current):
         return True
-    return isinstance(level, Composite) and not cast("Data", current)._of_batch
+    return isinstance(level, Composite) and is_data(current) and not current._of_batch
 
 
 def _is_same_data(current: Entry, value: object) -> bool:
     """Return whether an entry is non-tensor data equal to the value: nothing is to be written."""
     if isinstance(current, _TENSORS) or isinstance(value, _TENSORS):
         return False
-    return not is_unbatched(current) and cast("Data", current)._agrees(value)
+    return is_data(current) and current._agrees(value)
 
 
 def stage_writes(
@@ -934,6 +933,6 @@ def store_moved(td: AbstractContainer, path: tuple[str, ...], entry: Entry) -> N
     level, _ = lowest_level(td, path)
     if level._kd_desc.ndim and not isinstance(entry, (Tensor, AbstractContainer)):
         batch = entry._kd_desc.batch
-        if not batch and not cast("Data", entry)._of_batch:
+        if not batch and is_any_data(entry) and not entry._of_batch:
             raise batch_does_not_fit(format_key(path), level._kd_desc.batch, batch)
     td._kd_store(path, entry)

@@ -499,7 +499,7 @@ def _plain(td: AbstractContainer) -> AbstractContainer:
     """Return a `TensorDict` of the same entries, or a lazy stack of them."""
     if isinstance(td, Composite):
         return td._by_member(_plain)
-    return cast("AbstractContainer", registry.make_dense(dict(td._kd_entries), td._kd_desc))
+    return registry.make_dense(dict(td._kd_entries), td._kd_desc)
 
 
 def _checked_separator(separator: object) -> str:
@@ -812,8 +812,7 @@ def _dense(td: AbstractContainer) -> AbstractContainer:
     """Return a plain copy, because the fields of a tensor class cannot be removed."""
     if isinstance(td, Composite):
         return td._by_member(_dense)
-    made = registry.make_dense(dict(td._kd_shallow()._kd_entries), td._kd_desc.unlocked())
-    return cast(AbstractContainer, made)
+    return registry.make_dense(dict(td._kd_shallow()._kd_entries), td._kd_desc.unlocked())
 
 
 def empty_levels(td: AbstractContainer) -> dict[str, Entry]:
@@ -901,11 +900,11 @@ def _drop(level: AbstractContainer, path: tuple[str, ...], empty_ones: bool = Tr
     above: list[tuple[AbstractContainer, str]] = []
     for part in path[:-1]:
         above.append((level, part))
-        level = cast(AbstractContainer, level._kd_entries[part])
+        level = level_at(level, (part,))
     level._kd_check_unlocked(f"remove {format_key(path)}")
     level._kd_del_entry(path[-1])
     for parent, key in reversed(above if empty_ones else []):
-        if cast(AbstractContainer, parent._kd_entries[key])._kd_entries:
+        if level_at(parent, (key,))._kd_entries:
             return
         parent._kd_del_entry(key)
 

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from typing import Self, TypeVar
 
     from kd_core._keys import KeyPath
-    from kd_core._nodes.entry import Data, Entries, Entry
+    from kd_core._nodes.entry import Data, Entries
     from kd_core._types import Batch, BatchSize, DeviceLike
 
     C = TypeVar("C", bound=AbstractContainer)
@@ -444,8 +444,16 @@ def _lacks(td: AbstractContainer, state: object) -> bool:
 
 def _other_batch(td: AbstractContainer, state: Mapping[str, object]) -> tuple[int, ...] | None:
     """Return the batch size of a state dict; `None` if it is that of the container."""
-    batch = tuple(cast("tuple[int, ...]", state.get(BATCH_SIZE, td._kd_desc.batch)))
+    batch = _batch_in(state, td)
     return None if batch == td._kd_desc.batch else batch
+
+
+def _batch_in(state: Mapping[str, object], td: AbstractContainer) -> tuple[int, ...]:
+    return tuple(cast("tuple[int, ...]", state.get(BATCH_SIZE, td._kd_desc.batch)))
+
+
+def _unbatched_in(state: Mapping[str, object]) -> Sequence[str]:
+    return cast("Sequence[str]", state.get(UNBATCHED, ()))
 
 
 def _grow(td: AbstractContainer, state: Mapping[str, object]) -> None:
@@ -461,8 +469,8 @@ def _grow(td: AbstractContainer, state: Mapping[str, object]) -> None:
         td._kd_engine.batch_size.__set__(td, batch)  # type: ignore[attr-defined]  # a property
     lacking = {key: value for key, value in content.items() if key not in entries}
     about = {key: value for key, value in state.items() if key in _ABOUT}
-    unbatched = [key for key in cast("list[str]", state.get(UNBATCHED, ())) if key in lacking]
-    made = cast("AbstractContainer", _restored(td, {**about, UNBATCHED: unbatched, **lacking}))
+    unbatched = [key for key in _unbatched_in(state) if key in lacking]
+    made = _restored(td, {**about, UNBATCHED: unbatched, **lacking})
     for key, value in made._kd_map_each(torch.clone)._kd_entries.items():
         td._kd_check_key(key)
         td._kd_set_entry(key, value)
@@ -535,7 +543,7 @@ def _assign(td: AbstractContainer, state: Mapping[str, object]) -> None:
             for member, each in members:
                 _assign(member, cast("Mapping[str, object]", each))
         return
-    made = cast("AbstractContainer", _restored(td, _with_data_of_fields(td, state)))
+    made = _restored(td, _with_data_of_fields(td, state))
     for key in made._kd_entries.keys() - td._kd_entries.keys():
         td._kd_check_key(key)
     for key in list(td._kd_entries):
@@ -566,13 +574,13 @@ def _with_data_of_fields(
     return {**state, **{key: cast("Data", entry)._kd_item() for key, entry in lacking.items()}}
 
 
-def _restored(td: AbstractContainer, state: Mapping[str, object]) -> Entry:
+def _restored(td: AbstractContainer, state: Mapping[str, object]) -> AbstractContainer:
     """Build a dense container from a state dict; what that does not state is as in `td`."""
     if MEMBERS in state:
         states = cast("list[Mapping[str, object]]", state[MEMBERS])
         rows = [_restored(td, each) for each in states]
         return registry.lazy_stack(rows, state[STACK_DIM])
-    batch = batch_of(cast("tuple[int, ...]", state.get(BATCH_SIZE, td._kd_desc.batch)))
+    batch = batch_of(_batch_in(state, td))
     if batch == td._kd_desc.batch:
         batch = td._kd_desc.batch  # its sizes have names
     kinds = kinds_by_key(td._kd_entries)
@@ -582,10 +590,10 @@ def _restored(td: AbstractContainer, state: Mapping[str, object]) -> Entry:
         if isinstance(value, Mapping) and BATCH_SIZE in value:
             there = kinds.get(key)
             content[key] = _restored(there if isinstance(there, AbstractContainer) else td, value)
-    for key in cast("list[str]", state.get(UNBATCHED, ())):
+    for key in _unbatched_in(state):
         content[key] = registry.wrap_tensor(cast("Tensor", content[key]), describe(()))
-    made = registry.nest_mapping(content, td._kd_desc.with_batch(batch), ())
-    if isinstance(td, Composite) or not isinstance(made, AbstractContainer):
+    made: AbstractContainer = registry.nest_mapping(content, td._kd_desc.with_batch(batch), ())
+    if isinstance(td, Composite):
         return made
     return td._kd_like(dict(made._kd_entries), made._kd_desc)
 

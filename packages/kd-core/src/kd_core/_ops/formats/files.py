@@ -600,7 +600,7 @@ class Formats(AbstractContainer):
             MissingDependency: if h5py is not installed.
             InvalidValue: if non-tensor data cannot be written as JSON.
         """
-        return cast("AbstractContainer", registry.write_h5(self, filename, options))
+        return registry.write_h5(self, filename, options)
 
     @classmethod
     def from_h5(
@@ -627,14 +627,13 @@ class Formats(AbstractContainer):
         Raises:
             MissingDependency: if h5py is not installed.
         """
-        opened = registry.open_h5(
+        return registry.open_h5(
             filename,
             mode=mode,
             auto_batch_size=auto_batch_size,
             batch_dims=batch_dims,
             batch_size=batch_size,
         )
-        return cast("AbstractContainer", opened)
 
     def to_store(self, **options: object) -> AbstractContainer:
         """Send the container to a server of Redis, and return the one there.
@@ -645,7 +644,7 @@ class Formats(AbstractContainer):
         Raises:
             MissingDependency: if redis is not installed.
         """
-        return cast("AbstractContainer", registry.to_store(self, options))
+        return registry.to_store(self, options)
 
     def to_mds(
         self,

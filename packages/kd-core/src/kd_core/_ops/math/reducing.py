@@ -20,8 +20,7 @@ from kd_core._batch.shapes import (
     EVERYTHING_KEPT,
     SAME_SHAPE,
     Reduced,
-    numbered,
-    sizes_of,
+    numbers_of,
     wrap_dim,
 )
 from kd_core._errors import InvalidArgument, InvalidValue, KdError, wrong_type
@@ -170,7 +169,7 @@ def batch_dims_of(td: AbstractContainer, dim: int | str | Sequence[int | str]) -
         InvalidValue: if there are none, or one is given twice.
     """
     batch = td._kd_desc.batch
-    given = sizes_of([cast("int", numbered(dim, batch))])
+    given = numbers_of(dim, batch)
     dims = tuple([wrap_dim(each, batch) for each in given])
     if not dims or len(set(dims)) < len(dims):
         raise InvalidValue(

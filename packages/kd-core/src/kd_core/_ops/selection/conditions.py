@@ -129,8 +129,8 @@ def scattered_rows(td: W, index: Tensor, src: AbstractContainer | float) -> W:
         rows[index.long()] = -1
         return selected(td, rows >= 0, src, None)
     rows[index.long()] = torch.arange(batch[0], batch[0] + count, device=index.device)
-    both = registry.cat((td, rows_at(src, slice(count))), 0)
-    return cast("W", rows_at(cast("AbstractContainer", both), rows))
+    both: AbstractContainer = registry.cat((td, rows_at(src, slice(count))), 0)
+    return cast("W", rows_at(both, rows))
 
 
 def _over_features(tensor: Tensor, what: str, leaf: Tensor) -> Tensor:

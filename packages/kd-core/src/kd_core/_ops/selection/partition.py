@@ -571,4 +571,4 @@ def _alone(container: AbstractContainer, key: str) -> AbstractContainer:
     if isinstance(container, Composite):
         return container._by_member(lambda member: _alone(member, key))
     entries = {key: container._kd_read((key,))}
-    return cast("AbstractContainer", registry.make_dense(entries, container._kd_desc.unlocked()))
+    return registry.make_dense(entries, container._kd_desc.unlocked())

@@ -17,10 +17,12 @@ from kd_core._ops.shape.description import become, locked_as_rows
 from kd_core._protocol.primitives import AbstractContainer, Composite, is_container, map_by
 
 if TYPE_CHECKING:
-    from typing import Self
+    from typing import Self, TypeVar
 
     from kd_core._nodes.entry import Entry, Node
     from kd_core._types import Batch, BatchFn, LeafFn, NestedKey
+
+    C = TypeVar("C", bound=AbstractContainer)
 
 
 class Ragged(AbstractContainer):
@@ -158,7 +160,7 @@ def densified(container: AbstractContainer, layout: torch.layout) -> Node:
     return cast("Node", container._kd_like(entries, container._kd_desc.unlocked()))
 
 
-def as_stack(container: AbstractContainer, dim: int | str) -> Node:
+def as_stack(container: C, dim: int | str) -> C:
     """Return a lazy stack of the rows along a batch dimension."""
     at = wrap_dim(dim, container._kd_desc.batch)
     if isinstance(container, Composite) and container._dim == at:
@@ -166,10 +168,10 @@ def as_stack(container: AbstractContainer, dim: int | str) -> Node:
     rows = [container._kd_map_each(*_row(at, row)) for row in range(container._kd_desc.batch[at])]
     if container._kd_desc.frozen:
         rows = [locked_as_rows(container, row) for row in rows]
-    stack = registry.lazy_stack(rows, at)
+    stack: C = registry.lazy_stack(rows, at)
     if container._kd_desc.named:
         desc = stack._kd_desc.with_batch(container._kd_desc.batch)
-        cast("AbstractContainer", stack)._kd_describe(desc)
+        stack._kd_describe(desc)
     return stack
 
 

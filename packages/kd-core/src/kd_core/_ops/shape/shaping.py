@@ -30,6 +30,7 @@ from kd_core._batch.shapes import (
     kept,
     names_of,
     numbered,
+    numbers_of,
     numel,
     one_per_dim,
     plan,
@@ -67,7 +68,7 @@ if TYPE_CHECKING:
 
 def distinct_dims(dims: Dims, batch: Batch) -> Batch:
     """Return one dimension, or several, by number or name, counted from the front."""
-    return wrap_dims(sizes_of([cast("int", numbered(dims, batch))]), len(batch))
+    return wrap_dims(numbers_of(dims, batch), len(batch))
 
 
 def _resizing(batch: Batch, new: Batch, name: str) -> Plan:
@@ -275,7 +276,7 @@ def _repeated_size(repeats: int | Tensor, size: int) -> int:
 
 @cached
 def roll_plan(batch: Batch, shifts: int | Sequence[int], dims: Dims) -> Plan:
-    by, given = sizes_of([shifts]), sizes_of([cast("int", numbered(dims, batch))])
+    by, given = sizes_of([shifts]), numbers_of(dims, batch)
     along = tuple(wrap_dim(dim, batch) for dim in given)  # of one given twice torch adds the shifts
     if len(by) != len(along):
         raise InvalidValue(f"`roll` expected one shift for each dimension, got {by} and {along}.")
@@ -641,7 +642,7 @@ def _stacked(
     td: Composite, how: Plan, members: Sequence[AbstractContainer], dim: int
 ) -> AbstractContainer:
     """Return a lazy stack in place of what a plan makes of another."""
-    return made_by(how, td, cast("AbstractContainer", registry.lazy_stack(members, dim)))
+    return made_by(how, td, registry.lazy_stack(members, dim))
 
 
 def _parted(

@@ -347,7 +347,7 @@ def _fresh(
         first = td._members[0]
         depth = first._kd_desc.ndim
         rows = [_without_leaves(first, inner, depth) for _ in range(batch[td._dim])]
-        return cast("F", registry.lazy_stack(rows, td._dim))
+        return registry.lazy_stack(rows, td._dim)
     where = None if device is NO_DEFAULT else device
     options: dict[str, object] = {"requires_grad": True} if requires_grad else {}
     if layout is not torch.strided:
