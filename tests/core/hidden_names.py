@@ -83,7 +83,8 @@ def contract(part: str, name: str) -> type:
 
 def _public() -> list[str]:
     kinds = (TensorClass, TypedTensorDict, TensorDict, LazyStackedTensorDict)
-    names = {name for kind in kinds for name in dir(kind) if not name.startswith("_")}
+    named = {(kind, name) for kind in kinds for name in dir(kind) if not name.startswith("_")}
+    names = {name for kind, name in named if hasattr(kind, name)}  # others explain a mistake
     return sorted(names - {"batch_size"})
 
 
