@@ -561,7 +561,7 @@ def _built(kind: type[D], entries: dict[str, Entry], free: Descriptor, lock: str
     return new
 
 
-def _check_restored(entries: dict[str, Entry], desc: Descriptor) -> None:
+def _check_restored(entries: Mapping[str, object], desc: Descriptor) -> None:
     for key, value in entries.items():
         if isinstance(value, Tensor):
             fits = leaf_fits(value, desc)
