@@ -451,6 +451,7 @@ class Values(Oracle):
     @rule(deep=st.booleans())
     def go_through_bytes(self, deep: bool) -> None:
         self.td = copy.deepcopy(self.td) if deep else pickle.loads(pickle.dumps(self.td))
+        self.locked = self.locked and not deep
 
     @rule()
     def go_through_leaves(self) -> None:

@@ -355,3 +355,59 @@ def test_a_number_beside_rows_is_kept_as_it_is() -> None:
     assert torch.equal(build(x=X, k=4, batch_size=[]).k, torch.tensor(4))
     with pytest.raises(RuntimeError):  # a tensor must have rows
         build(x=X, k=torch.tensor(4), batch_size=[3])
+
+
+def test_the_constructor_sets_fields_as_the_author_does() -> None:
+    class Sample(TensorClass):
+        x: Tensor
+        y: Any = None
+
+        def __setattr__(self, name: str, value: object) -> None:
+            super().__setattr__(name, value + 1 if isinstance(value, Tensor) else value)
+
+    class Further(Sample):
+        z: Any = None
+
+    build: Any = Further
+    made = build(x=X, z=X, batch_size=[3])
+    assert made.x.tolist() == made.z.tolist() == [1, 2, 3]
+    assert made.y is None
+    assert made.clone().x.tolist() == [1, 2, 3]
+    assert Sample.from_dict({"x": X}, batch_size=[3]).x.tolist() == [0, 1, 2]
+
+
+def test_containers_take_attributes_that_are_not_entries() -> None:
+    class Batch(TypedTensorDict):
+        x: Tensor
+
+    for td in (TensorDict({"x": X}, [3]), Batch(x=X, batch_size=[3])):
+        owner: Any = td
+        owner.note = [1]
+        assert owner.note == [1]
+        assert list(td.keys()) == ["x"]
+        assert not hasattr(td.clone(), "note")
+        assert not hasattr(td[:2], "note")
+        assert pickle.loads(pickle.dumps(owner)).note == [1] if type(td) is TensorDict else True
+    stacked: Any = lazy_stack([Batch(x=X, batch_size=[3])])
+    assert torch.equal(stacked.x[0], X)
+
+
+def test_a_deep_copy_is_not_locked() -> None:
+    nested = TensorDict({"n": {"x": X}, "s": "a"}, [3]).lock_()
+    stacked = lazy_stack([TensorDict({"x": X}, [3]) for _ in range(2)]).lock_()
+    for td in (nested, stacked):
+        copied = copy.deepcopy(td)
+        assert td.is_locked
+        copied["y"] = copied["n", "x"] if td is nested else copied["x"]
+    inner: Any = copy.deepcopy(nested)["n"]
+    assert not inner.is_locked
+    assert not copy.deepcopy(stacked)[0].is_locked
+
+
+def test_options_in_brackets_are_names() -> None:
+    class Batch(TypedTensorDict):
+        x: Tensor
+
+    make: Any = Batch
+    with pytest.raises(ValueError, match="takes names of options, got 1"):
+        make[1, 2]

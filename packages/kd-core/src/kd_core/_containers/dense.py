@@ -431,9 +431,10 @@ class Dense(TensorDictBase):
         return new
 
     def __deepcopy__(self, memo: dict[int, object]) -> Self:
+        """Copy all levels, unlocked, as `clone` does."""
         desc = self._kd_desc
         entries = copy.deepcopy(self._kd_entries, memo)
-        new = _built(self.__class__, entries, describe(desc.batch, desc.device), desc.lock)
+        new = _built(self.__class__, entries, describe(desc.batch, desc.device), None)
         memo[id(self)] = new
         own = getattr(self, "__dict__", None)
         if own:

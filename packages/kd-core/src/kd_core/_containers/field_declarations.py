@@ -66,11 +66,21 @@ class Declaration:
         hidden: keywords of the constructor that are fields of this class.
         converts: whether options change or check the values of fields.
         frozen: whether fields cannot be set after construction.
+        by_attribute: whether the constructor sets fields by the `__setattr__` of the author.
         as_dataclass: what `dataclass_fields` made of it.
     """
 
     __slots__ = (
-        *("as_dataclass", "by_position", "converts", "fields", "frozen", "hidden", "init_vars"),
+        *(
+            "as_dataclass",
+            "by_attribute",
+            "by_position",
+            "converts",
+            "fields",
+            "frozen",
+            "hidden",
+            "init_vars",
+        ),
         *("more_keys", "options", "taken"),
     )
 
@@ -80,6 +90,7 @@ class Declaration:
         init_only: Collection[str] = (),
         options: frozenset[str] = frozenset(),
         more_keys: bool = False,
+        by_attribute: bool = False,
     ) -> None:
         fields = {name: spec for name, spec in taken.items() if name not in init_only}
         init_vars = {name: taken[name] for name in init_only}
@@ -87,6 +98,7 @@ class Declaration:
         self.options, self.more_keys = options, more_keys
         self.converts = not options.isdisjoint(_CONVERTING)
         self.frozen = "frozen" in options
+        self.by_attribute = by_attribute
         self.as_dataclass: dict[str, Field[object]] | None = None
         self.hidden = tuple([name for name in STORED[1:] if name in taken])
         self.by_position = () if "kw_only" in options else _positional(taken)

@@ -581,6 +581,7 @@ def _body(cls: type, plain: type, cell: CellType) -> dict[str, object]:
         return cls(*values, **named)
 
     body.update({name: getattr(cls, name) for name in _CLASS_METHODS})
+    body["__slots__"] = ()
     body["__new__"] = build  # `type(self)(...)` in a method builds a dense instance
     body["__getattr__"] = rebound(getattr(cls, "__getattr__"), cell)  # noqa: B009  # hidden from checkers
     body["__qualname__"] = f"LazyStacked{cls.__name__}"

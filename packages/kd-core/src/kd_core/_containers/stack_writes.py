@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -611,6 +612,17 @@ class MemberStorage(TensorDictBase, Composite):
         new._dim = self._dim if dim is None else dim
         size = resized(self._kd_desc.batch[self._dim], len(members))
         new._kd_desc = describe_stack(members, new._dim, size)
+        return new
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Self:
+        """Copy all members, unlocked, as `clone` does."""
+        new = object.__new__(self.__class__)
+        memo[id(self)] = new
+        new._members, new._dim = deepcopy(self._members, memo), self._dim
+        new._kd_desc = self._kd_desc.unlocked()
+        own = getattr(self, "__dict__", None)
+        if own:
+            new.__dict__.update(deepcopy(own, memo))
         return new
 
     def _replace_members(self, members: Sequence[AbstractContainer]) -> None:

@@ -249,7 +249,13 @@ class TensorClassMeta(ABCMeta):
             """
             if getattr(cls, "__parameters__", ()) or hasattr(cls, "__class_getitem__"):
                 return cls.__class_getitem__(options)
-            names = (options,) if isinstance(options, str) else options
+            names = options if isinstance(options, (tuple, list, set, frozenset)) else (options,)
+            for name in names:
+                if not isinstance(name, str):
+                    raise InvalidArgument(
+                        f"`{cls.__name__}[...]` takes names of options, got {name!r}. A class of "
+                        "other types is generic: `class Box(TensorClass, Generic[T])`."
+                    )
             key = cls, frozenset(names)
             made = _WITH_OPTIONS.get(key)
             if made is None:
@@ -277,7 +283,8 @@ def _declare(
     taken, init_only = declared(cls, namespace, more_keys)
     check_names(cls, namespace, taken)
     all_init_only = dict.fromkeys([*above_init_only, *init_only])
-    cls._kd_declared = Declaration(above | taken, all_init_only, options, more_keys)
+    own_setter = cls.__setattr__ is not object.__setattr__
+    cls._kd_declared = Declaration(above | taken, all_init_only, options, more_keys, own_setter)
     own = [name for name in taken if name not in init_only]
     given: dict[str, object] = {name: _FieldOf[object](name) for name in own}
     given |= {
@@ -438,7 +445,7 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
                     if value.__class__ is not Tensor:
                         bound = _plain(type(self), bound, self._kd_desc)
                         break
-            _complete(self, bound, names, lock)
+            _complete(self, bound, names, lock, declaration.by_attribute)
 
         # Hidden from type checkers, so that they report a misspelt field.
         def __getattr__(self, name):
@@ -684,14 +691,26 @@ def _complete(
     given: dict[str, object],
     names: Sequence[str | None] | None = None,
     locked: bool | None = None,
+    by_attribute: bool = False,
 ) -> None:
-    """Store the values of a new instance that has a descriptor; run what follows construction."""
+    """Store the values of a new instance that has a descriptor; run what follows construction.
+
+    Args:
+        self: the instance.
+        given: the values by name.
+        names: the name of each batch dimension.
+        locked: whether the instance is locked.
+        by_attribute: whether values are set by the `__setattr__` of the author.
+    """
     cls = type(self)
     declaration = cls._kd_declared
     arguments: list[object] = []
     if declaration.init_vars:
         arguments = [given.pop(name, MISSING) for name in declaration.init_vars]
-    fill(self, given, self._kd_desc)
+    fill(self, {} if by_attribute else given, self._kd_desc)
+    if by_attribute:
+        for name, value in given.items():
+            setattr(self, name, value)
     if names is not None:
         other = with_names(self, names)  # nested containers of the caller keep their names
         self._kd_entries, self._kd_desc = other._kd_entries, other._kd_desc
@@ -894,6 +913,8 @@ class TypedTensorDict(TensorClass):
         >>> sorted(batch[:2].keys()), batch[:2].obs.shape
         (['extra', 'obs'], torch.Size([2, 2]))
     """
+
+    __slots__ = ("__dict__",)  # attributes of a program, as those of a `TensorDict`
 
     if TYPE_CHECKING:  # what is built of other keys than fields: see `_kd_of_other_keys`
         from_tuple = TensorDict.from_tuple  # type: ignore[assignment]  # of another class

@@ -60,7 +60,7 @@ class TensorDict(Dense):
         (torch.Size([3, 4]), torch.Size([]))
     """
 
-    __slots__ = ()
+    __slots__ = ("__dict__",)  # attributes of a program, which no other container gets
 
     def __class_getitem__(cls, item: object) -> object:
         """Return the class as annotations name it, with the types of keys and entries."""
