@@ -11,6 +11,7 @@ from torch.nn.utils.parametrizations import weight_norm
 
 from kd_core import InvalidArgument, NestedKey, TensorClass, TensorDict, TensorDictBase
 from kd_nn import (
+    DispatchError,
     NotKeyed,
     TensorClassModuleBase,
     TensorDictModule,
@@ -19,6 +20,7 @@ from kd_nn import (
     TensorDictSequential,
     WrapModule,
     as_tensordict_module,
+    dispatch,
 )
 
 X = torch.arange(6.0).reshape(2, 3)
@@ -290,3 +292,27 @@ def test_types_of_a_module_of_tensor_classes_come_from_the_brackets() -> None:
         Bare().as_td_module()
     with pytest.raises(TypeError, match="abstract"):
         TensorClassModuleBase()  # type: ignore[abstract]  # the point of the test
+
+
+class Scaled(TensorDictModuleBase):
+    in_keys = ["x"]  # noqa: RUF012  # as users write it
+    out_keys = ["y"]  # noqa: RUF012  # as users write it
+
+    @dispatch
+    def forward(self, tensordict: TensorDictBase, k: float = 1.0) -> TensorDictBase:
+        return tensordict.set("y", tensordict["x"] * k)
+
+
+def test_further_arguments_reach_the_module() -> None:
+    x = torch.ones(2)
+    inner: Any = Scaled()
+    for module in (inner, TensorDictModuleWrapper(inner)):
+        call: Any = module
+        assert call(TensorDict({"x": x}, [2]), 2.0)["y"].tolist() == [2, 2]
+        assert call(TensorDict({"x": x}, [2]), k=2.0)["y"].tolist() == [2, 2]
+        assert call(x, k=2.0).tolist() == [2, 2]
+        with pytest.raises(DispatchError, match="no argument `q`"):
+            call(x, q=2.0)
+    assert inner(x, 3.0).tolist() == [3, 3]
+    with pytest.raises(DispatchError, match="at most 1 tensor"):
+        inner(x, 3.0, 4.0)

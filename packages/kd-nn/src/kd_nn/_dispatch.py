@@ -473,6 +473,7 @@ class Dispatched(Generic[M]):
         self.auto_batch_size = auto_batch_size
         further = parameters[2:]
         self.extras = tuple(parameter.name for parameter in further)
+        self.by_place = tuple(p.name for p in further if p.kind is p.POSITIONAL_OR_KEYWORD)
         self.takes_any = any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in further)
         self.written: list[inspect.Parameter] | None = [_optional(p) for p in parameters[1:]]
         self.places = sum(p.kind is not p.KEYWORD_ONLY for p in further)
@@ -552,7 +553,11 @@ class Dispatched(Generic[M]):
         names = self.names_of(module)
         extras: dict[str, object] = {}
         if self.extras:
-            extras = {k: v for k, v in kwargs.items() if k in self.extras and k not in names.names}
+            count = len(names.names)
+            if self.written is not None and count < len(args) <= count + len(self.by_place):
+                extras = dict(zip(self.by_place, args[count:], strict=False))
+                args = args[:count]
+            extras |= {k: v for k, v in kwargs.items() if k in self.extras and k not in names.names}
             kwargs = {k: v for k, v in kwargs.items() if k not in extras}
         if self.takes_any and hasattr(type(module), "_kd_takes"):
             takes = cast("Callable[[str], bool]", module._kd_takes)

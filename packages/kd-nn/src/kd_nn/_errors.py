@@ -39,7 +39,7 @@ class OutputMismatch(KdError, ValueError, RuntimeError):
     """A module returned a number of outputs that is not that of its `out_keys`."""
 
 
-class InputMissing(KeyNotFound):
+class InputMissing(KeyNotFound, ValueError, RuntimeError):
     """An entry that a module reads was not found in the container."""
 
 
@@ -47,7 +47,7 @@ class ArgumentMissing(DispatchError, InputMissing):
     """A call with tensors lacks one that the module cannot do without."""
 
 
-class OutKeyUnknown(KeyNotFound, ValueError):
+class OutKeyUnknown(KeyNotFound, ValueError, RuntimeError):
     """A selection names a key that the module does not write."""
 
 

@@ -34,6 +34,7 @@ from kd_core import (
 )
 from kd_core.extending import field_keys, public_in, signature_of
 from kd_nn._dispatch import (
+    Dispatched,
     Inplace,
     add_output_note,
     container_of,
@@ -587,10 +588,21 @@ class TensorDictModuleWrapper(TensorDictModuleBase):
         self.td_module = td_module
 
     @dispatch(auto_batch_size=False)
-    def forward(self, tensordict: TensorDictBase, **kwargs: object) -> TensorDictBase:
+    def forward(
+        self, tensordict: TensorDictBase, *args: object, **kwargs: object
+    ) -> TensorDictBase:
         """Call the wrapped module."""
-        result: TensorDictBase = self.td_module(tensordict, **kwargs)
+        result: TensorDictBase = self.td_module(tensordict, *args, **kwargs)
         return result
+
+    def _kd_takes(self, name: str) -> bool:
+        """Return whether the wrapped module takes an argument of a name that is not an input."""
+        inner = self.td_module
+        forward = type(inner).forward
+        if isinstance(forward, Dispatched) and name in forward.extras:
+            return True
+        takes = getattr(inner, "_kd_takes", None)
+        return takes is not None and bool(takes(name))
 
     def select_out_keys(self, *out_keys: NestedKey) -> Self:
         """Keep only some outputs of the wrapped module, in place."""
