@@ -273,7 +273,10 @@ def test_num_samples_may_be_several_sizes() -> None:
     assert td["x"].std(0).min() > 0
     assert normal(num_samples=[2, 0])(params())["x"].shape == (2, 0, *source["loc"].shape)
     assert normal(num_samples=(2,)).num_samples == (2,)
-    assert normal(num_samples=())(source) is source
+    alone = normal(num_samples=())(source)
+    assert alone is not source
+    assert "x" not in source
+    assert alone.batch_size == source.batch_size
 
 
 def test_num_samples_inside_a_sequence() -> None:
@@ -886,3 +889,9 @@ def test_the_default_dtype_of_now_is_used() -> None:
     finally:
         torch.set_default_dtype(before)
     assert made.dtype is torch.float64
+
+
+def test_several_keys_of_log_probabilities_come_before_one() -> None:
+    module = normal(log_prob_key="one", log_prob_keys=["first"], return_log_prob=True)
+    assert module.log_prob_keys == ["first"]
+    assert "first" in module(params())

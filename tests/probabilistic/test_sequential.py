@@ -727,3 +727,31 @@ def test_a_value_that_cannot_be_scored_leaves_the_container_to_write() -> None:
             latents(z=ONE, y=ONE / 2), out
         )
     assert list(out.keys()) == []
+
+
+def both(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x, x.abs() + 1
+
+
+def test_a_value_is_scored_after_a_step_with_a_container_of_its_own() -> None:
+    last = ProbabilisticTensorDictModule(["loc", "scale"], ["a"], distribution_class=Normal)
+    first = TensorDictModule(both, ["x"], ["loc", "scale"], inplace=False)
+    model = ProbabilisticTensorDictSequential(first, last)
+    td = TensorDict({"x": ONE, "a": ONE * 2}, [3])
+    score = model.log_prob(td, aggregate=True)
+    assert torch.equal(score, Normal(ONE, ONE * 2).log_prob(ONE * 2))
+    td = TensorDict({"x": ONE}, [3])
+    with pytest.raises(ValueError, match="reads `a`"):  # as torch says of a value of `None`
+        model.log_prob(td)
+
+
+def test_what_a_function_writes_is_there_after_get_dist() -> None:
+    def write(td: TensorDictBase) -> TensorDictBase:
+        return td.set("loc", td["x"]).set("scale", td["x"].exp())
+
+    last = ProbabilisticTensorDictModule(["loc", "scale"], ["a"], distribution_class=Normal)
+    model = ProbabilisticTensorDictSequential(write, last)  # type: ignore[arg-type]  # a function
+    td = TensorDict({"x": ONE}, [3])
+    assert torch.equal(model.get_dist(td).mean, ONE)
+    assert list(td.keys()) == ["x", "loc", "scale"]
+    assert list(model.get_dist_params(TensorDict({"x": ONE}, [3])).keys()) == ["x", "loc", "scale"]

@@ -194,7 +194,6 @@ def test_a_callable_may_build_it() -> None:
     [
         ({"out_keys": ["move"]}, "must be the keys of the values.*got `move`. Rename values with"),
         ({"out_keys": []}, "at least one value"),
-        ({"log_prob_key": "a", "log_prob_keys": ["b"]}, "`log_prob_key` cannot be combined with"),
         ({"log_prob_keys": ["a", "b", "c"]}, "one for each of the 2 values, got `a`, `b`, `c`"),
         ({"log_prob_keys": ["a", "a"]}, "`log_prob_keys` must differ, got `a` twice"),
         ({"log_prob_keys": ["a", "move"]}, "cannot have one key, `move`"),

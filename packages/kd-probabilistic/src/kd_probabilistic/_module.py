@@ -284,12 +284,7 @@ def _log_prob_keys(
 ) -> tuple[tuple[NestedKey, ...], bool]:
     """Return the keys of the log-probabilities, and whether they are one sum."""
     one, several = given["log_prob_key"], given["log_prob_keys"]
-    if one is not None and several is not None:
-        raise InvalidArgument(
-            "`log_prob_key` cannot be combined with `log_prob_keys`. Give the first for a sum, the "
-            "second for one log-probability of each value."
-        )
-    if one is not None:
+    if one is not None and several is None:
         return (unravel_key(cast("NestedKey", one)),), known is not None or len(values) > 1
     if several is not None:
         keys = tuple(_listed("log_prob_keys", several))
@@ -353,7 +348,7 @@ def _estimates(value: object) -> int:
 
 
 def _samples(value: object) -> int | Size | None:
-    """Return a number of values or a shape of them; no dimensions are as None."""
+    """Return a number of values or a shape of them, which may have no dimensions."""
     sizes = value if isinstance(value, (tuple, list)) else () if value is None else (value,)
     message = f"`num_samples` must be a non-negative int, a tuple of them or None, got {value!r}."
     if any(not isinstance(size, int) or isinstance(size, bool) for size in sizes):
@@ -362,7 +357,7 @@ def _samples(value: object) -> int | Size | None:
         raise InvalidValue(message)
     if isinstance(value, int):
         return value
-    return Size(sizes) if sizes else None
+    return None if value is None else Size(sizes)
 
 
 def _generator(value: object) -> Generator:
@@ -499,7 +494,8 @@ class ProbabilisticTensorDictModule(ConfiguredModule):
         return_log_prob: Whether to write the log-probability of the value too.
         log_prob_key: Where to; by default the key of the value with `_log_prob` at its end. For a
             `CompositeDistribution` it asks for the sum over all values.
-        log_prob_keys: The same for several values: one key for each.
+        log_prob_keys: The same for several values: one key for each. They come before
+            `log_prob_key`.
         cache_dist: Accepted, and changes nothing: each call builds its distribution, since nothing
             tells that the memory of the parameters was written.
         n_empirical_estimate: Number of draws to average for a mean without a formula.

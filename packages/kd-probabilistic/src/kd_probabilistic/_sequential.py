@@ -171,17 +171,34 @@ class Walk:
 
     def __init__(self, container: TensorDictBase, keeps: bool, whole: bool) -> None:
         self.container, self.whole = container, whole
+        self._source = container.copy() if keeps else None
         self.found: list[tuple[Leaf, Distribution]] = []
         self._kd_keeps = keeps
         self._written: list[NestedKey] = []
 
     def run(self, step: nn.Module) -> None:
-        """Run a step, and note what it writes."""
-        self.container = step(self.container)
-        self._written += _keys(step, "out_keys")
+        """Run a step, and note what it writes: all that is new after one that does not say."""
+        keys, before = _keys(step, "out_keys"), self.container
+        held = {} if keys else dict(before.items(True, True))
+        self.container = step(before)
+        if not keys and self.container is before:
+            now = before.items(True, True)
+            keys = [key for key, value in now if held.get(key) is not value]
+        self._written += keys
+
+    def hold(self, leaf: Leaf) -> None:
+        """Put the values of a module that are kept into the container of a step, if it is new."""
+        if self._source is None:
+            return
+        present = self.container.keys(True)
+        lost = [key for key in leaf.dist_sample_keys if key not in present]
+        held = {key: self._source.get(key) for key in lost if key in self._source.keys(True)}
+        if held:
+            self.container = self.container.copy().update(held)
 
     def pass_by(self, leaf: Leaf) -> None:
         """Run a probabilistic module whose distribution is not asked for, unless it may be kept."""
+        self.hold(leaf)
         present = self.container.keys(True)
         if not self._kd_keeps or any(key not in present for key in leaf.dist_sample_keys):
             self.run(leaf)
@@ -197,6 +214,7 @@ class Walk:
             InputMissing: If a value is missing that is scored, as all are if none is drawn again
                 and the distribution is about all of them.
         """
+        self.hold(leaf)
         self.found.append((leaf, leaf.build_dist_from_params(self.container)))
         present = self.container.keys(True)
         missing = [key for key in leaf.dist_sample_keys if key not in present]
