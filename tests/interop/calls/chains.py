@@ -333,7 +333,7 @@ class Chain:
             *(f"TensorDictModule(plus, [{key()}], [{key()}]{inplace})",) * 3,
             f"TensorDictModule(plus, [{key()}, {key()}], [{key()}]{inplace})",
             f"TensorDictModule(plus, [{key()}, 'lacking'], [{key()}])",
-            f"TensorDictModule(plus, {{{key()}: 'x', {key()}: 'h'}}, [{key()}]{inplace})",
+            f"TensorDictModule(plus, {{'x': {key()}, 'h': {key()}}}, [{key()}]{inplace})",
             f"TensorDictModule(both, [{key()}], [{key()}, {choose((key(), chr(39) + '_' + chr(39)))}]{inplace})",
             f"TensorDictModule(Net(), [{key()}], [{key()}]{choose(('', ', method=' + repr('other')))})",
             f"(lambda td: td.set({key()}, td[{key()}] * 2))",
