@@ -162,6 +162,38 @@ which is {allowed} for the mean.
 | --- | ---: | ---: | ---: | ---: | ---: | ---: | --- |
 """
 
+# Measured once, by hand: `nox -s bench` does not write these rows.
+PROGRAM_PARTS = """
+### Where the time of the worst goes
+
+What runs in a step of the three programs that missed their goal, in microseconds: the minimum of
+many short rounds in turns, in one process with one thread. The columns *by hand* and *kd before*
+of `dqn` and `evolution` were measured on a quiet machine, and so was the write *after*; what `vmap`
+does *after*, and `team`, on a busy one. `-` stands for what did not change.
+
+| program | what runs | by hand | kd before | kd after | what the work needs of it |
+| --- | --- | ---: | ---: | ---: | --- |
+| `dqn` | write 16 rows of 6 leaves | 35 | 171 | 92 | one write a leaf; checks before the first |
+| `dqn` | read 128 rows of 6 leaves | 49 | 52 | - | all |
+| `dqn` | play: a container, forward, another | 132 | 119 | - | all |
+| `dqn` | forward with gradients | 188 | 147 | - | all |
+| `dqn` | forward with the target parameters | 157 | 209 | - | the exchange of parameters is 57 |
+| `evolution` | candidates taken apart for `vmap` | 11 | 26 | 26 | a list in the order of keys |
+| `evolution` | the same put together | 6 | 44 | 33 | all levels, each with its batch size |
+| `evolution` | zeros put together for `in_dims` | 6 | 33 | 16 | nothing: torch counts leaves |
+| `evolution` | those taken apart again | 11 | 27 | 25 | nothing, as above |
+| `evolution` | forward with other parameters | 166 | 127 | - | all |
+| `team` | 25 steps of an episode | 23800 | 25600 | - | all |
+| `team` | advantages | 1000 | 1030 | - | all |
+| `team` | a loss, four an iteration | 3620 | 5230 | - | not told apart from noise |
+
+Taken out: a write at row numbers built a general description of the index, staged each leaf and
+checked it twice; plain leaves are now checked once. A container that `vmap` puts together asked
+each nested level for unbatched, hollow and non-tensor entries; a plain one now asks only what
+decides its batch size. What is left of a write is the comparison of the rows with the batch size
+(8), since torch writes rows before one out of range, and the check of the leaves.
+"""
+
 GPU_HEAD = """
 ## On a GPU
 
@@ -389,6 +421,7 @@ def page(figures: Figures, gpu: Gpu | None = None) -> str:
     text = HEAD.format(machine=machine, versions=versions) + "\n".join(table_of_means(peer)) + "\n"
     programs = figures["programs"]
     text += programs_head(programs) + "\n".join(table_of_programs(programs)) + "\n"
+    text += PROGRAM_PARTS
     if gpu is not None:
         head = {"by_hand": number(GPU_BY_HAND), "by_peer": number(GPU_BY_PEER)}
         text += GPU_HEAD.format(card=gpu["card"], versions=gpu["versions"], **head)
