@@ -31,7 +31,7 @@ X = torch.arange(3.0)
 CLASSES: Final[dict[str, str]] = {
     "data": "class C(TensorClass):\n data: Tensor\nmake = lambda: C(data=X, batch_size=[3])",
     "names of methods": "class C(TensorClass):\n nested: Tensor\n fields: Any = None\n _cache: Any = None\nmake = lambda: C(nested=X, batch_size=[3])",
-    "decorated data": "@tensorclass\nclass C:\n data: Tensor\n shape: Any = None\nmake = lambda: C(data=X, batch_size=[3])",
+    "decorated data": "@tensorclass\nclass C:\n data: Tensor\n _cache: Any = None\nmake = lambda: C(data=X, batch_size=[3])",
     "own init": "@tensorclass\nclass C:\n x: Tensor\n def __init__(self, x):\n  self.x = x\nmake = lambda: C(X)",
     "own init with batch": "@tensorclass\nclass C:\n x: Tensor\n y: Tensor\n def __init__(self, x):\n  self.x = x\n  self.y = x + 1\n  self.batch_size = [3]\nmake = lambda: C(X)",
     "post init": "class C(TensorClass):\n x: Tensor\n y: Any = None\n def __post_init__(self):\n  self.y = self.x * 2\nmake = lambda: C(x=X, batch_size=[3])",
@@ -52,7 +52,7 @@ CLASSES: Final[dict[str, str]] = {
     "autocast": "class C(TensorClass['autocast']):\n x: Tensor\n k: int = 0\nmake = lambda: C(x=[1.0, 2.0, 3.0], k='3')",
     "nocast": "class C(TensorClass['nocast']):\n x: Any\nmake = lambda: C(x=1)",
     "frozen": "class C(TensorClass['frozen']):\n x: Tensor\nmake = lambda: C(x=X, batch_size=[3])",
-    "tensor only": "class C(TensorClass['tensor_only']):\n x: Tensor\n n: Any = None\nmake = lambda: C(x=X, batch_size=[3])",
+    "tensor only": "class C(TensorClass['tensor_only']):\n x: Tensor\n n: Optional[Tensor] = None\nmake = lambda: C(x=X, batch_size=[3])",
     "shadow": "@tensorclass(shadow=True)\nclass C:\n x: Tensor\n batch_dims: Any = None\nmake = lambda: C(x=X, batch_size=[3])",
     "class variable": "class C(TensorClass):\n x: Tensor\n scale = 3\n def f(self): return self.x * self.scale\nmake = lambda: C(x=X, batch_size=[3])",
     "static method": "class C(TensorClass):\n x: Tensor\n @staticmethod\n def of(x): return C(x=x, batch_size=[3])\nmake = lambda: C.of(X)",
