@@ -135,6 +135,13 @@ def test_a_class_with_methods_that_would_not_ask_it_is_refused() -> None:
             _kd_del_entry = Removing._kd_del_entry
 
 
+def test_a_mixin_with_methods_that_would_not_ask_it_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match="`SilentlyMixed` overrides `_kd_"):
+
+        class SilentlyMixed(Noting, TensorDict):  # type: ignore[misc]  # as above
+            pass
+
+
 def test_a_removal_by_renaming_is_seen() -> None:
     Removing({"a": X}, [2]).rename_key_("a", "b")
     assert Removing.seen == ["a"]
