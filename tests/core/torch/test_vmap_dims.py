@@ -119,6 +119,24 @@ def test_a_feature_below_a_container_without_batch_leaves_the_batch_below() -> N
     assert seen == [(2,)]
 
 
+@pytest.mark.parametrize("leaf", [False, True])
+def test_a_container_without_leaves_below_one_without_batch_is_mapped_too(leaf: bool) -> None:
+    below = TensorDict({"w": ["x", "y"], "deep": TensorDict({}, [2, 3])}, [2])
+    if leaf:
+        below["v"] = torch.zeros(2)
+    seen: list[torch.Size] = []
+
+    def part(td: TensorDict) -> TensorDict:
+        seen.extend((td["n"].batch_size, td["n", "deep"].batch_size))
+        return td + 1
+
+    found = torch.vmap(part)(TensorDict({"a": torch.zeros(2), "n": below}))
+    assert seen == [(), (3,)]
+    assert found["n"].batch_size == (2,)
+    assert found["n", "deep"].batch_size == (2, 3)
+    assert found["n", "w"] == ["x", "y"]
+
+
 def test_dimensions_are_checked_at_each_level() -> None:
     inner = torch.vmap(double, in_dims=-1)
     with pytest.raises(InvalidValue, match="from 0 to 0, got dimension 1"):

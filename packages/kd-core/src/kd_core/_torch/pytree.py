@@ -723,7 +723,7 @@ def _put_together(
             hollow.append(key)
     for key in hollow:
         if _is_hollow(cast("AbstractContainer", entries[key])):
-            entries[key] = _fitted(cast("AbstractContainer", entries[key]), batch, ndim)
+            entries[key] = _fitted(cast("AbstractContainer", entries[key]), batch, ndim, moved)
     for key, constant in data:
         node = constant.node if isinstance(constant, Constant) else None
         if moved is not None and isinstance(node, NonTensorStack):
@@ -772,15 +772,21 @@ def _agreed(
     return batch, device
 
 
-def _fitted(hollow: AbstractContainer, batch: Batch, ndim: int) -> AbstractContainer:
+def _fitted(
+    hollow: AbstractContainer, batch: Batch, ndim: int, moved: Moved | None
+) -> AbstractContainer:
     """Return a container without leaves with the batch of its new parent."""
     # Comparing it with the old batch would specialise a size that is symbolic in an export.
     own = hollow._kd_desc
-    desc = own.with_batch(batch + own.batch[ndim:])
+    further = own.batch[ndim:]
+    if moved is not None and not moved.given and moved.dim >= ndim:  # as that of one with leaves
+        at = moved.dim - ndim
+        further = further[:at] + further[at + 1 :]
+    desc = own.with_batch(batch + further)
     entries: dict[str, Entry] = {}
     for key, value in hollow._kd_entries.items():
         if isinstance(value, AbstractContainer):
-            entries[key] = _fitted(value, batch, ndim)
+            entries[key] = _fitted(value, batch, ndim, moved)
         elif isinstance(value, NonTensorDataBase):
             entries[key] = _data(value._constant(), desc, own.ndim)
         elif is_unbatched(value):
