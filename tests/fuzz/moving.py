@@ -397,14 +397,15 @@ def mapped(rng: Random, s: Subject, name: str) -> Call:
         )
 
     def may_refuse(tree: Plain) -> bool:
-        return not tree.tensors() or ((at, out) != (0, 0) and has_values_of_rows(tree))
+        moves = (at, out) != (0, 0) or which == "reshape"
+        return not tree.tensors() or (moves and has_values_of_rows(tree))
 
     text = f"vmap({which}, {at}, {out})(td)"
     return Call(name, text, ours, theirs, exact=False, may_refuse=may_refuse)
 
 
 def has_values_of_rows(tree: Plain) -> bool:
-    """Whether an entry holds data of rows, which vmap maps along the first dimension only."""
+    """Whether an entry holds data of rows, which vmap hides: they stay where they are."""
     return any(
         has_values_of_rows(value)
         if isinstance(value, Plain)

@@ -242,3 +242,48 @@ def test_values_of_rows_stay_where_another_dimension_than_the_stacked_one_is_map
     stack = lazy_stack(rows, 1)
     found = torch.vmap(lambda part: part)(stack)
     assert found["w"] == stack["w"] == [["x", "x"], ["y", "y"], ["z", "z"]]
+
+
+def swapped(td: TensorDict) -> TensorDict:
+    td = td.clone()
+    td[0] = td[1]
+    return td
+
+
+@pytest.mark.parametrize(
+    "move",
+    [
+        lambda td: td.flip(0),
+        lambda td: td[0],
+        lambda td: td[1:],
+        lambda td: td[td["a"].argsort()],
+        lambda td: td.unbind(0)[1],
+        lambda td: td.split(2)[1],
+        lambda td: td.reshape(3, 1),
+        lambda td: td.unsqueeze(0),
+        lambda td: td.expand(2, 3),
+        lambda td: torch.cat([td, td], 0),
+        lambda td: torch.stack([td, td], 0),
+        lambda td: td.update(td.flip(0)),
+        lambda td: td == td.clone().set("w", ["a", "b", "c"]),
+        swapped,
+    ],
+)
+def test_values_of_rows_are_not_moved_where_vmap_hides_a_dimension(
+    move: Callable[[TensorDict], TensorDict],
+) -> None:
+    td = TensorDict({"a": X, "w": [["a", "b", "c"], ["d", "e", "f"]]}, [2, 3])
+    with pytest.raises(InvalidValue, match="one value per row cannot be moved"):
+        torch.vmap(move)(td)
+    found = torch.vmap(lambda part: (part + 1).clone().update_(part.exclude("w")))(td)
+    assert bool((found == td).all())
+    again = torch.vmap(torch.vmap(lambda part: part + 1))(td)
+    assert again["w"] == td["w"]
+
+
+def test_values_of_rows_beside_lazy_stacks_alone_are_not_mapped() -> None:
+    inner = lazy_stack([TensorDict({"a": torch.zeros(2)}, [2]) for _ in range(3)], 0)
+    td = TensorDict({"s": inner, "w": [["a", "b"], ["c", "d"], ["e", "f"]]}, [3, 2])
+    stack = lazy_stack([td[row] for row in range(3)], 0)
+    with pytest.raises(InvalidValue, match="maps only lazy stacks beside it"):
+        torch.vmap(lambda part: part + 1, 1, 1)(stack)

@@ -32,6 +32,7 @@ from kd_core._batch.shapes import (
 )
 from kd_core._containers.non_tensor import (
     Cell,
+    Constant,
     MetaData,
     NonTensorData,
     NonTensorDataBase,
@@ -40,6 +41,7 @@ from kd_core._containers.non_tensor import (
     plain_value,
     refuse_tensors,
     row_of_cell,
+    stand_in_for,
     wrap_data,
 )
 from kd_core._errors import (
@@ -68,7 +70,7 @@ if TYPE_CHECKING:
     from typing import Protocol, Self
 
     from kd_core._batch.descriptor import Descriptor
-    from kd_core._nodes.entry import Entry, Memo, PartsMemo
+    from kd_core._nodes.entry import Entry, Memo, Node, PartsMemo
     from kd_core._types import Batch, BatchFn, BatchSize, DeviceLike, LeafFn, NestedKey, PartsFn
 
     class Rows(Protocol):
@@ -357,6 +359,8 @@ def pool_rows(nodes: Sequence[NonTensorDataBase]) -> tuple[list[object], list[Te
     values: list[object] = []
     columns = []
     for node in nodes:
+        if isinstance(node, HiddenRows):
+            raise node.refusal()
         if isinstance(node, NonTensorData):
             columns.append(torch.full(node._kd_desc.batch, len(values), device="cpu"))
             values.append(node._kd_item())
@@ -865,7 +869,7 @@ class NonTensorStack(NonTensorDataBase, RowData):
         return all(map(same_data, flat_values(self), flat_values(other)))
 
     def _restored(self, desc: Descriptor, ndim: int) -> NonTensorDataBase:
-        # Under `vmap`, which maps its first dimension, it is not split, and fits again outside.
+        # Where the rows were moved by `tree_map`, it is not split.
         if self._kd_desc.batch[: desc.ndim] == desc.batch and desc.ndim >= ndim:
             return self._kd_with_descriptor(desc)
         whole = object.__new__(NonTensorData)
@@ -909,6 +913,80 @@ class NonTensorStack(NonTensorDataBase, RowData):
             listed = ", ".join(repr(values[position]) for position in first)
             shown = f"[{listed}, ... ({rest} more)]"
         return f"NonTensorStack({shown}, batch_size={self.batch_size}, device={desc.device})"
+
+
+class HiddenRows(NonTensorData):
+    """Values of rows inside of `vmap`, which hides the first dimension of them.
+
+    All are read at once. They fit the rows again outside, so inside they are not moved or written.
+    """
+
+    __slots__ = ()
+
+    @classmethod
+    def around(cls, node: NonTensorDataBase, desc: Descriptor) -> HiddenRows:
+        """Return the entry of a batch that lacks the first dimension."""
+        new = object.__new__(cls)
+        new._boxed, new._kd_desc, new._of_batch = (node,), desc._unlocked, False
+        return new
+
+    def refusal(self) -> InvalidValue:
+        """Return the error for what would move or write rows."""
+        return InvalidValue(
+            "a non-tensor entry with one value per row cannot be moved, joined, compared or "
+            f"written inside of `vmap`, got {self.data!r}. `exclude` the entry inside, or do it "
+            "outside of `vmap`."
+        )
+
+    def _constant(self) -> object:
+        return Constant(self)
+
+    def _is_equal(self, other: NonTensorDataBase) -> bool:
+        return isinstance(other, HiddenRows) and cast("NonTensorDataBase", self.data)._is_equal(
+            cast("NonTensorDataBase", other.data)
+        )
+
+    def _restored(self, desc: Descriptor, ndim: int) -> NonTensorDataBase:
+        if desc.ndim == self._kd_desc.ndim + 1:  # it leaves `vmap`
+            return cast("NonTensorDataBase", self.data)._restored(desc, desc.ndim)
+        if desc.batch != self._kd_desc.batch:
+            raise self.refusal()
+        return self._under(desc)
+
+    def _kd_map_each(self, fn: LeafFn, batch: BatchFn | None = None, memo: Memo = None) -> Self:
+        if batch is not None:
+            raise self.refusal()
+        return super()._kd_map_each(fn, batch, memo)
+
+    def _kd_map_to_parts(
+        self, fn: PartsFn, batches: Sequence[BatchFn], memo: PartsMemo = None
+    ) -> Sequence[Self]:
+        raise self.refusal()
+
+    def _spread(self, desc: Descriptor) -> Node:
+        raise self.refusal()
+
+    def _is_same(self, other: Entry) -> bool:
+        return isinstance(other, HiddenRows) and self._is_equal(other)
+
+    def _equal_rows(self, other: Entry, equal: bool) -> Tensor:
+        if not self._is_same(other):
+            raise self.refusal()
+        return super()._equal_rows(other, equal)
+
+    def _write_all(self, source: object) -> None:
+        raise self.refusal()
+
+    def _encode(
+        self, value: object, path: tuple[str, ...], shape: tuple[int, ...] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        same = isinstance(value, NonTensorDataBase) and self._is_same(value)
+        if shape is not None or not same:
+            raise self.refusal()
+        return stand_in_for(self, self.data)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return NonTensorData, (self.data, self._kd_desc.batch, self._kd_desc.device)
 
 
 def _padded(node: NonTensorStack, fn: LeafFn, desc: Descriptor) -> NonTensorStack:

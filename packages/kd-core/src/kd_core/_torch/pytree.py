@@ -36,7 +36,7 @@ from kd_core._batch.shapes import as_named, names_of
 from kd_core._containers.dense import Dense
 from kd_core._containers.lazy_stack import built_stack
 from kd_core._containers.non_tensor import Constant, NonTensorDataBase, wrap_data
-from kd_core._containers.non_tensor_stack import NonTensorStack
+from kd_core._containers.non_tensor_stack import HiddenRows, NonTensorStack
 from kd_core._containers.stack_moves import plain_class
 from kd_core._containers.tensordict import TensorDict
 from kd_core._containers.unbatched import UnbatchedTensor, wrap_tensor
@@ -205,8 +205,16 @@ def _tensors(children: Iterable[object]) -> Iterator[Tensor]:
             yield from _tensors(child._kd_entries.values())
 
 
-def refuse_rows(key: str, moved: Moved) -> None:
-    """Refuse data with one value per row, which `vmap` cannot map, where its rows would move."""
+def refuse_rows(key: str, moved: Moved | None) -> None:
+    """Refuse data with one value per row where `vmap` maps another dimension than the first.
+
+    Which one is not known where all leaves are in lazy stacks.
+    """
+    if moved is None:
+        raise InvalidValue(
+            f"non-tensor entry {format_key(key)} has one value per row, and `vmap` maps only lazy "
+            "stacks beside it. `exclude` the entry, or call `contiguous` first."
+        )
     if moved.dim:
         name = "out_dims" if moved.given else "in_dims"
         raise InvalidValue(
@@ -677,7 +685,7 @@ def _stacked_again(
 def _holds_rows(structure: Structure) -> bool:
     """Return whether data of a container, or of nested ones, has one value per row."""
     nodes = (each.node for _, each in structure.data if isinstance(each, Constant))
-    if any(isinstance(node, NonTensorStack) for node in nodes):
+    if any(isinstance(node, (NonTensorStack, HiddenRows)) for node in nodes):
         return True
     return any(below is not None and _holds_rows(below) for below in structure.inner)
 
@@ -725,10 +733,7 @@ def _put_together(
         if _is_hollow(cast("AbstractContainer", entries[key])):
             entries[key] = _fitted(cast("AbstractContainer", entries[key]), batch, ndim, moved)
     for key, constant in data:
-        node = constant.node if isinstance(constant, Constant) else None
-        if moved is not None and isinstance(node, NonTensorStack):
-            refuse_rows(key, moved)
-        entries[key] = _data(constant, desc, ndim)
+        entries[key] = _data(key, constant, desc, ndim, moved, hollow=lead < 0)
     return _kind_of(cls, cast("dict[str, Entry]", entries), desc, nested)
 
 
@@ -788,7 +793,7 @@ def _fitted(
         if isinstance(value, AbstractContainer):
             entries[key] = _fitted(value, batch, ndim, moved)
         elif isinstance(value, NonTensorDataBase):
-            entries[key] = _data(value._constant(), desc, own.ndim)
+            entries[key] = _data(key, value._constant(), desc, own.ndim, moved)
         elif is_unbatched(value):
             entries[key] = value._kd_with_descriptor(desc)
         else:
@@ -796,11 +801,28 @@ def _fitted(
     return hollow._kd_like(entries, desc)
 
 
-def _data(constant: object, desc: Descriptor, ndim: int) -> Entry:
+def _data(
+    key: str,
+    constant: object,
+    desc: Descriptor,
+    ndim: int,
+    moved: Moved | None,
+    hollow: bool = False,
+) -> Entry:
     """Rebuild a non-tensor entry from what the structure holds of it."""
-    if isinstance(constant, Constant):
-        return constant.node._restored(desc, ndim)
-    return wrap_data(constant, desc)
+    if not isinstance(constant, Constant):
+        return wrap_data(constant, desc)
+    node = constant.node
+    if isinstance(node, (NonTensorStack, HiddenRows)):
+        further = desc.ndim - node._kd_desc.ndim
+        if further == -1 and maybe_current_level() is not None and not is_compiling():
+            refuse_rows(key, moved)
+            return HiddenRows.around(node, desc)
+        if further == 1 and isinstance(node, HiddenRows):
+            refuse_rows(key, moved)
+        if not further and hollow and isinstance(node, HiddenRows):
+            return node  # its container gets the batch of its parent later
+    return node._restored(desc, ndim)
 
 
 def _is_hollow(container: AbstractContainer) -> bool:
