@@ -380,7 +380,7 @@ def mapped(rng: Random, s: Subject, name: str) -> Call:
 
     def theirs(tree: Plain) -> object:
         if at == ndim:
-            raise Refusal("not a dimension of the batch")
+            raise Refusal("not a dimension of the batch") if tree.batch else Unknown  # a feature
         batch = tree.batch
         if not batch:
             sizes = {tuple(leaf.shape[:1]) for leaf in tree.tensors()}

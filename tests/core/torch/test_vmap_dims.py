@@ -126,11 +126,11 @@ def test_a_container_without_leaves_below_one_without_batch_is_mapped_too(leaf: 
         below["v"] = torch.zeros(2)
     seen: list[torch.Size] = []
 
-    def part(td: TensorDict) -> TensorDict:
+    def part(td: Any) -> Any:
         seen.extend((td["n"].batch_size, td["n", "deep"].batch_size))
         return td + 1
 
-    found = torch.vmap(part)(TensorDict({"a": torch.zeros(2), "n": below}))
+    found: Any = torch.vmap(part)(TensorDict({"a": torch.zeros(2), "n": below}))
     assert seen == [(), (3,)]
     assert found["n"].batch_size == (2,)
     assert found["n", "deep"].batch_size == (2, 3)
