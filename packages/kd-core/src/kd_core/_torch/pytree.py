@@ -174,6 +174,11 @@ def stand_for_dims(children: list[object]) -> bool:
     return not is_compiling() and all(each.__class__ is int and each == 0 for each in children)
 
 
+def stands_for_dims(child: object) -> bool:
+    """Return whether a child is a zero, or what a container became that is rebuilt of zeros."""
+    return child.__class__ is int or child.__class__ is tuple
+
+
 def is_mapped(tensor: Tensor, level: int) -> bool:
     """Return whether `vmap` hides a dimension of a tensor at a level."""
     return is_batchedtensor(tensor) and maybe_get_level(tensor) == level
@@ -732,7 +737,11 @@ def _put_together(
     for key in hollow:
         if _is_hollow(cast("AbstractContainer", entries[key])):
             entries[key] = _fitted(cast("AbstractContainer", entries[key]), batch, ndim, moved)
+    standing = bool(data) and moved is None and any(map(stands_for_dims, entries.values()))
     for key, constant in data:
+        if standing and isinstance(constant, Constant):
+            entries[key] = constant.node  # only torch sees it, to compare it with `out_dims`
+            continue
         entries[key] = _data(key, constant, desc, ndim, moved, hollow=lead < 0)
     return _kind_of(cls, cast("dict[str, Entry]", entries), desc, nested)
 
