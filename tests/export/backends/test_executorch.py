@@ -1,5 +1,8 @@
 """ExecuTorch: in the lane `formats`, which installs it."""
 
+import contextlib
+import io
+import random
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -84,6 +87,16 @@ def test_a_state_is_carried(path: Path) -> None:
         if step % 7 == 0:
             session.reset(torch.tensor([False, True, False]))
             state[1] = 0
+
+
+def test_damage_to_what_names_a_delegate_is_answered_with_an_error(delegated: Path) -> None:
+    content, source = delegated.read_bytes(), random.Random(0)
+    for _ in range(500):
+        damaged = bytearray(content[: source.choice((len(content), source.randrange(999)))])
+        for _ in range(min(len(damaged), source.randrange(1, 5))):
+            damaged[source.randrange(min(len(damaged), 4096))] = source.randrange(256)
+        with contextlib.suppress(ExportError):
+            check_methods(io.BytesIO(damaged), delegated=True)
 
 
 @pytest.fixture(scope="module")

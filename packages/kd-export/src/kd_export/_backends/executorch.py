@@ -201,11 +201,7 @@ def _by_xnnpack(buffer: _Buffer, part: int) -> bool:
     location, index = buffer.field(place, _LOCATION), buffer.field(place, _INDEX)
     if location is None or buffer.number(location, 1) != 1:  # a segment
         return False
-    segments = buffer.tables(buffer.target(0), _SEGMENTS, _MOST_DELEGATES)
-    number = 0 if index is None else buffer.number(index)
-    if number >= len(segments):
-        raise EOFError("an offset leads beyond the end")
-    begin, size = _segment(buffer, segments[number])
+    begin, size = _segment(buffer, 0 if index is None else buffer.number(index))
     header = buffer.read(begin, min(size, _XNNPACK_HEADER))
     if len(header) < _XNNPACK_HEADER or header[4:8] != _XNNPACK_MAGIC:
         return False
@@ -214,8 +210,12 @@ def _by_xnnpack(buffer: _Buffer, part: int) -> bool:
     return _XNNPACK_HEADER <= graph <= graph + length <= data <= data + weights <= size
 
 
-def _segment(buffer: _Buffer, table: int) -> tuple[int, int]:
+def _segment(buffer: _Buffer, index: int) -> tuple[int, int]:
     """Return where a segment of the file begins, and how long it is."""
+    place = buffer.field(buffer.target(0), _SEGMENTS)
+    if place is None or index >= buffer.number(buffer.target(place)):
+        raise EOFError("an offset leads beyond the end")
+    table = buffer.target(buffer.target(place) + 4 + 4 * index)
     offset, length = buffer.field(table, _OFFSET), buffer.field(table, _SIZE)
     begin = 0 if offset is None else buffer.number(offset, 8)
     size = 0 if length is None else buffer.number(length, 8)
