@@ -277,6 +277,8 @@ def test_values_of_rows_are_not_moved_where_vmap_hides_a_dimension(
         torch.vmap(move)(td)
     found = torch.vmap(lambda part: (part + 1).clone().update_(part.exclude("w")))(td)
     assert bool((found == td).all())
+    summed: Any = torch.vmap(lambda part: part.sum(dim="feature"))(td)
+    assert summed["w"] == td["w"]
     again = torch.vmap(torch.vmap(lambda part: part + 1))(td)
     assert again["w"] == td["w"]
 

@@ -954,9 +954,12 @@ class HiddenRows(NonTensorData):
         return self._under(desc)
 
     def _kd_map_each(self, fn: LeafFn, batch: BatchFn | None = None, memo: Memo = None) -> Self:
+        desc = self._kd_desc
+        if isinstance(batch, Reduced) and not batch.lead and not batch.gone(desc.ndim):
+            batch = None  # features alone are reduced
         if batch is not None:
             raise self.refusal()
-        return super()._kd_map_each(fn, batch, memo)
+        return self._under(desc if memo is None or memo[0] is not desc else memo[1])
 
     def _kd_map_to_parts(
         self, fn: PartsFn, batches: Sequence[BatchFn], memo: PartsMemo = None
