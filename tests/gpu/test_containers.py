@@ -138,6 +138,22 @@ def test_a_leaf_under_two_keys_is_written_twice() -> None:
     assert torch.equal(td["k0"], (torch.ones_like(once).sin() * 2) ** 2)
 
 
+def test_leaves_and_sources_that_share_memory_are_written_in_turn() -> None:
+    names = [f"k{n}" for n in range(6)]
+
+    def written(device: torch.device) -> list[Tensor]:
+        whole = torch.linspace(0.0, 1.0, 4096, device=device)
+        td = TensorDict({name: whole[n : n + 2048] for n, name in enumerate(names)}, [2048])
+        td.sin_()
+        other = TensorDict({n: torch.full((8,), float(i)) for i, n in enumerate(names)}, [8])
+        other = other.to(device)
+        other.add_(TensorDict({a: other[b] for a, b in zip(names, names[::-1], strict=True)}, [8]))
+        return [whole, *[other[name] for name in names]]
+
+    for there, here in zip(written(DEVICE), written(CPU), strict=True):
+        torch.testing.assert_close(there.cpu(), here)
+
+
 def test_gradients_flow_through_a_move() -> None:
     leaves = {str(n): torch.rand(3, requires_grad=True) for n in range(40)}
     there = TensorDict(dict(leaves), [3]).to(DEVICE)

@@ -1,9 +1,12 @@
 from collections.abc import Callable
+from random import Random
 
 import pytest
 import torch
+from torch import Tensor
 
 from kd_core import TensorDict
+from kd_core._leaves.foreach import are_apart
 
 Call = Callable[[TensorDict], TensorDict]
 
@@ -34,3 +37,33 @@ def test_only_what_comes_of_leaves_that_need_gradients_needs_them(call: Call) ->
     result = call(TensorDict({**leaves, "fixed": torch.ones(2)}, [2]))
     assert result["p0"].requires_grad
     assert not result["fixed"].requires_grad
+
+
+def part(rng: Random, buffer: Tensor) -> Tensor:
+    """Return a random view of a vector."""
+    start, step = rng.randrange(20), rng.choice((1, 1, 2))
+    view = buffer[start : start + rng.randrange(12) : step]
+    return view.view(2, -1).T if len(view) % 2 == 0 and len(view) and rng.random() < 0.3 else view
+
+
+def test_leaves_that_a_gpu_may_write_at_once_have_no_element_in_common() -> None:
+    rng, seen = Random(0), set()
+    for _ in range(2000):
+        buffer = torch.arange(32)
+        leaves = [part(rng, buffer) for _ in range(rng.randrange(1, 4))]
+        operands = [part(rng, buffer) for _ in leaves] if rng.random() < 0.5 else []
+        taken = [set(leaf.flatten().tolist()) for leaf in leaves]
+        read = [set(each.flatten().tolist()) for each in operands]
+        clash = any(
+            taken[i] & other[j]
+            for other in (taken, read)
+            for i in range(len(taken))
+            for j in range(len(other))
+            if i != j
+        )
+        apart = are_apart(leaves, operands)
+        assert not (apart and clash)
+        seen.add((apart, clash))
+        if all(leaf.is_contiguous() and leaf.numel() for leaf in [*leaves, *operands]):
+            assert apart is not clash
+    assert {(True, False), (False, True)} <= seen

@@ -15,7 +15,9 @@ faster ("math" in the benchmarks); neither may change a single bit of a result:
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final, TypeAlias, TypeGuard, cast
 
@@ -225,23 +227,10 @@ def run_(
     leaves: list[Tensor], fn: Callable[..., Tensor], kernel: Kernel | None, alike: bool
 ) -> None:
     """Apply a function that writes into each leaf."""
-    if (
-        kernel is not None
-        and use_foreach(leaves, alike)
-        and are_apart(leaves)
-        and wrote(kernel, leaves)
-    ):
+    if kernel is not None and use_foreach(leaves, alike) and wrote(kernel, leaves):
         return
     for leaf in leaves:
         fn(leaf)
-
-
-def are_apart(leaves: list[Tensor]) -> bool:
-    """Return whether no leaf is there twice, on a GPU, which writes all at once.
-
-    One that is stored under two keys is written twice, the second time what the first one gave.
-    """
-    return not leaves[0].is_cuda or len(set(map(Tensor.data_ptr, leaves))) == len(leaves)
 
 
 def wrote(kernel: Kernel, leaves: list[Tensor], *operands: object) -> bool:
@@ -249,14 +238,46 @@ def wrote(kernel: Kernel, leaves: list[Tensor], *operands: object) -> bool:
 
     torch refuses tensors that are conjugated or negated when they are read, before it writes.
     """
+    lists = [leaves, *[each for each in operands if isinstance(each, list)]]
+    if leaves[0].is_cuda and not are_apart(*lists):
+        return False
     try:
         kernel(leaves, *operands)
     except RuntimeError:
-        lists = [leaves, *[each for each in operands if isinstance(each, list)]]
         if not any(map(_has_lazy_bits, lists)):
             raise
         return False
     return True
+
+
+def are_apart(leaves: list[Tensor], *operands: list[Tensor]) -> bool:
+    """Return whether each leaf can be written at the same time as all others, as a GPU does.
+
+    A loop writes a leaf that is stored under two keys twice, the second time what the first one
+    gave, and reads what it has written in an operand that is another leaf. Leaves whose elements
+    lie between those of others count as overlapping.
+    """
+    spans = sorted((*_span(leaf), position) for position, leaf in enumerate(leaves))
+    if any(end > start for (_, end, _), (start, _, _) in pairwise(spans)):
+        return False
+    starts = [start for start, _, _ in spans]
+    for position, operand in (each for column in operands for each in enumerate(column)):
+        start, end = _span(operand)
+        at = bisect_left(starts, end) - 1  # the last leaf that may overlap it
+        while at >= 0 and spans[at][1] > start:
+            if spans[at][2] != position:
+                return False
+            at -= 1
+    return True
+
+
+def _span(tensor: Tensor) -> tuple[int, int]:
+    """Return the addresses between which the elements of a tensor are."""
+    start = tensor.data_ptr()
+    if tensor.is_contiguous():
+        return start, start + tensor.nbytes
+    steps = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return start, start + (steps + 1) * tensor.itemsize * bool(tensor.numel())
 
 
 def _has_lazy_bits(leaves: list[Tensor]) -> bool:
@@ -276,7 +297,6 @@ def run_with_(
         and not isinstance(operand, Tensor)
         and use_foreach(leaves, alike)
         and not (kernel is torch._foreach_mul_ and any(map(is_complex, leaves)))  # other NaN
-        and are_apart(leaves)
         and wrote(kernel, leaves, operand)
     ):
         return
@@ -293,12 +313,7 @@ def run_pairs_(
 ) -> None:
     """Apply a function that writes into the first of each pair of leaves."""
     start = 0
-    if (
-        kernel is not None
-        and use_foreach(mine, alike)
-        and use_foreach(theirs, alike)
-        and are_apart(mine)
-    ):
+    if kernel is not None and use_foreach(mine, alike) and use_foreach(theirs, alike):
         start = run_up_to_overlap(kernel, mine, theirs)
     for position in range(start, len(mine)):
         leaf, operand = mine[position], theirs[position]
@@ -312,6 +327,8 @@ def run_up_to_overlap(
     kernel: Kernel, mine: list[Tensor], theirs: list[Tensor], *others: object
 ) -> int:
     """Call a kernel that writes into leaves one by one; return how many it wrote."""
+    if mine[0].is_cuda and not are_apart(mine, theirs):
+        return 0
     try:
         kernel(mine, theirs, *others)
     except RuntimeError:
@@ -381,7 +398,7 @@ def run_copies(targets: list[Tensor], sources: list[Tensor], singly: bool) -> No
             no derivative.
     """
     singly = singly or len(targets) < 2 or is_compiling() or maybe_current_level() is not None
-    if not singly and are_apart(targets):
+    if not singly:
         try:
             if wrote(torch._foreach_copy_, targets, sources):
                 return
