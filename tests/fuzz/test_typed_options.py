@@ -60,8 +60,6 @@ def construct(rng: Random, kind: Kind, batch: Shape) -> Pair | None:
         for name in named
         if name not in names[:split] and (rng.random() < 0.9 or not kind.fields[name].default)
     }
-    if kwargs.get("names", ...) is None:  # the keyword of all classes: no names are given
-        del kwargs["names"]
     try:
         given = given_by(kind, args, kwargs)
         if kind.open:  # defaults are read, not stored

@@ -136,3 +136,19 @@ def test_a_dataclass_is_built_as_a_class_that_is_asked_for() -> None:
     assert isinstance(from_dataclass(given, inplace=True), TensorClass)
     with pytest.raises(InvalidArgument, match="`inplace=True` cannot change the class `Plain`"):
         from_dataclass(Plain, inplace=True)
+
+
+class Placed(TensorClass):
+    x: Tensor
+    names: list[str] | None  # type: ignore[assignment]  # which is a property of other containers
+    lock: str | None = "closed"
+
+
+def test_none_is_a_value_of_a_field_with_the_name_of_a_keyword() -> None:
+    x = torch.zeros(2)
+    placed = Placed(x, names=None, lock=None, batch_size=[2])
+    assert placed.get("names") is None
+    assert placed.get("lock") is None
+    assert Placed(x, names=None, batch_size=[2]).get("lock") == "closed"
+    with pytest.raises(InvalidArgument, match="a value for `names`"):
+        Placed(x, batch_size=[2])  # type: ignore[call-arg]  # what is lacking

@@ -264,3 +264,15 @@ def test_tensor_only_converts_or_refuses_wrapped_values() -> None:
     assert data.__replace__().later is None
     with pytest.raises(InvalidValue, match="`x` of `Only` must be a tensor"):
         Only.from_tensordict(TensorDict({"x": "a"}))
+
+
+def test_a_replaced_field_is_checked_as_one_that_is_set() -> None:
+    class Checked(TensorClass["checked"]):
+        obs: Tensor
+        note: str | None = "n"
+
+    one = Checked(torch.zeros(2), batch_size=[2])
+    with pytest.raises(InvalidValue, match="`obs` of `Checked` must be of type `Tensor`, got None"):
+        one.__replace__(obs=None)
+    assert one.__replace__(note=None).note is None
+    assert one.note == "n"

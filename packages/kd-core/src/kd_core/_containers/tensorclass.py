@@ -427,15 +427,27 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
         device: _Device = field(default=..., kw_only=True)  # type: ignore[assignment]  # for checkers: a keyword, not a property
     else:
 
-        def __init__(self, *values, batch_size=None, device=None, names=None, lock=None, **named):
+        def __init__(
+            self,
+            *values,
+            batch_size=None,
+            device=NO_DEFAULT,
+            names=NO_DEFAULT,
+            lock=NO_DEFAULT,
+            **named,
+        ):
             cls = type(self)
             declaration = cls._kd_declared
             if declaration.hidden:  # fields with the names of these keywords
                 given = {"device": device, "names": names, "lock": lock}
                 for name in declaration.hidden:
-                    if given[name] is not None:
-                        named[name] = given.pop(name)
-                device, names, lock = map(given.get, ("device", "names", "lock"))
+                    value = given.pop(name)
+                    if value is not NO_DEFAULT:
+                        named[name] = value
+                device, names, lock = [given.get(name, NO_DEFAULT) for name in STORED[1:]]
+            device = None if device is NO_DEFAULT else device
+            names = None if names is NO_DEFAULT else names
+            lock = None if lock is NO_DEFAULT else lock
             bound = _bind(cls, values, named)
             self._kd_desc = describe_on(() if batch_size is None else batch_of(batch_size), device)
             if declaration.converts:
@@ -590,6 +602,8 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
     def __replace__(self, **changes: object) -> Self:
         """Return a new instance with some fields changed; called by `copy.replace` too."""
         cls, desc = type(self), self._kd_desc
+        if cls._kd_declared.converts:  # `None` too, which is no value where fields are gathered
+            changes = _all_as_declared(self, changes)
         new = {key: _beside_rows(cls, key, value, desc) for key, value in changes.items()}
         return _built(cls, {**self._kd_entries, **new}, desc.batch, desc.device)
 
