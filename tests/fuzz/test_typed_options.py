@@ -179,7 +179,8 @@ def copied(rng: Random, kind: Kind, ours: TensorClass, model: TensorDict) -> Pai
         lambda: METHODS.to(ours, "cpu"),
         lambda: METHODS.reshape(ours, *model.batch_size),
         lambda: METHODS.apply(ours, lambda leaf: leaf.clone()),
-        lambda: METHODS.unsqueeze(ours, 0)[0],
+        # `unsqueeze` gives data a value for each row, as the peer does
+        lambda: METHODS.reshape(ours, 1, *model.batch_size)[0],
     ]
     way = rng.randrange(len(ways))
     return ways[way](), model
