@@ -267,7 +267,7 @@ def test_tensor_only_converts_or_refuses_wrapped_values() -> None:
 
 
 def test_a_replaced_field_is_checked_as_one_that_is_set() -> None:
-    class Checked(TensorClass["checked"]):
+    class Checked(TensorClass, checked=True):
         obs: Tensor
         note: str | None = "n"
 

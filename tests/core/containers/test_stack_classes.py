@@ -7,7 +7,7 @@ import io
 import pickle
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -295,3 +295,28 @@ def test_a_stack_sets_attributes_as_the_author_of_the_class_wrote() -> None:
     stack: Any = lazy_stack([Noted(torch.zeros(2)), Noted(torch.zeros(2))])
     stack.x = torch.ones(2, 2)
     assert stack[0].x.tolist() == [2, 2]
+
+
+class Got(TensorClass, shadow=True):
+    get: Tensor  # type: ignore[assignment]  # which is a method of other containers
+
+
+class GotMore(Got):
+    x: Tensor
+
+
+class Getting:
+    def get(self, key: str) -> str:
+        return f"my {key}"
+
+
+class GetsItsWay(Getting, TensorClass):  # type: ignore[misc]  # another `get`
+    x: Tensor
+
+
+def test_a_get_of_a_base_class_is_that_of_stacks() -> None:
+    x = torch.ones(2)
+    stack = lazy_stack([GotMore(x, x, batch_size=[2]), GotMore(x, x, batch_size=[2])])
+    assert torch.equal(cast("Tensor", stack.get), torch.ones(2, 2))
+    mine = lazy_stack([GetsItsWay(x, batch_size=[2]), GetsItsWay(x, batch_size=[2])])
+    assert mine.get("x") == "my x"

@@ -589,7 +589,9 @@ def _body(cls: type, plain: type, cell: CellType) -> dict[str, object]:
     body["__replace__"] = getattr(plain, "_replaced")  # noqa: B009  # of stacks alone
     body["_plain_class"] = plain
     declaration = cls._kd_declared  # type: ignore[attr-defined]  # of a tensor class
-    if not declaration.more_keys and "get" not in body:
+    getter = next(base for base in cls.__mro__ if "get" in vars(base))
+    is_own = getattr(getter, "_kd_tensor_class", cls) is not None  # a field, or of the author
+    if not declaration.more_keys and not is_own:
         body["get"] = _unwrapping(plain.get)  # type: ignore[attr-defined]  # of containers
     return body
 
