@@ -5,9 +5,9 @@
     +-- NotKeyed            (TypeError)        something in a sequence is not a keyed module
     +-- DispatchError       (TypeError, RuntimeError)   a call with tensors does not fit the keys
     +-- OutputMismatch      (ValueError, RuntimeError)  a module returned a wrong number of outputs
-    +-- InputMissing        (KeyNotFound)      an entry that a module reads was not found
+    +-- InputMissing        (KeyNotFound, ValueError, RuntimeError)   an entry to read was not found
         +-- ArgumentMissing (DispatchError)    so was an argument of a call with tensors
-    +-- OutKeyUnknown       (KeyNotFound, ValueError)   a selected key is not written by any step
+    +-- OutKeyUnknown       (KeyNotFound, ValueError, RuntimeError)   no step writes a selected key
     +-- EmptySubsequence    (ValueError)       no step is left after a selection
 
 Messages say what was expected, what was found instead and what to do. Those that more than one
