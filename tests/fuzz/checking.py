@@ -389,11 +389,12 @@ def _results_differ(
     if isinstance(want, list) and got is None and all(one is None for one in want):
         return None  # nothing is left of any member
     if isinstance(want, list) and call.memberwise and subject.ragged:
-        got = (
-            list(members_of(cast("TensorDictBase", got)))
-            if isinstance(got, LazyStackedTensorDict)
-            else got
-        )
+        if isinstance(got, LazyStackedTensorDict):
+            got = list(members_of(got))
+        want = [  # a member of which nothing is left stays one of the stack
+            Plain(member.batch) if one is None else one
+            for one, member in zip(want, node.members, strict=True)
+        ]
     found = readably(lambda: differ(got, want, call.exact))
     if found and has_stack(node) and "requires_grad" in found:
         found = None  # what one member asks for need not hold for another
