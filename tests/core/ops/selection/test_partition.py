@@ -468,3 +468,20 @@ def test_one_mask_selects_a_container_without_a_batch() -> None:
     td = TensorDict({"a": torch.ones(2)})
     assert td.masked_select(torch.tensor([True])).batch_size == (1,)
     assert td.masked_select(torch.tensor([False])).batch_size == (0,)
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("shape", [(3, 2, 4), (3, 1, 4), (1, 2, 1), (3, 2, 1)])
+@pytest.mark.parametrize("other", [1.0, torch.tensor(2.0), torch.rand(3, 2), torch.rand(3, 1)])
+def test_a_condition_over_features_chooses_in_stacks_as_in_what_they_stack(
+    dim: int, shape: tuple[int, ...], other: float | Tensor
+) -> None:
+    td = TensorDict({"a": torch.rand(3, 2, 4), "n": {"b": torch.rand(3, 2, 4, 5)}}, [3, 2])
+    condition = torch.rand(shape) > 0.5
+    expected = td.where(condition, other)
+    found = lazy_stack(list(td.unbind(dim)), dim).where(condition, other)
+    assert found.batch_size == (3, 2)
+    assert torch.equal(found["a"], expected["a"])
+    assert torch.equal(found["n", "b"], expected["n", "b"])
+    with pytest.raises(ShapeMismatch, match="must fit the first dimensions of each entry"):
+        lazy_stack(list(td.unbind(dim)), dim).where(torch.ones(3, 2, 5).bool(), other)

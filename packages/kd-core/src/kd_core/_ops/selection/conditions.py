@@ -50,6 +50,8 @@ def selected(
     new = spread(other, batch, "a tensor") if isinstance(other, Tensor) and other.ndim else None
     refuse_unbatched(td, "written at some rows")
     if not keeps_batch(td):
+        if condition.ndim > len(batch):  # over features, which each member has behind its own rows
+            return td._kd_zip_each(td, _replacement(condition, other, batch))
         condition = from_the_first(condition, batch)
         if new is not None:
             other = from_the_first(cast("Tensor", other), batch)
@@ -80,12 +82,33 @@ def _selection(
         return torch.where(chosen(new if leaf.ndim < new.ndim else leaf), leaf, new)
 
     def of_member(dim: int, row: int) -> Selection:
-        part = condition
-        if dim < condition.ndim:
-            part = condition.select(dim, row if condition.shape[dim] != 1 else 0)
+        part = _part_of_member(condition, dim, row)
         return _selection(td, other, part, batch[:dim] + batch[dim + 1 :])
 
     return Selection(pick, of_member)
+
+
+def _replacement(condition: Tensor, other: Tensor | float, batch: Batch) -> Selection:
+    """Return the function that replaces rows by a tensor or a number; it is given a leaf twice."""
+    chosen = spread(condition, batch, "a condition", features=True)
+    new = spread(other, batch, "a tensor") if isinstance(other, Tensor) and other.ndim else None
+
+    def pick(leaf: Tensor, same: Tensor) -> Tensor:
+        return torch.where(chosen(leaf), leaf, other if new is None else new(leaf))
+
+    def of_member(dim: int, row: int) -> Selection:
+        part = _part_of_member(condition, dim, row)
+        value = _part_of_member(other, dim, row) if isinstance(other, Tensor) else other
+        return _replacement(part, value, batch[:dim] + batch[dim + 1 :])
+
+    return Selection(pick, of_member)
+
+
+def _part_of_member(tensor: Tensor, dim: int, row: int) -> Tensor:
+    """Return the part of a tensor over the rows of a stack that one member has."""
+    if dim >= tensor.ndim:
+        return tensor
+    return tensor.select(dim, row if tensor.shape[dim] != 1 else 0)
 
 
 def _chosen(leaf: Tensor, condition: Tensor, other: Tensor | float) -> Tensor:
