@@ -368,13 +368,7 @@ def _opset(opset: int | None, backend: Backend) -> dict[str, str]:
     """Return what the schema says of the operators' version, if one is asked for."""
     if opset is None:
         return {}
-    if backend.name != "ONNX":
-        raise ExportError(
-            f"`opset` cannot be combined with {backend.name}, which has no versions of operators.",
-            expected="an `.onnx` file",
-            got=opset,
-            hint="Leave it out.",
-        )
+    _check_format("opset", opset, backend, "ONNX", ".onnx")
     number: object = opset
     if not isinstance(number, int) or isinstance(number, bool) or number < 1:
         raise ExportError(
@@ -387,13 +381,7 @@ def _kernels(kernels: str | None, backend: Backend) -> dict[str, str]:
     """Return what the schema says of what runs the program, if that is asked for."""
     if kernels is None:
         return {}
-    if backend.name != "ExecuTorch":
-        raise ExportError(
-            f"`kernels` cannot be combined with {backend.name}.",
-            expected="a `.pte` file",
-            got=kernels,
-            hint="Leave it out.",
-        )
+    _check_format("kernels", kernels, backend, "ExecuTorch", ".pte")
     if kernels not in (XNNPACK, PORTABLE):
         raise ExportError(
             f"expected `{XNNPACK}` or `{PORTABLE}` for `kernels`, got {kernels!r}.",
@@ -401,6 +389,17 @@ def _kernels(kernels: str | None, backend: Backend) -> dict[str, str]:
             got=kernels,
         )
     return {KERNELS: kernels}
+
+
+def _check_format(name: str, value: object, backend: Backend, wanted: str, suffix: str) -> None:
+    """Refuse an option that another format has."""
+    if backend.name != wanted:
+        raise ExportError(
+            f"`{name}` cannot be combined with {backend.name}, which does not have this choice.",
+            expected=f"a file with the suffix `{suffix}`",
+            got=value,
+            hint="Leave it out.",
+        )
 
 
 def convert(

@@ -275,7 +275,7 @@ def collate(
 
     Raises:
         KeyNotFound: if a sample lacks a key.
-        InvalidValue: if there is no such side.
+        InvalidValue: if the side is neither.
         InvalidArgument: if a key is padded and nested.
 
     Example:
