@@ -174,7 +174,7 @@ def stand_for_dims(children: list[object]) -> bool:
     return not is_compiling() and all(each.__class__ is int and each == 0 for each in children)
 
 
-def stands_for_dims(child: object) -> bool:
+def is_made_of_dims(child: object) -> bool:
     """Return whether a child is a zero, or what a container became that is rebuilt of zeros."""
     return child.__class__ is int or child.__class__ is tuple
 
@@ -737,7 +737,7 @@ def _put_together(
     for key in hollow:
         if _is_hollow(cast("AbstractContainer", entries[key])):
             entries[key] = _fitted(cast("AbstractContainer", entries[key]), batch, ndim, moved)
-    standing = bool(data) and moved is None and any(map(stands_for_dims, entries.values()))
+    standing = bool(data) and moved is None and any(map(is_made_of_dims, entries.values()))
     for key, constant in data:
         if standing and isinstance(constant, Constant):
             entries[key] = constant.node  # only torch sees it, to compare it with `out_dims`
