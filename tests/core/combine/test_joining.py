@@ -350,3 +350,17 @@ def test_an_out_without_an_entry_for_words_is_left_alone() -> None:
     with pytest.raises(KeySetMismatch, match="`out` must have an entry `w`"):
         stack(rows, out=out)
     assert not out["a"].any()
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_ragged_members_are_concatenated_into_out(dim: int) -> None:
+    parts = [
+        lazy_stack([TensorDict({"a": torch.full((2, n), float(n))}, [2]) for n in (1, 2)])
+        for _ in range(2)
+    ]
+    want = cat(parts, dim)
+    out = want.apply(torch.zeros_like)
+    kept = [member["a"] for member in out.unbind(0)]
+    join: Any = torch.cat
+    assert join(parts, dim, out=out) is out
+    assert [each.tolist() for each in kept] == [each["a"].tolist() for each in want.unbind(0)]

@@ -74,3 +74,35 @@ def test_the_constructor_checks_what_it_is_told() -> None:
     ragged = [TensorDict({"a": torch.zeros(n)}) for n in (1, 2)]
     with pytest.raises(ShapeMismatch, match="`a` is ragged"):
         LazyStackedTensorDict(*ragged, strict_shape=True)
+
+
+def ragged() -> LazyStackedTensorDict:
+    return lazy_stack([TensorDict({"a": torch.ones(2, n), "w": ["x", "y"]}, [2]) for n in (1, 2)])
+
+
+@pytest.mark.parametrize(
+    ("pad_size", "want"),
+    [
+        ([0, 1], [[[1], [1]], [[1, 1], [1, 1]], [[5, 5], [5, 5]]]),
+        ([2, -1], [[[5], [5]], [[5], [5]], [[1], [1]]]),
+        ([1, 0, 0, 1], [[[5], [5], [5]], [[1], [1], [5]], [[1, 1], [1, 1], [5, 5]]]),
+    ],
+)
+def test_padding_in_place_keeps_the_members(pad_size: list[int], want: list[object]) -> None:
+    stack = ragged()
+    first = stack.tensordicts[0]
+    assert stack.pad(pad_size, value=5, inplace=True) is stack
+    assert [member["a"].tolist() for member in stack.tensordicts] == want
+    assert len(stack) == len(want)
+    assert any(member is first for member in stack.tensordicts)
+
+
+def test_padding_in_place_that_is_refused_changes_nothing() -> None:
+    stack = ragged()
+    stack.tensordicts[1].lock_()
+    with pytest.raises(Locked):
+        stack.pad([1, 0, 1, 0], inplace=True)
+    with pytest.raises(NotImplementedError):
+        ragged().pad([0, -2], inplace=True)
+    assert [member.batch_size for member in stack.tensordicts] == [(2,), (2,)]
+    assert len(stack) == 2

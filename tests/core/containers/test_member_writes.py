@@ -228,3 +228,31 @@ def test_rows_with_new_keys_that_do_not_fit_change_nothing() -> None:
     with pytest.raises(Locked):
         lazy_stack([member.lock_() for member in members])[0] = TensorDict({"new": 1})
     assert all(list(member.keys()) == ["a"] and not member["a"].any() for member in members)
+
+
+def ragged() -> TensorDictBase:
+    return lazy_stack([TensorDict({"a": torch.zeros(2, n)}, [2]) for n in (1, 2, 3)])
+
+
+@pytest.mark.parametrize("index", [..., slice(0, 2), [0, 2], torch.tensor([True, False, True])])
+@pytest.mark.parametrize("write", ["update_at_", "copy_at_", "__setitem__"])
+def test_one_row_is_written_to_ragged_members(index: Index, write: str) -> None:
+    stack = ragged()
+    row = TensorDict({"a": torch.tensor([[1.0], [2.0]])}, [2])
+    if write == "__setitem__":
+        stack[index] = row
+    else:
+        getattr(stack, write)(row, index)
+    written = range(3) if index is ... else torch.arange(3)[index].tolist()
+    for number, member in enumerate(stack.unbind(0)):
+        value = [1.0, 2.0] if number in written else [0.0, 0.0]
+        assert member["a"].tolist() == [[each] * (number + 1) for each in value]
+
+
+def test_ragged_members_are_written_from_a_stack_of_the_same_shapes() -> None:
+    stack = ragged()
+    kept = [member["a"] for member in stack.unbind(0)]
+    stack.update_at_(stack.apply(torch.ones_like), None)
+    assert all(bool(each.all()) for each in kept)
+    with pytest.raises(ShapeMismatch):
+        stack.update_at_(TensorDict({"a": torch.ones(4, 1)}, [4]), ...)

@@ -136,3 +136,13 @@ def test_what_is_built_like_parameters_may_have_names() -> None:
     made = params.from_dict_instance({"a": torch.ones(3, 2)}, batch_size=[3], names=["t"])
     assert isinstance(made, TensorDictParams)
     assert made.names == ["t"]
+
+
+def test_sharing_memory_locks_parameters_no_more_than_those_of_a_module() -> None:
+    params = TensorDictParams(TensorDict({"n": {"w": torch.ones(2)}}))
+    assert params.share_memory_() is params
+    assert params.is_shared()
+    assert not params.is_locked
+    params["n", "b"] = torch.zeros(2)
+    params.lock_().share_memory_()
+    assert params.is_locked

@@ -56,6 +56,7 @@ from kd_core._leaves.writes import check_write, is_converted, writable_source, w
 from kd_core._naming import also_named
 from kd_core._nodes import registry
 from kd_core._nodes.entry import is_node, is_row_data, is_unbatched
+from kd_core._ops.math.binary import written_to
 from kd_core._protocol.primitives import Composite
 
 if TYPE_CHECKING:
@@ -595,8 +596,13 @@ def cat(input: Sequence[C], dim: int | str = 0, *, out: C | None = None) -> C:
         dim = wrap_dim(dim, first_of(input, "cat")._kd_desc.batch)
     how = object.__new__(_Concatenating)  # calling a class is slow to trace
     how.dim = how.wrapped(dim, input, 0)
-    joined = how.members(input) if out is None else None
-    return how.combined(input, out) if joined is None else cast("C", joined)
+    into: object = out
+    if into is not None and not isinstance(into, Composite):
+        return how.combined(input, out)
+    joined = how.members(input)
+    if joined is None or (into is not None and into._dim != joined._dim):
+        return how.combined(input, out)
+    return written_to(out, cast("C", joined))
 
 
 class _Concatenating(Join):

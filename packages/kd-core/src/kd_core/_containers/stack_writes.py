@@ -18,7 +18,7 @@ from torch.compiler import is_compiling
 
 from kd_core._base import TensorDictBase
 from kd_core._batch.descriptor import describe
-from kd_core._batch.shapes import Padded, Reduced, resized
+from kd_core._batch.shapes import Padded, Reduced, broadcasts_to, resized
 from kd_core._containers.field_declarations import Declaration, converted
 from kd_core._containers.non_tensor import NonTensorData, RowValue
 from kd_core._containers.stack_moves import (
@@ -706,6 +706,29 @@ class MemberStorage(TensorDictBase, Composite):
         ]
 
     def _row_writes(self, index: object, value: object, path: tuple[str, ...]) -> list[Write]:
+        try:
+            return self._writes_of_rows(index, value, path)
+        except ShapeMismatch:  # one value per row, for members of different shapes
+            spread = self._spread_to_rows(index, value)
+            if spread is None:
+                raise
+            return self._lone_writes(index, spread, path)
+
+    def _spread_to_rows(self, index: object, value: object) -> AbstractContainer | None:
+        """Return a container with the batch size of the rows that it is written to; see `expand`.
+
+        Returns:
+            `None` if it is no container, does not fit, or has that batch size.
+        """
+        if not isinstance(value, AbstractContainer):
+            return None
+        batch = value._kd_desc.batch
+        shape = tuple(numbered_rows(self, index)[1].shape)
+        if batch == shape or len(batch) > len(shape) or not broadcasts_to(batch, shape):
+            return None
+        return value._kd_engine.expand(value, shape)
+
+    def _writes_of_rows(self, index: object, value: object, path: tuple[str, ...]) -> list[Write]:
         writes: list[Write] = []
         picked = pick(index, self._kd_desc.batch, self._dim)
         alone = not isinstance(value, (AbstractContainer, Mapping, Tensor))  # the same for all rows

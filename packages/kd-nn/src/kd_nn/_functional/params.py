@@ -340,6 +340,12 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both
             made = super().replace(source, **entries)
             return made if made is self else type(self)._kd_of_entries(made, None)
 
+        def share_memory_(self) -> object:
+            """Move the tensors to shared memory; as a module, it is not locked then."""
+            locked = self.is_locked
+            super().share_memory_()
+            return self if locked else self.unlock_()
+
         __copy__ = copy
         memmap = _mapping("memmap")
         memmap_like = _mapping("memmap_like")

@@ -608,7 +608,8 @@ class Indexing(AbstractContainer):
             resolve(idx, self._kd_desc.batch)
         _check_known(self, items, ())  # before the index: a call may be wrong in both
         if self._kd_desc.ndim:
-            _write_rows(self, idx, items)
+            whole = isinstance(input_dict_or_td, AbstractContainer) and keys_to_update is None
+            _write_rows(self, idx, input_dict_or_td if whole else items)
         else:
             _write_at(self, items, idx)
         return self

@@ -13,7 +13,7 @@ from kd_core._errors import InvalidValue, KeyCollision
 from kd_core._keys import format_key, path_of
 from kd_core._leaves.loops import has_entry, padded_leaf, row_mask
 from kd_core._nodes import registry
-from kd_core._ops.shape.description import become, locked_as_rows
+from kd_core._ops.shape.description import StaysLazy, become, locked_as_rows
 from kd_core._protocol.primitives import AbstractContainer, Composite, is_container, map_by
 
 if TYPE_CHECKING:
@@ -105,7 +105,8 @@ class Ragged(AbstractContainer):
             pad_size: the numbers of rows to add before and after, for the first batch dimension,
                 then for the second, and so on; negative numbers remove rows.
             value: the value of the new rows.
-            inplace: change this container instead of making a new one.
+            inplace: change this container instead of making a new one. The members of a lazy
+                stack stay: they are padded themselves, and new ones are added at both ends.
             safe: nothing: every call checks its sizes.
 
         Raises:
@@ -119,6 +120,10 @@ class Ragged(AbstractContainer):
         """
         batch = self._kd_desc.batch
         new, backwards = _padded_sizes(batch, as_ints(pad_size))
+        stack: AbstractContainer = self
+        if inplace and isinstance(stack, Composite):
+            _pad_members(stack, new, backwards, value)
+            return self
 
         def pad_leaf(leaf: Tensor) -> Tensor:
             return torch.constant_pad_nd(leaf, [0, 0] * (leaf.ndim - len(batch)) + backwards, value)
@@ -132,6 +137,41 @@ def _row(dim: int, row: int) -> tuple[LeafFn, BatchFn]:
         lambda leaf: leaf.select(dim, row),
         lambda batch: batch[:dim] + batch[dim + 1 :],
     )
+
+
+def _pad_members(stack: Composite, new: Batch, backwards: Sequence[int], value: float) -> None:
+    """Pad the members of a lazy stack in place, and add members to both ends.
+
+    Args:
+        stack: the stack.
+        new: its batch size then.
+        backwards: the rows to add before and after, as `_padded_sizes` returns them.
+        value: the value of the new rows.
+    """
+    stack._kd_check_unlocked("pad in place")
+    dim = stack._dim
+    if not new[dim]:
+        raise StaysLazy("cannot pad in place: a lazy stack must keep a member.")
+    pairs = [backwards[at : at + 2] for at in reversed(range(0, len(backwards), 2))]
+    before, after = pairs.pop(dim)
+    inner = [rows for pair in pairs for rows in pair]
+    members = stack._members
+    padded = members
+    if any(inner):
+        padded = [cast("Ragged", member).pad(inner, value) for member in members]
+
+    def blank(member: AbstractContainer) -> AbstractContainer:
+        rows = member._kd_engine.unsqueeze(member, 0)
+        return rows._kd_engine.unbind(cast("Ragged", rows).pad([1, -1], value), 0)[0]
+
+    heads = [blank(padded[0]) for _ in range(before)]
+    tails = [blank(padded[-1]) for _ in range(after)]
+    for member, result in zip(members, padded, strict=True):
+        if result is not member:
+            become(member, result, "pad in place")
+    kept = members[max(-before, 0) : len(members) - max(-after, 0)]
+    stack._replace_members([*heads, *kept, *tails])
+    stack._kd_describe(stack._kd_desc.with_batch(new))
 
 
 def _mask_at(td: AbstractContainer, path: tuple[str, ...]) -> Tensor:
