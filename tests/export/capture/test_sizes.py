@@ -22,7 +22,7 @@ from kd_export import (
     save,
     verify,
 )
-from kd_export._capture.sizes import DynamicShapes, repeat_rows, widen
+from kd_export._capture.sizes import Dynamic, DynamicShapes, axes_of_schema, repeat_rows, widen
 from kd_export._schema.schema import Axis, LinearSize
 
 X = {"x": torch.ones(2, 3)}
@@ -460,3 +460,61 @@ def test_inputs_that_would_be_large_are_not_tried(tmp_path: Path) -> None:
     module = Keyed(Do(lambda x: x + 1), ["x"], ["y"])
     report = kd_export.save(module, tmp_path / "m.pt2", {"x": torch.ones(2, 8192)})
     assert report.sizes["batch"] == (1, 2, 3, 7)
+
+
+class Halved(nn.Module):
+    """Halve an image and double it again beside itself, as a UNet does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = nn.Conv2d(1, 2, 3, stride=2, padding=1)
+        self.up = nn.ConvTranspose2d(2, 1, 2, stride=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.up(self.down(x)) + x
+        return result
+
+
+Shapes = dict[str, tuple[int, int | None] | Mapping[int, str]]
+PIXELS: Shapes = {"x": {0: "b", 2: "h", 3: "w"}, "h": (1, 1024)}
+SERVED: list[tuple[nn.Module, tuple[int, ...], Dynamic[str], Shapes]] = [
+    (Halved(), (1, 1, 8, 8), PIXELS,
+     {"x": {0: "b", 2: "2*h", 3: "2*w"}, "b": (1, None), "h": (1, 512), "w": (1, None)}),
+    (Do(lambda x: x.flatten()[:16].reshape(16)), (4, 6), "n", {"x": {0: "n"}, "n": (3, None)}),
+    (Do(lambda x: x + torch.ones(2, 1)), (2, 3), {"x": {0: "a", 1: "b"}},
+     {"x": {1: "b"}, "b": (1, None)}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("net", "shape", "dynamic", "served"), SERVED)
+def test_sizes_as_allowed_are_those_that_the_module_serves(
+    net: nn.Module, shape: tuple[int, ...], dynamic: Dynamic[str], served: Shapes
+) -> None:
+    module, example = Keyed(net, ["x"], ["y"]), {"x": torch.randn(shape)}
+    with pytest.raises(Specialized) as raised:
+        kd_export.export(module, example, dynamic=dynamic)
+    assert raised.value.allowed is not None
+    program = kd_export.export(module, example, dynamic=dynamic, sizes="as allowed")
+    note = f"the sizes are those that the module serves: `dynamic={served}`."
+    assert note in program.diagnostics
+    found = axes_of_schema(program.schema)
+    assert isinstance(found, dict)
+    assert {("x" if name == ("x",) else name): size for name, size in found.items()} == served
+
+
+def test_a_module_that_serves_one_size_only_keeps_that_of_the_example() -> None:
+    module = Keyed(Do(lambda x: x.reshape(2, 3) + 1), ["x"], ["y"])
+    program = kd_export.export(module, X, sizes="as allowed")
+    assert program.schema.input("x").shape == (2, 3)
+    assert "the sizes are those that the module serves: `dynamic=None`." in program.diagnostics
+
+
+def test_sizes_that_are_all_served_stay_as_asked(tmp_path: Path) -> None:
+    path = tmp_path / "double.onnx"
+    assert kd_export.save(double(), path, X, sizes="as allowed").notes == ()
+    assert kd_export.inspect(path).axes == {"batch": Axis()}
+
+
+def test_sizes_must_be_a_word_that_is_known() -> None:
+    with pytest.raises(ExportError, match=r"expected 'as allowed' or `None` for `sizes`, got 'a'"):
+        kd_export.export(double(), X, sizes="a")

@@ -28,15 +28,16 @@ import difflib
 import re
 import reprlib
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     from torch import fx
 
 
 Key = tuple[str, ...]
+Allowed: TypeAlias = "Mapping[object, tuple[int, int | None] | Mapping[int, str]]"
 
 _BRIEF = reprlib.Repr()
 _BRIEF.maxstring = _BRIEF.maxother = 76
@@ -87,7 +88,14 @@ class DtypeMismatch(ExportError, TypeError, ValueError, RuntimeError):
 
 
 class Specialized(ExportError, ValueError, RuntimeError):
-    """Report a dimension that was to be dynamic and that the module froze to one size."""
+    """Report a dimension that was to be dynamic and that the module froze to one size.
+
+    Attributes:
+        allowed: The argument ``dynamic`` of the sizes that the module serves, as plain data;
+            ``{}`` if it serves those of the example only, ``None`` if that is not known.
+    """
+
+    allowed: Allowed | None = None
 
 
 class NotExportable(ExportError, RuntimeError):

@@ -186,6 +186,7 @@ class CaptureOptions(TypedDict, Generic[N, S, F], total=False):
     state: Mapping[S, object] | None
     initial: Mapping[F, object] | None
     mode: str | None
+    sizes: str | None
     strict: bool
     metadata: Mapping[str, object] | None
 
@@ -242,6 +243,9 @@ def export(
             or a tensor that broadcasts to one row of it. By default zero.
         mode: What probabilistic parts give: ``"deterministic"``, ``"mode"``, ``"mean"``,
             ``"median"``, or ``"random"``, which also allows random operators.
+        sizes: ``"as allowed"``: of the sizes that ``dynamic`` asks for, those are taken that the
+            module serves: ranges, multiples, or one size. By default a module that does not
+            serve all of them is refused with the argument that it does serve.
         strict: Passed on to `torch.export.export`.
         metadata: Anything that JSON holds exactly, kept in the file.
 
@@ -285,9 +289,9 @@ def save(
         module: As for `export`.
         path: The target; its suffix names the format.
         example: As for `export`.
-        options: ``inputs``, ``outputs``, ``dynamic``, ``state``, ``initial``, ``mode``, ``strict``
-            and ``metadata`` as for `export`; ``batch_sizes``, ``rtol``, ``atol``, ``vectors``,
-            ``oracle``, ``rollouts``, ``steps``, ``opset``, ``kernels``, ``precision``,
+        options: ``inputs``, ``outputs``, ``dynamic``, ``state``, ``initial``, ``mode``, ``sizes``,
+            ``strict`` and ``metadata`` as for `export`; ``batch_sizes``, ``rtol``, ``atol``,
+            ``vectors``, ``oracle``, ``rollouts``, ``steps``, ``opset``, ``kernels``, ``precision``,
             ``calibration``, ``budget`` and ``keep_float`` as for `KeyedProgram.save`.
 
     Returns:

@@ -6,14 +6,18 @@ tracing does to a module never reach the user's own.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import io
 import linecache
+import math
+import operator
 import re
 import sys
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from fractions import Fraction
 from importlib.metadata import version
 from types import FrameType
 from typing import NamedTuple
@@ -42,19 +46,30 @@ from kd_export._capture.flat_module import (
     prepare,
 )
 from kd_export._capture.sizes import (
+    AS_ALLOWED,
     BATCH,
     Dynamic,
     DynamicShapes,
     Name,
     axes_of_schema,
     doubts,
+    narrowed_axes,
     resolve,
     settle,
     thresholds,
     widen,
 )
 from kd_export._console import silenced, stage
-from kd_export._errors import ExportError, Key, NotExportable, Specialized, is_own, line_of, told
+from kd_export._errors import (
+    Allowed,
+    ExportError,
+    Key,
+    NotExportable,
+    Specialized,
+    is_own,
+    line_of,
+    told,
+)
 from kd_export._running.recurrent import CapturedLayers
 from kd_export._running.torch_runner import digest_of, held_by
 from kd_export._schema.files import check_metadata, wire_key, wire_name
@@ -65,12 +80,18 @@ from kd_nn import TensorDictModuleBase, TensorDictSequential
 # Errors of a capture, in the words of keys, axes and the user's own modules.
 
 
-def explained(error: Exception, flat: FlatModule, shapes: DynamicShapes) -> ExportError:
+def explained(
+    error: Exception,
+    flat: FlatModule,
+    shapes: DynamicShapes,
+    narrower: Mapping[str, Axis] | None = None,
+) -> ExportError:
     text = str(error)
     frozen = re.search(r"specialized it to be a constant \((\d+)\)", text)
-    unequal = "Constraints violated" in text or frozen is not None
+    unequal = frozen is not None or any(sign in text for sign in UNEQUAL)
     if shapes.axes and unequal:
-        return specialized(text, flat, shapes, None if frozen is None else int(frozen[1]))
+        size = None if frozen is None else int(frozen[1])
+        return specialized(text, flat, shapes, size, narrower)
     name, place = _origin(error, flat)
     place = line_of(text) or place
     if "data-dependent" in text.lower():
@@ -99,6 +120,8 @@ def explained(error: Exception, flat: FlatModule, shapes: DynamicShapes) -> Expo
     )
 
 
+UNEQUAL = ("Constraints violated", "Expected op to be '=='")
+"""What torch says where sizes do not fit; the second where its solver fails on a `min` or `max`."""
 DERIVATIVE = ("autograd.grad", ".backward()", "functorch tensor", "does not require grad and")
 """What torch says, or the line that it names, where a module differentiates."""
 
@@ -114,24 +137,51 @@ def _reason(error: Exception) -> str:
 
 
 def specialized(
-    text: str, flat: FlatModule, shapes: DynamicShapes, size: int | None
+    text: str,
+    flat: FlatModule,
+    shapes: DynamicShapes,
+    size: int | None,
+    narrower: Mapping[str, Axis] | None = None,
 ) -> Specialized:
-    """Name the key, dimension and axis of a dimension that did not stay dynamic."""
+    """Name the key, dimension and axis of a dimension that did not stay dynamic.
+
+    Args:
+        text: What torch says.
+        flat: What was captured.
+        shapes: The sizes that were asked for.
+        size: The size that the dimension was frozen to, if it was.
+        narrower: Ranges that the module is shown to serve, where torch names none.
+    """
     key, dim = _place_of(text, flat, shapes)
     dims = shapes.names.get(key, {})
     axis = str(dims[dim]) if dim in dims else ""
     where = f"dimension {dim} of `{wire_name(key)}` (axis `{axis}`)"
     fixed = "only some sizes" if size is None else f"the size {size}"
     needed = _relations(text).get(axis)
-    return Specialized(
+    allowed = _allowed(text, flat, shapes)
+    if allowed is None and narrower is not None:
+        allowed = _argument(narrower, shapes.names)
+    error = Specialized(
         f"the module allows {fixed} of {where}{_guard(text, flat, shapes)}."
         if needed is None
         else f"{where} must be {_told(axis, needed)}.",
         key=key,
         expected=str(shapes.axes.get(axis, "dynamic")),
         got=size if needed is None else str(needed),
-        hint=_remedy(text, shapes),
+        hint=_UNKNOWN if allowed is None else _remedy(allowed),
     )
+    if allowed is None and size is not None and dim in dims:  # which is no remedy
+        fixed_axis = dims[dim].axis
+        kept = {other: _renamed(named, fixed_axis, None) for other, named in shapes.names.items()}
+        allowed = _argument(shapes.axes, kept)
+    error.allowed = allowed
+    return error
+
+
+_UNKNOWN = (
+    "Keep the module from turning it into a number (`int(x.shape[0])`, a fixed `view`), "
+    "give the axis a range it can serve, or fix the shape with `dynamic=None`."
+)
 
 
 def _guard(text: str, flat: FlatModule, shapes: DynamicShapes) -> str:
@@ -139,10 +189,7 @@ def _guard(text: str, flat: FlatModule, shapes: DynamicShapes) -> str:
     found = re.search(r"satisfy the generated guard (.+?)\.?$", text, re.MULTILINE)
     if found is None:
         return ""
-    said = found[1].replace("torch.sym_", "")  # as torch 2.15 writes them
-    for key, dims in shapes.names.items():
-        for dim, size in dims.items():
-            said = said.replace(f"L['{flat.arguments[key]}'].size()[{dim}]", str(size))
+    said = _in_axes(found[1], flat, shapes)
     for name, axis in shapes.axes.items():
         if axis.min < 2:  # torch traces with 2 rows and more, whatever a module does with one
             said = re.sub(rf"\b2 <= {name}( and |$)|( and |^){name} >= 2$", "", said)
@@ -177,7 +224,7 @@ def _told(axis: str, needed: LinearSize) -> str:
     return f"a multiple of {needed.factor}" if needed.axis == f"_{axis}" else f"`{needed}`"
 
 
-def _remedy(text: str, shapes: DynamicShapes) -> str:
+def _allowed(text: str, flat: FlatModule, shapes: DynamicShapes) -> Allowed | None:
     """Return the argument that works, if torch names the sizes that the module serves."""
     axes, names = dict(shapes.axes), {key: dict(dims) for key, dims in shapes.names.items()}
     for name, fix in re.findall(r"^\s*(\w+) = (\w+|Dim\(.*\))\s*$", text, re.MULTILINE):
@@ -190,9 +237,12 @@ def _remedy(text: str, shapes: DynamicShapes) -> str:
         del axes[name]  # it is another axis, or one size
         other = None if fix.isdecimal() else LinearSize(fix)
         names = {k: _renamed(dims, name, other) for k, dims in names.items()}
-    for name, size in _excluded(text):
+    for name, bound in _limits(text):
         if name in axes:
-            axes[name] = _without(axes[name], size)
+            axes[name] = _within(axes[name], LinearSize(name), bound)
+    for name, guard in _guards(text, flat, shapes):
+        if name in axes and name not in _relations(text):
+            axes[name] = _longest(axes[name], guard)
     for name, needed in _relations(text).items():
         if name not in axes:
             continue
@@ -202,30 +252,118 @@ def _remedy(text: str, shapes: DynamicShapes) -> str:
         axes[needed.axis] = _within(axes.get(needed.axis, Axis(0)), needed, axis)
         names = {k: _renamed(dims, name, needed) for k, dims in names.items()}
     if axes == dict(shapes.axes) and names == shapes.names:
-        return (
-            "Keep the module from turning it into a number (`int(x.shape[0])`, a fixed `view`), "
-            "give the axis a range it can serve, or fix the shape with `dynamic=None`."
-        )
-    dims = {key: {d: str(size) for d, size in dims.items()} for key, dims in names.items() if dims}
-    words = [f"{key[0]!r}" if len(key) == 1 else f"{key!r}" for key in dims]
-    pairs = [f"{word}: {dims}" for word, dims in zip(words, dims.values(), strict=True)]
-    pairs += [f"{name!r}: {(axis.min, axis.max)}" for name, axis in axes.items()]
-    return f"Pass `dynamic={{{', '.join(pairs)}}}`." if dims else "Pass `dynamic=None`."
+        return None
+    return _argument(axes, names)
 
 
-def _excluded(text: str) -> list[tuple[str, int]]:
-    """Return the sizes that torch says an axis must not have; its fixes leave them in."""
-    guard = r"values of (\w+) = \S+ in the .* generated guard \S+ != (\d+)\.?$"
-    return [(name, int(size)) for name, size in re.findall(guard, text, re.MULTILINE)]
+def _argument(axes: Mapping[str, Axis], names: Mapping[Key, Mapping[int, LinearSize]]) -> Allowed:
+    """Write axes as the argument ``dynamic``; of those that no dimension has there is no more."""
+    found: dict[object, tuple[int, int | None] | Mapping[int, str]] = {
+        key[0] if len(key) == 1 else key: {dim: str(size) for dim, size in dims.items()}
+        for key, dims in names.items()
+        if dims
+    }
+    used = {size.axis for dims in names.values() for size in dims.values()}
+    return found | {name: (axis.min, axis.max) for name, axis in axes.items() if name in used}
 
 
-def _without(axis: Axis, size: int) -> Axis:
-    """Remove a size from a range: the larger part is kept."""
-    if not axis.holds(size):
+def _remedy(allowed: Allowed) -> str:
+    return f"Pass `dynamic={dict(allowed)}`." if allowed else "Pass `dynamic=None`."
+
+
+def _limits(text: str) -> Iterator[tuple[str, Axis]]:
+    """Iterate over the limits of axes that torch's solver failed on."""
+    found = re.search(r"Expected op to be '==', got \S+ for (\S+) <= (\S+)$", text)
+    if found is None:
+        return
+    low, high = (Fraction(part) if part[0].isdigit() else None for part in found.groups())
+    if low is not None:
+        yield found[2], Axis(math.ceil(low))
+    elif high is not None:
+        yield found[1], Axis(0, math.floor(high))
+
+
+def _longest(axis: Axis, guard: ast.expr) -> Axis:
+    """Return the longest part of a range in which a guard on the axis holds."""
+    end = axis.min + _SEARCHED if axis.max is None else min(axis.max, axis.min + _SEARCHED)
+    runs, start = [], None
+    for size in range(axis.min, end + 1):
+        if not _computed(guard, size):
+            start = None
+        elif start is None:
+            start = size
+            runs.append((start, size))
+        else:
+            runs[-1] = (start, size)
+    low, high = max(runs, key=lambda run: run[1] - run[0], default=(axis.min, axis.min))
+    if low == high:  # several sizes, which are not side by side
         return axis
-    if axis.max is not None and axis.max - size < size - axis.min:
-        return Axis(axis.min, size - 1)
-    return Axis(size + 1, axis.max)
+    return Axis(low, axis.max if high == end else high)
+
+
+_SEARCHED = 1 << 12
+_OPERATIONS: Mapping[type[ast.AST], Callable[..., int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.USub: operator.neg,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+}
+
+
+def _computed(node: ast.expr, size: int) -> int:
+    """Compute a guard of whole numbers at a size of its axis.
+
+    Raises:
+        KeyError: It is of another kind.
+    """
+    match node:
+        case ast.Constant(int(number)):
+            return number
+        case ast.Name():
+            return size
+        case ast.UnaryOp(op, operand):
+            return _OPERATIONS[type(op)](_computed(operand, size))
+        case ast.BinOp(left, op, right):
+            return _OPERATIONS[type(op)](_computed(left, size), _computed(right, size))
+        case ast.Compare(left, [op], [right]):
+            return _OPERATIONS[type(op)](_computed(left, size), _computed(right, size))
+        case ast.Call(ast.Name("max" | "min" | "Max" | "Min" as name), args):
+            values = [_computed(arg, size) for arg in args]
+            return max(values) if name.lower() == "max" else min(values)
+    raise KeyError(type(node))
+
+
+def _guards(text: str, flat: FlatModule, shapes: DynamicShapes) -> Iterator[tuple[str, ast.expr]]:
+    """Iterate over the guards on one axis that torch names: its fixes may leave in what breaks."""
+    for guard in re.findall(r"satisfy the generated guard (.+?)\.?$", text, re.MULTILINE):
+        said = _in_axes(guard, flat, shapes)
+        try:
+            parsed = ast.parse(said, mode="eval").body
+            _computed(parsed, 2)
+        except (KeyError, SyntaxError, ZeroDivisionError):
+            continue
+        named = {node.id for node in ast.walk(parsed) if isinstance(node, ast.Name)}
+        names = named & shapes.axes.keys()
+        if len(names) == 1:
+            yield names.pop(), parsed
+
+
+def _in_axes(guard: str, flat: FlatModule, shapes: DynamicShapes) -> str:
+    """Write a guard in terms of axes."""
+    said = guard.replace("torch.sym_", "")  # as torch 2.15 writes them
+    for key, dims in shapes.names.items():
+        for dim, size in dims.items():
+            shown = str(size) if size == LinearSize(size.axis) else f"({size})"
+            said = said.replace(f"L['{flat.arguments[key]}'].size()[{dim}]", shown)
+    return said
 
 
 def _within(axis: Axis, size: LinearSize, limits: Axis) -> Axis:
@@ -362,12 +500,13 @@ def capture(
     state: Mapping[Next, object] | None = None,
     initial: Mapping[First, object] | None = None,
     mode: str | None = None,
+    sizes: str | None = None,
     strict: bool = False,
     metadata: Mapping[str, object] | None = None,
     shared: bool = False,
 ) -> Captured:
     """Capture a module; ``shared`` is explained by `prepare`."""
-    stored, mode = check_metadata(metadata), checked_mode(mode)
+    stored, mode, narrowing = check_metadata(metadata), checked_mode(mode), _narrowing(sizes)
     frozen, reads, writes = prepare(module, inputs, outputs, shared=shared)
     tensors = read_example(example, reads)
     in_keys = list(tensors)
@@ -376,16 +515,30 @@ def capture(
         shapes = resolve(axes_of_schema(example), tensors, 0)
     else:
         shapes = resolve(dynamic, tensors, batch_dims)
-    given = tensors
-    tensors = widen(tensors, shapes, {size for w in frozen.parameters() for size in w.shape})
+    given, asked = tensors, shapes
+    taken = {size for w in frozen.parameters() for size in w.shape}
     flat = FlatModule(frozen, in_keys, writes, batch_dims=batch_dims)
     with frozen_modes(frozen, mode), replaced_buffers(frozen) as replaced:
-        program = _trace(flat, tensors, shapes, strict, shared)
+        while True:
+            tensors = widen(given if shapes.fit(given) else tensors, shapes, taken)
+            try:
+                program = _trace(flat, tensors, shapes, strict, shared)
+                break
+            except Specialized as error:
+                if not narrowing or error.allowed is None:
+                    raise
+                narrowed = resolve(error.allowed or None, tensors, 0)
+                if narrowed == shapes:
+                    raise
+                shapes = narrowed
     wires = tuple(program.call_spec.out_spec.context)  # the keys of the dict that `flat` gives
     outside = shapes.outside(given)
     names = _axis_names(program, flat, shapes)
     found = doubts(program, names, shapes.axes)
     notes = [*mend(program, wires, mode), *_notes(replaced, outside), *map(str, found)]
+    if shapes != asked:
+        served = _argument(shapes.axes, shapes.names) or None
+        notes.append(f"the sizes are those that the module serves: `dynamic={served}`.")
     schema = Schema(
         inputs=tuple(_input(flat, key, tensors[key], shapes) for key in in_keys),
         outputs=tuple(_outputs(program, wires, names)),
@@ -405,6 +558,18 @@ def capture(
     telling = thresholds(program, names, shapes.axes)
     inner = tuple(sample.values())
     return Captured(schema, program, tuple(notes), reference, inner, doubtful, telling)
+
+
+def _narrowing(sizes: str | None) -> bool:
+    """Return whether the module decides which of the sizes asked for there are."""
+    if sizes not in (None, AS_ALLOWED):
+        raise ExportError(
+            f"expected {AS_ALLOWED!r} or `None` for `sizes`, got {sizes!r}.",
+            expected=AS_ALLOWED,
+            got=sizes,
+            hint="Name the sizes in `dynamic`.",
+        )
+    return sizes is not None
 
 
 def _batch_dims(example: Example[Word]) -> int:
@@ -474,8 +639,11 @@ def _traced_again(
         raise clearer from error
     except Exception:
         raise failure from error
-    if sizes and not settle(program, _axis_names(program, flat, shapes), shapes.axes):
-        raise failure from error
+    if sizes:
+        names = _axis_names(program, flat, shapes)
+        if not settle(program, names, shapes.axes):
+            narrower = narrowed_axes(program, names, shapes.axes, shapes.sizes(tensors))
+            raise explained(error, flat, shapes, narrower) from error
     return program
 
 

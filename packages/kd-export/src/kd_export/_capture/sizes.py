@@ -41,6 +41,7 @@ from kd_export._schema.schema import Axis, LinearSize, Schema
 from kd_export._torch_private import ASSERT_SCALAR, EXACT_LIMITS, tree_leaves
 
 BATCH = "batch"
+AS_ALLOWED = "as allowed"
 Range = tuple[int, int | None]
 Name = TypeVar("Name")
 Dynamic = None | str | Mapping[Name, Range | Mapping[int, str]]
@@ -69,6 +70,18 @@ class DynamicShapes:
         dim = Dim(size.axis, min=axis.min, max=axis.max)
         dim = dim if size.factor == 1 else size.factor * dim
         return dim + size.offset if size.offset else dim
+
+    def sizes(self, tensors: Mapping[Key, Tensor]) -> dict[str, int | None]:
+        """Return the size of each axis in some tensors; ``None`` if it has none."""
+        return {
+            size.axis: size.axis_at(tensors[key].shape[dim])
+            for key, dims in self.names.items()
+            for dim, size in dims.items()
+        }
+
+    def fit(self, tensors: Mapping[Key, Tensor]) -> bool:
+        """Decide whether each dynamic dimension follows from a size of its axis."""
+        return None not in self.sizes(tensors).values()
 
     def outside(self, tensors: Mapping[Key, Tensor]) -> list[str]:
         """List the inputs whose size is not in the range of its axis, a few words each."""
@@ -373,6 +386,57 @@ def settle(program: ExportedProgram, sizes: Sizes, axes: Mapping[str, Axis]) -> 
         program.graph.erase_node(node)
     program.graph_module.recompile()
     return True
+
+
+def narrowed_axes(
+    program: ExportedProgram,
+    sizes: Sizes,
+    axes: Mapping[str, Axis],
+    traced: Mapping[str, int | None],
+) -> dict[str, Axis] | None:
+    """Return the ranges around the traced sizes in which all assertions on sizes hold.
+
+    Args:
+        program: A program that was captured with deferred assertions.
+        sizes: What torch's symbols are.
+        axes: The range of each axis.
+        traced: The sizes that the program was captured at.
+
+    Returns:
+        ``None`` if an assertion is on several axes, or a range has no end that is found.
+    """
+    narrower = dict(axes)
+    for _, assertion in _asserted(program.graph, sizes):
+        relation = assertion.subs(sizes)
+        if _holds(relation, narrower):
+            continue
+        symbols = _axes_in(relation)
+        at = traced.get(symbols[0].name) if len(symbols) == 1 else None
+        if at is None:
+            return None
+        axis = narrower[symbols[0].name]
+        least = 1 + next(
+            (
+                low
+                for low in range(at - 1, axis.min - 1, -1)
+                if not _true(relation, symbols[0], low)
+            ),
+            axis.min - 1,
+        )
+        found = Axis(least, axis.max)
+        if not _holds(relation, {symbols[0].name: found}):
+            tried = range(at + 1, at + _TRIED)
+            broken = (high for high in tried if not _true(relation, symbols[0], high))
+            end = next(broken, None)
+            if end is None or end - 1 == least or not axis.holds(end - 1):
+                return None
+            found = Axis(least, end - 1)
+        narrower[symbols[0].name] = found
+    return narrower
+
+
+def _true(relation: sympy.Basic, symbol: sympy.Symbol, size: int) -> bool:
+    return bool(relation.xreplace({symbol: sympy.Integer(size)}) == sympy.true)
 
 
 def doubts(program: ExportedProgram, sizes: Sizes, axes: Mapping[str, Axis]) -> tuple[Doubt, ...]:
