@@ -18,6 +18,8 @@ nox.options.sessions = ["lint", "typecheck", "tests", "docs"]
 
 # `KD_TORCH=2.15.0 nox -s LANE` runs a lane with another torch, in the environment that is there.
 TORCH = os.environ.get("KD_TORCH", "2.13.0")
+# What runs models in a browser, from npm.
+ONNXRUNTIME_WEB = "1.30.0"
 # Below 2.10 dynamo does not trace a `forward` that is a descriptor, as ours is: its signature comes
 # from the keys of each module.
 TORCHES = ("2.10.0", "2.11.0", "2.12.1", "2.13.0", "2.14.1", "2.15.0")
@@ -142,7 +144,13 @@ def formats(session: nox.Session) -> None:
     install(session, "suite", "formats")
     names = ("executorch", "openvino", "onnx_opinions")
     tests = [f"tests/export/backends/test_{name}.py" for name in names]
+    if shutil.which("npm") is not None:  # what a browser runs models by
+        folder = session.create_tmp()
+        packages = ("install", "--no-audit", "--no-fund", "--prefix", folder)
+        session.run("npm", *packages, f"onnxruntime-web@{ONNXRUNTIME_WEB}", external=True)
+        session.env["KD_NODE_MODULES"] = f"{folder}/node_modules"
     tests += [
+        "tests/export/handover",
         "tests/core/convert",
         "tests/export/test_golden.py",
         "tests/integration/test_exported_distributions.py",

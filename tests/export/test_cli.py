@@ -17,7 +17,8 @@ from tests.export.models import case
 import kd_export
 from kd_core import TensorDict
 from kd_export import Axis, Entry, KeyMismatch, Schema
-from kd_export.cli import header, main
+from kd_export._handover.clients import header
+from kd_export.cli import main
 
 
 @pytest.fixture(scope="module")
@@ -174,7 +175,6 @@ class Filtered(PathFinder):
 sys.meta_path[:] = [Filtered if f is PathFinder else f for f in sys.meta_path]
 import warnings
 warnings.simplefilter("ignore")
-from kd_export.cli import header
 from kd_export.cli import main
 for line in sys.stdin:
     told = io.StringIO()
@@ -366,7 +366,7 @@ def test_help_shows_an_example_of_each_command(capsys: Capture) -> None:
     with pytest.raises(SystemExit, match="0"):
         main(["--help"])
     names = re.findall(r"^    (\w+)(?:  |$)", capsys.readouterr().out, re.MULTILINE)
-    assert len(names) == 13
+    assert len(names) == 14
     for name in names:
         with pytest.raises(SystemExit, match="0"):
             main([name, "--help"])

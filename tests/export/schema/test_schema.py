@@ -17,6 +17,7 @@ from kd_export import (
     Precision,
     Schema,
     SchemaVersion,
+    Signal,
     Step,
     Vector,
 )
@@ -24,7 +25,17 @@ from kd_export._schema.files import check_json
 from kd_export._schema.schema import LinearSize
 
 SCHEMA = Schema(
-    inputs=(Entry(("in", "x"), "in_x", "float32", ("batch", 3), -1.0, 1.0),),
+    inputs=(
+        Entry(
+            ("in", "x"),
+            "in_x",
+            "float32",
+            ("batch", 3),
+            -1.0,
+            1.0,
+            Signal(["a", "b", "c"], "m", "force", (None, [1, 2, None]), 50.0),
+        ),
+    ),
     outputs=(Entry(("out", "y"), "out.y", "int64", ("2*batch",)),),
     axes={"batch": Axis(1, 8)},
     mode="mean",
@@ -162,6 +173,9 @@ def test_published_description_names_every_field() -> None:
     assert set(written["outputs"][0]) == set(entry["required"])
     drawn, held = written["vectors"]
     assert set(drawn) == set(vector["required"])
+    signal = SCHEMA.inputs[0].signal
+    assert signal is not None
+    assert {"low", *signal.to_data()} == set(published["$defs"]["signal"]["properties"])
     assert set(held) == set(vector["properties"])
     assert published["properties"]["version"]["const"] == written["version"]
 

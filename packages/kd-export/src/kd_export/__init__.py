@@ -40,6 +40,7 @@ from kd_export._schema.schema import Budget as Budget
 from kd_export._schema.schema import Entry as Entry
 from kd_export._schema.schema import Precision as Precision
 from kd_export._schema.schema import Schema as Schema
+from kd_export._schema.schema import Signal as Signal
 from kd_export._schema.schema import Step as Step
 from kd_export._schema.schema import Vector as Vector
 from kd_export._verification.comparison import Comparison as Comparison

@@ -28,12 +28,12 @@ from typing import (
 )
 
 from kd_export._console import Row, html_table, plain_table, stage
-from kd_export._errors import BackendMissing, ExportError, VerifyError, nearest, quoted
+from kd_export._errors import BackendMissing, ExportError, Key, VerifyError, nearest, quoted
 from kd_export._program import KeyedProgram
 from kd_export._running.loading import open  # noqa: A004  # the package's own
 from kd_export._running.session import Backend, Opines, Runner, Session, backend_for
 from kd_export._schema.files import Json, open_regular
-from kd_export._schema.schema import Schema, Vector
+from kd_export._schema.schema import Schema, Signal, Vector, resolve_signals, space_signals
 from kd_export._verification.comparison import (
     Comparison,
     Report,
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from kd_core import NestedKey
+    from kd_export._capture.capture import Captured
     from kd_export._capture.flat_module import Example, Word
     from kd_export._capture.sizes import Dynamic
 
@@ -134,12 +135,13 @@ class Diagnosis:
         return "\n".join([table, *(f"note: {note}" for note in self.notes)])
 
 
-# What names an entry: of an example, a vector, in `dynamic`, in `state`, in `initial`.
+# What names an entry: of an example, a vector, in `dynamic`, `state`, `initial` and `signals`.
 W = TypeVar("W")
 V = TypeVar("V")
 N = TypeVar("N")
 S = TypeVar("S")
 F = TypeVar("F")
+G = TypeVar("G")
 
 
 @runtime_checkable
@@ -191,6 +193,12 @@ class CaptureOptions(TypedDict, Generic[N, S, F], total=False):
     metadata: Mapping[str, object] | None
 
 
+class ExportOptions(CaptureOptions[N, S, F], Generic[N, S, F, G], total=False):
+    """The options of `export`: those of a capture, and what the numbers of entries mean."""
+
+    signals: Mapping[G, Signal] | None
+
+
 class WriteOptions(TypedDict, Generic[V], total=False):
     """The options of a file that is written and verified; see `KeyedProgram.save`."""
 
@@ -209,14 +217,14 @@ class WriteOptions(TypedDict, Generic[V], total=False):
     keep_float: str | Iterable[str] | None
 
 
-class SaveOptions(CaptureOptions[N, S, F], WriteOptions[V], Generic[N, S, F, V], total=False):
-    """The options of `save`: those of a capture, and those of a file."""
+class SaveOptions(ExportOptions[N, S, F, G], WriteOptions[V], Generic[N, S, F, G, V], total=False):
+    """The options of `save`: those of `export`, and those of a file."""
 
 
 def export(
     module: nn.Module | Whole,
     example: Example[W] | None = None,
-    **options: Unpack[CaptureOptions[N, S, F]],
+    **options: Unpack[ExportOptions[N, S, F, G]],
 ) -> KeyedProgram:
     """Export a keyed module.
 
@@ -248,6 +256,10 @@ def export(
             serve all of them is refused with the argument that it does serve.
         strict: Passed on to `torch.export.export`.
         metadata: Anything that JSON holds exactly, kept in the file.
+        signals: What the numbers of inputs and outputs mean, by key, such as
+            ``{"obs": Signal(names=["hip", "knee"], unit="rad")}``: kept in the file, and shown. A
+            policy's own limits hold where none are given. `open` compares the names with those of
+            a robot.
 
     Returns:
         The program, to call or to save.
@@ -257,7 +269,8 @@ def export(
         Specialized: A dimension that should be dynamic was frozen.
         KeyMismatch: The example, ``inputs``, ``outputs``, ``state`` or ``initial`` do not fit the
             module.
-        ShapeMismatch: A next state, or an initial one, has another shape than the state.
+        ShapeMismatch: A next state, or an initial one, has another shape than the state, or a
+            signal another number of elements than the entry.
 
     Example:
         >>> import torch
@@ -272,14 +285,15 @@ def export(
     from kd_export._capture.capture import capture
 
     asked = _asked("export", module, example, options)
-    return KeyedProgram(*capture(asked.module, asked.example, **options), oracle=asked.oracle)
+    parts = capture(asked.module, asked.example, **asked.capturing)
+    return KeyedProgram(*_meaning(parts, asked), oracle=asked.oracle)
 
 
 def save(
     module: nn.Module | Whole,
     path: str | Path,
     example: Example[W] | None = None,
-    **options: Unpack[SaveOptions[N, S, F, V]],
+    **options: Unpack[SaveOptions[N, S, F, G, V]],
 ) -> Report:
     """Export a keyed module or a policy and write it, verified, in one call.
 
@@ -290,9 +304,10 @@ def save(
         path: The target; its suffix names the format.
         example: As for `export`.
         options: ``inputs``, ``outputs``, ``dynamic``, ``state``, ``initial``, ``mode``, ``sizes``,
-            ``strict`` and ``metadata`` as for `export`; ``batch_sizes``, ``rtol``, ``atol``,
-            ``vectors``, ``oracle``, ``rollouts``, ``steps``, ``opset``, ``kernels``, ``precision``,
-            ``calibration``, ``budget`` and ``keep_float`` as for `KeyedProgram.save`.
+            ``strict``, ``metadata`` and ``signals`` as for `export`; ``batch_sizes``, ``rtol``,
+            ``atol``, ``vectors``, ``oracle``, ``rollouts``, ``steps``, ``opset``, ``kernels``,
+            ``precision``, ``calibration``, ``budget`` and ``keep_float`` as for
+            `KeyedProgram.save`.
 
     Returns:
         What was compared.
@@ -312,32 +327,35 @@ def save(
 
     asked = _asked("save", module, example, options)
     writing: dict[str, object] = {"oracle": asked.oracle}
-    capturing: dict[str, object] = {}
-    for name, value in options.items():
-        (writing if name in WriteOptions.__optional_keys__ else capturing)[name] = value
-    parts = capture(
-        asked.module,
-        asked.example,
-        shared=True,
-        **cast("CaptureOptions[N, S, F]", capturing),
-    )
-    return KeyedProgram(*parts).save(path, **cast("WriteOptions[V]", writing))
+    writing |= {n: x for n, x in options.items() if n in WriteOptions.__optional_keys__}
+    parts = capture(asked.module, asked.example, shared=True, **asked.capturing)
+    program = KeyedProgram(*_meaning(parts, asked))
+    return program.save(path, **cast("WriteOptions[V]", writing))
 
 
-class _Asked(NamedTuple, Generic[W]):
+class _Asked(NamedTuple, Generic[W, N, S, F, G]):
     """What is exported, whether a module was passed or a policy."""
 
     module: nn.Module
     example: Example[W]
     oracle: Oracle | None
+    capturing: CaptureOptions[N, S, F]
+    signals: Mapping[G, Signal] | None
+    known: Mapping[Key, Signal]
+
+
+def _meaning(parts: Captured, asked: _Asked[W, N, S, F, G]) -> Captured:
+    """Return what was captured with what its numbers mean."""
+    schema = resolve_signals(parts.schema, asked.signals, asked.known)
+    return parts._replace(schema=schema)
 
 
 def _asked(
     call: str,
     module: nn.Module | Whole,
     example: Example[W] | None,
-    options: CaptureOptions[N, S, F],
-) -> _Asked[W]:
+    options: ExportOptions[N, S, F, G],
+) -> _Asked[W, N, S, F, G]:
     """Take from a policy what was not passed, the options included.
 
     Raises:
@@ -345,23 +363,35 @@ def _asked(
     """
     from torch import nn
 
-    known = (SaveOptions if call == "save" else CaptureOptions).__optional_keys__
+    known = (SaveOptions if call == "save" else ExportOptions).__optional_keys__
     for name in options:
         if name not in known:
             close = nearest(name, known)
             hint = "" if close is None else f". Did you mean `{close}`?"
             raise TypeError(f"{call}() got an unexpected keyword argument '{name}'{hint}")
+    signals = options.get("signals")
     if isinstance(module, nn.Module) or not isinstance(module, Whole):
         # Without an example, the module's keys say what to pass: it is refused by `read_example`.
-        return _Asked(module, cast("Example[W]", example), None)
+        given = cast("Example[W]", example)
+        limits = space_signals(example.metadata) if isinstance(example, Schema) else {}
+        return _Asked(module, given, None, _capturing(options), signals, limits)
     if example is None:
         example = cast("Example[W]", module.example)
     if options.get("state") is None:
         options["state"] = cast("Mapping[S, object]", module.state)
     if options.get("initial") is None:
         options["initial"] = cast("Mapping[F, object]", module.initial)
-    options["metadata"] = {**module.metadata, **(options.get("metadata") or {})}
-    return _Asked(module.module, example, module.oracle)
+    metadata = {**module.metadata, **(options.get("metadata") or {})}
+    options["metadata"] = metadata
+    capturing = _capturing(options)
+    limits = space_signals(metadata)
+    return _Asked(module.module, example, module.oracle, capturing, signals, limits)
+
+
+def _capturing(options: ExportOptions[N, S, F, G]) -> CaptureOptions[N, S, F]:
+    """Return those of the options that a capture takes."""
+    chosen = {n: x for n, x in options.items() if n in CaptureOptions.__optional_keys__}
+    return cast("CaptureOptions[N, S, F]", chosen)
 
 
 def diagnose(
@@ -369,7 +399,7 @@ def diagnose(
     example: Example[W] | None = None,
     *,
     targets: Sequence[str] = (".pt2", ".onnx"),
-    **options: Unpack[CaptureOptions[N, S, F]],
+    **options: Unpack[ExportOptions[N, S, F, G]],
 ) -> Diagnosis:
     """Try to export a keyed module in several formats, and say what stands in the way of each.
 
@@ -395,7 +425,8 @@ def diagnose(
 
     asked = _asked("diagnose", module, example, options)
     try:
-        parts = capture(asked.module, asked.example, shared=True, **options)
+        parts = capture(asked.module, asked.example, shared=True, **asked.capturing)
+        parts = _meaning(parts, asked)
     except ExportError as error:
         return Diagnosis((Finding("export", str(error), error),))
     program = KeyedProgram(*parts, oracle=asked.oracle)

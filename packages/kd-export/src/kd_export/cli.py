@@ -40,7 +40,8 @@ from kd_export._errors import (
     printable,
     quoted,
 )
-from kd_export._export import DIAGNOSIS_HEADER, CaptureOptions, benchmark, diagnose, export, verify
+from kd_export._export import DIAGNOSIS_HEADER, ExportOptions, benchmark, diagnose, export, verify
+from kd_export._handover.clients import RESET, STEPS, SUFFIXES, client, header
 from kd_export._precision import adopt
 from kd_export._program import convert
 from kd_export._running.loading import (
@@ -55,17 +56,14 @@ from kd_export._schema.files import (
     open_zip,
     read_regular,
     replacing,
-    unused_name,
 )
 from kd_export._schema.onnx_file import stripped
 from kd_export._schema.schema import (
     ENTRY_HEADER,
+    SIGNAL_HEADER,
     STEP_HEADER,
-    Axis,
-    Entry,
-    LinearSize,
-    Schema,
     entry_rows,
+    signal_rows,
 )
 from kd_export._schema.trust import disarm
 from kd_export._verification.comparison import REDUCTION_HEADER, REPORT_HEADER, Report
@@ -80,8 +78,8 @@ if TYPE_CHECKING:
 # What commands compute that no other part of kd_export needs.
 #
 # The user's own module, from the ``package.module:attribute`` of a command line; scripts by which
-# shells complete a command line; a header for C and C++; a file without what only its makers
-# should know: source paths, stack traces, sample inputs.
+# shells complete a command line; a file without what only its makers should know: source paths,
+# stack traces, sample inputs.
 #
 # Must not know how a command prints.
 
@@ -147,7 +145,7 @@ def _fish(commands: Mapping[str, Command]) -> str:
 
 
 _FORM = "`(module, example)` or `(module, example, options)`"
-OPTIONS = tuple(CaptureOptions.__annotations__)
+OPTIONS = tuple(ExportOptions.__annotations__)
 """The options of `export` that a factory may give."""
 
 Made = tuple["nn.Module", "TensorDictBase | Mapping[object, object]", dict[str, Any]]
@@ -252,105 +250,6 @@ def _checked(place: str, parts: object) -> Made:
             hint=f"It takes {quoted(OPTIONS)}.{_meant(unknown)}",
         )
     return module, example, options
-
-
-_TOP = """\
-/* Written by `kd-export header`: what a program takes and gives. Do not edit. */
-#ifndef {upper}_H
-#define {upper}_H
-
-#include <stdint.h>
-
-/* An axis: the sizes that it may have; a max of -1 stands for none. */
-typedef struct {{ const char *name; int64_t min; int64_t max; }} {lower}_axis;
-
-/* A dimension: of a fixed size where axis is -1, else factor * axis + offset; where axis is -2,
- * the size is known when the program has run. */
-typedef struct {{ int64_t size; int axis; int64_t factor; int64_t offset; }} {lower}_dim;
-
-/* An input or output. `next` is the output that is the next value of a state, else -1. */
-typedef struct {{
-  const char *name;
-  const char *wire;
-  const char *dtype;
-  int dims;
-  const {lower}_dim *shape;
-  int next;
-}} {lower}_tensor;
-"""
-
-
-def header(schema: Schema, name: str) -> str:
-    """Write a header that C99 and C++ compilers take.
-
-    Args:
-        schema: What the program takes and gives.
-        name: What all names in the header start with; other characters than letters, digits and
-            underscores are replaced.
-    """
-    lower = _identifier(name).lower()
-    upper, axes = lower.upper(), list(schema.axes)
-    lines = [_TOP.format(lower=lower, upper=upper)]
-    lines += _array(f"{lower}_axis", f"{lower}_axes", [_axis(n, schema.axes[n]) for n in axes])
-    wires = [entry.wire for entry in schema.outputs]
-    for what, entries in (("input", schema.inputs), ("output", schema.outputs)):
-        names = _identifiers([entry.wire for entry in entries])
-        if entries:
-            lines.append(f"enum {lower}_{what} {{")
-            lines += [f"  {upper}_{what.upper()}_{n.upper()} = {i}," for i, n in enumerate(names)]
-            lines += [f"  {upper}_{what.upper()}_COUNT = {len(names)}", "};", ""]
-        tensors = []
-        for entry, label in zip(entries, names, strict=True):
-            shape = f"{lower}_{what}_{label}_shape"
-            lines += _array(f"{lower}_dim", shape, [_dim(size, axes) for size in entry.shape])
-            after = schema.state.get(entry.wire) if what == "input" else None
-            tensors.append(_tensor(entry, shape, -1 if after is None else wires.index(after)))
-        lines += _array(f"{lower}_tensor", f"{lower}_{what}s", tensors)
-    return "\n".join([*lines, "#endif", ""])
-
-
-def _array(kind: str, name: str, rows: Sequence[str]) -> list[str]:
-    """Write an array; one without entries has a zero, because C has no empty arrays."""
-    return [f"static const {kind} {name}[] = {{", *(f"  {r}," for r in rows or ["{0}"]), "};", ""]
-
-
-def _axis(name: str, axis: Axis) -> str:
-    return f"{{{_string(name)}, {axis.min}, {-1 if axis.max is None else axis.max}}}"
-
-
-def _dim(size: int | str, axes: Sequence[str]) -> str:
-    if isinstance(size, int):
-        return f"{{{size}, -1, 0, 0}}"
-    linear = LinearSize.parse(size)
-    if linear is None or linear.axis not in axes:
-        return "{-1, -2, 0, 0}"
-    return f"{{-1, {axes.index(linear.axis)}, {linear.factor}, {linear.offset}}}"
-
-
-def _tensor(entry: Entry, shape: str, after: int) -> str:
-    words = ", ".join(map(_string, (entry.name, entry.wire, entry.dtype)))
-    return f"{{{words}, {len(entry.shape)}, {shape}, {after}}}"
-
-
-def _string(text: str) -> str:
-    """Write a literal of the UTF-8 bytes; no byte of it can end the literal or the line."""
-    plain = re.compile(rb"[\w .,:;/+*()\[\]-]", re.ASCII)
-    content = text.encode("utf-8", "surrogatepass")
-    parts = (bytes([b]).decode() if plain.match(bytes([b])) else f"\\{b:03o}" for b in content)
-    return f'"{"".join(parts)}"'
-
-
-def _identifier(text: str) -> str:
-    word = re.sub(r"\W", "_", text, flags=re.ASCII) or "_"
-    return f"_{word}" if word[0].isdigit() else word
-
-
-def _identifiers(wires: Sequence[str]) -> list[str]:
-    """Return one identifier for each name; they differ also where case does not count."""
-    found: list[str] = []
-    for wire in wires:
-        found.append(unused_name(_identifier(wire).lower(), ["count", *found]))
-    return found
 
 
 _EXTRA = "extra/"
@@ -516,6 +415,7 @@ _EXAMPLES = {
     "run": "policy.onnx -i in.safetensors -o out.safetensors",
     "bench": "policy.onnx policy.pt2 --batch-sizes 1,64 --trusted",
     "header": "policy.onnx -o policy.h",
+    "client": "policy.onnx --lang c -o policy_client.c",
     "doctor": ".onnx .aoti.pt2",
     "export": "train:policy policy.onnx",
     "diagnose": "train:policy --targets .pt2,.onnx",
@@ -540,6 +440,12 @@ def _more(
     head.set_defaults(command=_header)
     head.add_argument("file", type=Path, metavar="FILE")
     head.add_argument("-o", "--output", type=Path, metavar="OUT.h", help="default: print it")
+    made_for = commands.add_parser("client", help="write a program that loads and steps a file")
+    made_for.set_defaults(command=_client)
+    made_for.add_argument("file", type=Path, metavar="FILE")
+    made_for.add_argument("--lang", required=True, choices=tuple(SUFFIXES), help="the language")
+    made_for.add_argument("--rows", type=int, default=1, help="rows at once (default 1)")
+    made_for.add_argument("-o", "--output", type=Path, metavar="OUT", help="default: print it")
     doctor = commands.add_parser("doctor", help="list formats, packages, and what to install")
     doctor.set_defaults(command=_doctor)
     doctor.add_argument("suffixes", nargs="*", metavar="SUFFIX", help="exit with 3 without them")
@@ -573,7 +479,7 @@ def _more(
     shell = commands.add_parser("completion", help="print a script that completes these words")
     shell.set_defaults(command=_completion, commands=commands)
     shell.add_argument("shell", choices=SHELLS)
-    return [bench, head, doctor, write, tried, clean, taken, shell]
+    return [bench, head, made_for, doctor, write, tried, clean, taken, shell]
 
 
 def _tolerances(command: argparse.ArgumentParser) -> None:
@@ -618,6 +524,8 @@ def _inspect(options: argparse.Namespace) -> int:
         ],
     )
     _print_table("", ENTRY_HEADER, entry_rows(schema))
+    if signal_rows(schema):
+        _print_table("", SIGNAL_HEADER, signal_rows(schema))
     if schema.steps:
         _print_table("", STEP_HEADER, [step.row() for step in schema.steps])
     return OK
@@ -725,6 +633,22 @@ def _header(options: argparse.Namespace) -> int:
         _print_json({"path": None if target is None else str(target), "header": text})
     elif target is None:
         print(text, end="")
+    return OK
+
+
+def _client(options: argparse.Namespace) -> int:
+    path, target, language = options.file, options.output, options.lang
+    text = client(inspect(path), path.name, language, rows=options.rows)
+    if target is not None:
+        with replacing(target) as temporary:
+            temporary.write_text(text, encoding="utf-8")
+    if options.json:
+        told = None if target is None else str(target)
+        _print_json({"path": told, "language": language, "client": text})
+    elif target is None:
+        print(text, end="")
+    else:
+        print(f"{printable(str(target))}: {STEPS} steps, a reset before step {RESET}")
     return OK
 
 

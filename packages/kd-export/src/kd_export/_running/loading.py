@@ -14,7 +14,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 from kd_export._console import stage
 from kd_export._errors import ExportError, UntrustedArtifact, VerifyError, brief, printable
@@ -27,6 +27,8 @@ from kd_export._schema.differences import (
 from kd_export._schema.files import open_regular
 from kd_export._schema.schema import Schema
 
+Word = TypeVar("Word")
+
 
 def open(  # noqa: A001  # `kd_export.open` reads as what it is
     path: str | Path,
@@ -35,6 +37,7 @@ def open(  # noqa: A001  # `kd_export.open` reads as what it is
     sha256: str | None = None,
     threads: int | None = None,
     providers: Sequence[str] | None = None,
+    robot: Mapping[Word, Sequence[str]] | None = None,
 ) -> Session:
     """Open an artefact of any format for running.
 
@@ -53,8 +56,11 @@ def open(  # noqa: A001  # `kd_export.open` reads as what it is
             as many as its runtime takes. One is often the quickest for a small policy.
         providers: The execution providers of onnxruntime that an ``.onnx`` file runs by, the first
             that can first, such as ``["CPUExecutionProvider"]``; by default all that there are.
+        robot: What the robot calls the elements of inputs and outputs, in its own order, such as
+            ``{"obs": ["hip", "knee"]}``: compared with the names in the file before it is loaded.
 
     Raises:
+        KeyMismatch: The robot has other names, or another order; see `Schema.check_names`.
         UntrustedArtifact: Neither was given, the digest differs, or the file holds what
             kd_export never writes.
         BackendMissing: The format's packages are not installed.
@@ -78,6 +84,9 @@ def open(  # noqa: A001  # `kd_export.open` reads as what it is
         _trusted(file, path, executes=backend.executes, trusted=trusted, sha256=sha256) as content,
         stage(f"load `{path.name}`"),
     ):
+        if robot is not None:
+            with _naming(path):
+                _read_schema(backend, content, path).check_names(robot)
         session = load(backend, content, path)
         check_weights(session, backend, content, path)
         options = {

@@ -102,12 +102,37 @@ def interface_differences(one: Schema, other: Schema) -> Iterator[Difference]:
         yield from _in_mappings(what, first, second)
         if list(first) != list(second) and set(first) == set(second):
             yield Difference(f"order of {what}s", "", ", ".join(first), ", ".join(second))
+        known, others_known = ({e.wire: e for e in part} for part in (entries, others))
+        for wire in first:
+            if wire in second:
+                yield from _signal_differences(known[wire], others_known[wire], what)
     axes, other_axes = ({n: str(axis) for n, axis in s.axes.items()} for s in (one, other))
     yield from _in_mappings("axis", axes, other_axes)
     yield from _in_mappings("batch dimensions", {"": one.batch_dims}, {"": other.batch_dims})
     yield from _in_mappings("next of state", one.state, other.state)
     yield from _in_mappings("start of state", one.initial, other.initial)
     yield from _in_mappings("mode", {"": one.mode}, {"": other.mode})
+
+
+def _signal_differences(one: Entry, other: Entry, what: str) -> Iterator[Difference]:
+    """Compare what the numbers of an entry mean: part by part, names by their place."""
+    first, second = ({} if e.signal is None else e.signal.to_data() for e in (one, other))
+    for part in dict.fromkeys((*first, *second)):
+        told = f"{part} of {what}"
+        mine, theirs = first.get(part), second.get(part)
+        if mine == theirs:
+            continue
+        if not (isinstance(mine, list) and isinstance(theirs, list)):
+            yield Difference(told, one.wire, _part(mine), _part(theirs))
+            continue
+        for place in range(max(len(mine), len(theirs))):
+            pair = [items[place] if place < len(items) else None for items in (mine, theirs)]
+            if pair[0] != pair[1]:
+                yield Difference(told, f"{one.wire}[{place}]", *map(_part, pair))
+
+
+def _part(value: Json) -> str | None:
+    return ", ".join(map(str, value)) if isinstance(value, list) else _text(value)
 
 
 def content_differences(one: Schema, other: Schema, *, digests: bool) -> Iterator[Difference]:

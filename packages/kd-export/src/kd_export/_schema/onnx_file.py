@@ -14,7 +14,7 @@ rewritten is not copied.
 from __future__ import annotations
 
 import hashlib
-import io
+import json
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -96,11 +96,42 @@ def _schema_in(file: BinaryIO, start: int, end: int) -> str | None:
 
 
 def schema_field(text: str) -> bytes:
-    """Build the bytes that add the schema at the end of a model: a message may grow there."""
-    name, content = SCHEMA_PROPERTY.encode(), text.encode()
-    check_schema_size(len(content))
-    pair = written_field(1, name) + written_field(2, content)
+    """Build the bytes that add the schema at the end of a model: a message may grow there.
+
+    What the numbers of entries mean is added as plain properties, too, for other tools.
+    """
+    check_schema_size(len(text.encode()))
+    named = {SCHEMA_PROPERTY: text, **plain_properties(text)}
+    return b"".join(_property(name, value) for name, value in named.items())
+
+
+def _property(name: str, value: str) -> bytes:
+    pair = written_field(1, name.encode()) + written_field(2, value.encode())
     return written_field(_METADATA_PROPS, pair)
+
+
+def plain_properties(text: str) -> dict[str, str]:
+    """Return what a schema says of the numbers of its entries, as texts by name.
+
+    Lists are joined by commas, or are JSON if a part has a comma itself.
+
+    >>> signal = '{"names": ["hip", "knee"], "unit": "rad", "rate": 50.0}'
+    >>> plain_properties(f'{{"inputs": [{{"wire": "obs", "signal": {signal}}}], "outputs": []}}')
+    {'obs.names': 'hip,knee', 'obs.unit': 'rad', 'obs.rate': '50.0'}
+    """
+    schema = json.loads(text)
+    return {
+        f"{entry['wire']}.{part}": _plain(value)
+        for entry in (*schema.get("outputs", ()), *schema.get("inputs", ()))
+        for part, value in entry.get("signal", {}).items()
+    }
+
+
+def _plain(value: object) -> str:
+    if not isinstance(value, list):
+        return str(value)
+    parts = ["" if part is None else str(part) for part in value]
+    return json.dumps(value) if any("," in part for part in parts) else ",".join(parts)
 
 
 def damaged(error: Exception) -> ExportError:
@@ -142,12 +173,20 @@ def sealed(model: memoryview, text: str) -> Parts:
     """Return the parts of a model with this schema in place of the one that it has."""
     parts: Parts = []
     end = 0
+    replaced = {SCHEMA_PROPERTY, *plain_properties(text)}
     for number, start, size in fields_in(model, 0, len(model)):
         begin, end = end, start + size
-        inside = io.BytesIO(model[start:end]) if number == _METADATA_PROPS else None
-        if inside is None or _schema_in(inside, 0, size) is None:
+        if number != _METADATA_PROPS or _name_of(model[start:end]) not in replaced:
             parts.append(model[begin:end])
     return [*parts, schema_field(text)]
+
+
+def _name_of(pair: memoryview) -> str | None:
+    """Return the name of a property."""
+    for number, start, size in fields_in(pair, 0, len(pair)):
+        if number == 1:
+            return bytes(pair[start : start + size]).decode("utf-8", "replace")
+    return None
 
 
 def check_external(model: bytes | memoryview, name: str = "", size: int = 0) -> bool:

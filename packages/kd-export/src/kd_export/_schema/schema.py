@@ -13,9 +13,9 @@ import math
 import random
 import re
 from array import array
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeVar, cast
 
 from kd_export._console import Row, html_table, plain_table
 from kd_export._errors import (
@@ -26,6 +26,7 @@ from kd_export._errors import (
     SchemaVersion,
     ShapeMismatch,
     brief,
+    kind_of,
     nearest,
     quoted,
 )
@@ -46,6 +47,7 @@ from kd_export._schema.files import (
     wire_name,
 )
 
+Name = TypeVar("Name")
 _TEXT = re.compile(r"(?:([1-9]\d{0,8}) ?\* ?)?([^\W\d]\w{0,199})(?: ?([+-]) ?(\d{1,9}))?")
 
 
@@ -219,6 +221,207 @@ class Axis:
         return f"{self.min}..{'' if self.max is None else self.max}"
 
 
+_MOST_ELEMENTS = 100_000
+Bound = Number | Sequence[Number | None] | None
+"""A limit: one number for all elements, or one for each; ``None`` is no limit."""
+SIGNAL_HEADER = ("entry", "element", "name", "unit", "kind", "limits", "rate")
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """What the numbers of an entry mean outside the program: joints, forces, pixels.
+
+    Elements are those of the last dimension. An entry of one number for each row has one.
+
+    Args:
+        names: The name of each element, in order; no two are equal.
+        unit: Its unit, such as ``"rad"``: one for all elements, or one for each.
+        kind: What it is, such as ``"joint position"``, ``"force"`` or ``"image"``: likewise.
+        limits: The least and the greatest value: each a number for all elements, a list of one
+            for each, or ``None`` for no limit.
+        rate: How many times a second there is a new value, in hertz.
+
+    Raises:
+        ExportError: A name is empty or given twice, limits are not in order or not finite, the
+            rate is not positive, or lists have different lengths.
+
+    Example:
+        >>> Signal(names=["hip", "knee"], unit="rad", limits=(-1.5, [1.5, 2.0])).limits_of(1)
+        (-1.5, 2.0)
+    """
+
+    names: Sequence[str] = ()
+    unit: str | Sequence[str] = ""
+    kind: str | Sequence[str] = ""
+    limits: tuple[Bound, Bound] | None = None
+    rate: float | None = None
+
+    def __post_init__(self) -> None:
+        """Check the parts against each other, and keep lists as tuples."""
+        for name in ("names", "unit", "kind"):
+            value: object = getattr(self, name)
+            if name == "names" and isinstance(value, str):
+                raise _not_signal("names", "a list of names", value)
+            if not isinstance(value, str):
+                object.__setattr__(self, name, _texts(name, value))
+        if "" in self.names or len(set(self.names)) < len(self.names):
+            twice = [name for name in self.names if not name or self.names.count(name) > 1]
+            raise _not_signal("names", "a different name for each element", twice[0])
+        if self.limits is not None:
+            object.__setattr__(self, "limits", _limits(self.limits))
+        if self.rate is not None and (_one_bound(self.rate) or 0) <= 0:
+            raise _not_signal("rate", "a positive number of hertz", self.rate)
+        counts = {name: len(part) for name, part in self._lists()}
+        if len(set(counts.values())) > 1:
+            told = ", ".join(f"{count} in `{name}`" for name, count in counts.items())
+            raise ExportError(
+                f"the lists of a `Signal` have different lengths: {told}.",
+                got=counts,
+                hint="Give one value for each element, or a single one for all.",
+            )
+
+    def _lists(self) -> list[tuple[str, Sequence[object]]]:
+        """Return the parts that have a value for each element, by name."""
+        low, high = self.limits or (None, None)
+        parts = (("names", self.names or ""), ("unit", self.unit), ("kind", self.kind))
+        bounds = (("lower limits", low), ("upper limits", high))
+        return [(n, p) for n, p in (*parts, *bounds) if isinstance(p, tuple)]
+
+    @property
+    def count(self) -> int | None:
+        """How many elements it tells of one by one; ``None`` if it tells only of all."""
+        return next((len(part) for _, part in self._lists()), None)
+
+    def name_of(self, place: int) -> str:
+        """Return the name of an element, empty if it has none."""
+        return self.names[place] if self.names else ""
+
+    def unit_of(self, place: int) -> str:
+        """Return the unit of an element, empty if it has none."""
+        return self.unit if isinstance(self.unit, str) else self.unit[place]
+
+    def kind_of(self, place: int) -> str:
+        """Return what an element is, empty if that is not said."""
+        return self.kind if isinstance(self.kind, str) else self.kind[place]
+
+    def limits_of(self, place: int) -> tuple[Number | None, Number | None]:
+        """Return the least and the greatest value of an element."""
+        low, high = (
+            bound[place] if isinstance(bound, Sequence) else bound
+            for bound in self.limits or (None, None)
+        )
+        return low, high
+
+    def rows(self, wire: str) -> list[Row]:
+        """Return the elements as rows of a table under `SIGNAL_HEADER`; one row if all are alike.
+
+        >>> Signal(names=["hip", "knee"], unit="rad", rate=50).rows("obs")[1]
+        ('obs', '1', 'knee', 'rad', '', '', '50 Hz')
+        """
+        rate = "" if self.rate is None else f"{self.rate:g} Hz"
+        places = range(1 if self.count is None else self.count)
+        return [
+            (
+                wire,
+                "all" if self.count is None else str(place),
+                self.name_of(place),
+                self.unit_of(place),
+                self.kind_of(place),
+                _range_text(*self.limits_of(place)),
+                rate,
+            )
+            for place in places
+        ]
+
+    def to_data(self) -> dict[str, Json]:
+        """Return it as plain data, fit for JSON: what is given."""
+        low, high = self.limits or (None, None)
+        given = {
+            "names": self.names,
+            "unit": self.unit,
+            "kind": self.kind,
+            "low": low,
+            "high": high,
+            "rate": self.rate,
+        }
+        return {
+            name: [*part] if isinstance(part, tuple) else cast("Json", part)
+            for name, part in given.items()
+            if part not in (None, "", ())
+        }
+
+    @classmethod
+    def from_data(cls, item: Json) -> Signal:
+        """Read it from plain data that may hold anything."""
+        data = as_dict(item)
+        if not data.keys() <= {"names", "unit", "kind", "low", "high", "rate"}:
+            raise ValueError(f"the signal {brief(data)}")
+        low, high = (_bound(data.get(name)) for name in ("low", "high"))
+        unit, kind = (data.get(name, "") for name in ("unit", "kind"))
+        return cls(
+            tuple(map(as_str, as_list(data.get("names", [])))),
+            unit if isinstance(unit, str) else tuple(map(as_str, as_list(unit))),
+            kind if isinstance(kind, str) else tuple(map(as_str, as_list(kind))),
+            None if low is None and high is None else (low, high),
+            float(as_finite(data["rate"])) if "rate" in data else None,
+        )
+
+
+def _texts(name: str, value: object) -> tuple[str, ...]:
+    listed = list(value) if isinstance(value, Iterable) else [value]
+    if not all(isinstance(text, str) for text in listed) or len(listed) > _MOST_ELEMENTS:
+        raise _not_signal(name, "strings", value)
+    return tuple(map(str, listed))
+
+
+def _not_signal(name: str, expected: str, got: object) -> ExportError:
+    return ExportError(
+        f"expected {expected} for `{name}` of a `Signal`, got {brief(got)}.",
+        expected=expected,
+        got=got,
+        hint="Write `Signal(names=['hip', 'knee'], unit='rad', limits=(-1.5, 1.5), rate=50)`.",
+    )
+
+
+def _limits(given: object) -> tuple[Bound, Bound]:
+    """Check limits: each a number or a list, in order."""
+    if not isinstance(given, Sequence) or isinstance(given, str) or len(given) != 2:
+        raise _not_signal("limits", "a pair of the least and the greatest value", given)
+    pair = [_checked_bound(one) for one in given]
+    count = max(len(one) if isinstance(one, tuple) else 1 for one in pair)
+    low, high = (one if isinstance(one, tuple) else (one,) * count for one in pair)
+    for least, most in zip(low, high, strict=False):  # lengths are compared with those of names
+        if least is not None and most is not None and not least < most:
+            raise _not_signal("limits", "a least value below the greatest", (least, most))
+    return pair[0], pair[1]
+
+
+def _checked_bound(given: object) -> Number | tuple[Number | None, ...] | None:
+    if not isinstance(given, Sequence):
+        return _one_bound(given)
+    return tuple(map(_one_bound, given))
+
+
+def _one_bound(value: object) -> Number | None:
+    if value is None:
+        return None
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+        raise _not_signal("limits", "finite numbers, or None for no limit", value)
+    return value
+
+
+def _bound(item: Json) -> Bound:
+    if item is None or not isinstance(item, list):
+        return None if item is None else as_finite(item)
+    return tuple(None if one is None else as_finite(one) for one in item)
+
+
+def _range_text(low: Number | None, high: Number | None) -> str:
+    if low is None and high is None:
+        return ""
+    return f"{'' if low is None else f'{low:g}'}..{'' if high is None else f'{high:g}'}"
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One input or output of a program.
@@ -231,6 +434,7 @@ class Entry:
             follows from one (``2*batch + 1``); of outputs also another expression of axis names.
         low: The smallest value of an input that test vectors use.
         high: The largest value of an input that test vectors use.
+        signal: What its numbers mean, if that was said.
 
     Example:
         >>> Entry(("out", "x"), "x", "float32", ("batch", 3)).wire
@@ -243,6 +447,7 @@ class Entry:
     shape: tuple[int | str, ...]
     low: Number | None = None
     high: Number | None = None
+    signal: Signal | None = None
 
     @property
     def wire(self) -> str:
@@ -469,6 +674,30 @@ class Schema:
         """Return the output of a key or wire name."""
         return find_entry(self.outputs, key, "output")
 
+    def check_names(self, robot: Mapping[Name, Sequence[str]]) -> None:
+        """Check that a robot's own lists of names are those of the file, in the same order.
+
+        Args:
+            robot: The names of the elements by the key of an input or output, such as
+                ``{"obs": ["hip", "knee"]}``.
+
+        Raises:
+            KeyMismatch: A list has other names, or the same in another order; the message has
+                both, and where they are. Or the file does not say the names of the entry.
+
+        Example:
+            >>> signal = Signal(names=["hip", "knee"])
+            >>> entry = Entry(("obs",), "obs", "float32", ("batch", 2), signal=signal)
+            >>> Schema((entry,), (), {"batch": Axis()}).check_names({"obs": ["knee", "hip"]})
+            Traceback (most recent call last):
+            kd_export.KeyMismatch: `obs` has another order than the robot: element 0 is `hip` \
+in the file and `knee` on the robot, where `hip` is element 1. Reorder what the robot gives.
+        """
+        check_mapping("robot", robot, "{'obs': ['hip', 'knee']}", KeyMismatch)
+        for key, names in robot.items():
+            for entry in _named_entries(self, key):
+                _check_order(entry, [str(name) for name in names])
+
     def to_json(self) -> str:
         """Write the schema as one line of JSON."""
         return json.dumps(self.to_data(), allow_nan=False, separators=(",", ":"))
@@ -620,6 +849,14 @@ def entry_rows(schema: Schema) -> list[Row]:
     return rows
 
 
+def signal_rows(schema: Schema) -> list[Row]:
+    """Return what the numbers of entries mean as rows of a table under `SIGNAL_HEADER`."""
+    both = {entry.wire: entry for entry in (*schema.outputs, *schema.inputs)}
+    order = dict.fromkeys(entry.wire for entry in (*schema.inputs, *schema.outputs))
+    named = [(wire, both[wire].signal) for wire in order]
+    return [row for wire, signal in named if signal is not None for row in signal.rows(wire)]
+
+
 def find_entry(entries: tuple[Entry, ...], key: object, what: str) -> Entry:
     """Find an entry by wire name or key; an unknown one is an error that names the nearest."""
     wanted = {wire_key(key), (key,)} if isinstance(key, str) else {as_key(key)}
@@ -659,6 +896,8 @@ def _entry_data(entry: Entry) -> Json:
     }
     if entry.low is not None and entry.high is not None:
         data["range"] = [entry.low, entry.high]
+    if entry.signal is not None:
+        data["signal"] = entry.signal.to_data()
     return data
 
 
@@ -688,10 +927,20 @@ def _entry(item: Json) -> Entry:
         shape=_shape(data["shape"]),
         low=None if low is None else as_finite(low),
         high=None if high is None else as_finite(high),
+        signal=_signal(data["signal"]) if "signal" in data else None,
     )
+    if entry.signal is not None and not _fits(entry.signal, entry):
+        raise ValueError(f"the signal of {entry.key} is not of {elements_of(entry)} elements")
     if not entry.key or data["wire"] != entry.wire:
         raise ValueError(f"the key {entry.key} has the wire name {data['wire']!r}")
     return entry
+
+
+def _signal(item: Json) -> Signal:
+    try:
+        return Signal.from_data(item)
+    except ExportError as error:
+        raise ValueError(str(error)) from error
 
 
 def _entries(items: Json) -> tuple[Entry, ...]:
@@ -809,7 +1058,6 @@ def completed(name: str, dtype: str, shape: Sequence[object], entry: Entry) -> t
     return name, dtype, *found
 
 
-Name = TypeVar("Name")
 First = TypeVar("First")
 """A name of an input in ``initial=``, which may be written otherwise than in ``state=``."""
 
@@ -843,6 +1091,158 @@ def resolve_state(schema: Schema, state: Mapping[Name, object] | None) -> dict[s
             hint="Leave one input out of `state`; its shape gives the size of the batch.",
         )
     return pairs
+
+
+def _named_entries(schema: Schema, key: object) -> list[Entry]:
+    """Return the input and the output of a key; an unknown one is an error."""
+    both = (*schema.inputs, *schema.outputs)
+    wanted = find_entry(both, key, "entry").key
+    return [entry for entry in both if entry.key == wanted]
+
+
+def _check_order(entry: Entry, robot: Sequence[str]) -> None:
+    """Compare the names of an entry with those of a robot."""
+    names = () if entry.signal is None else entry.signal.names
+    where = f"`{entry.wire}`"
+    if not names:
+        raise KeyMismatch(
+            f"the file does not say the names of the elements of {where}.",
+            key=entry.key,
+            got=tuple(robot),
+            hint=f"Export it with `signals={{'{entry.wire}': Signal(names=[...])}}`.",
+        )
+    lacking = [name for name in names if name not in robot]
+    further = [name for name in robot if name not in names]
+    if lacking or further:
+        parts = [f"{quoted(lacking)} not found on the robot"] if lacking else []
+        parts += [f"{quoted(further)} not found in the file"] if further else []
+        close = nearest(further[0], lacking) if further else None
+        raise KeyMismatch(
+            f"{where} has other elements than the robot: {'; '.join(parts)}.",
+            key=entry.key,
+            expected=tuple(names),
+            got=tuple(robot),
+            hint=None if close is None else f"Is `{further[0]}` the same as `{close}`?",
+        )
+    for place, (name, theirs) in enumerate(zip(names, robot, strict=False)):
+        if name != theirs:
+            raise KeyMismatch(
+                f"{where} has another order than the robot: element {place} is `{name}` in the "
+                f"file and `{theirs}` on the robot, where `{name}` is element "
+                f"{robot.index(name)}.",
+                key=entry.key,
+                expected=tuple(names),
+                got=tuple(robot),
+                hint="Reorder what the robot gives.",
+            )
+    if len(robot) != len(names):
+        raise KeyMismatch(
+            f"{where} has {len(names)} elements, the robot lists {len(robot)}.",
+            key=entry.key,
+            expected=tuple(names),
+            got=tuple(robot),
+            hint="Name each element once.",
+        )
+
+
+def elements_of(entry: Entry) -> int | None:
+    """Return how many elements an entry has: its last size; ``None`` if that is dynamic.
+
+    >>> elements_of(Entry(("x",), "x", "float32", ("batch", 3)))
+    3
+    """
+    *rows, last = entry.shape or (1,)
+    if isinstance(last, int):
+        return last
+    return None if rows else 1
+
+
+def _fits(signal: Signal, entry: Entry) -> bool:
+    return signal.count is None or signal.count == elements_of(entry)
+
+
+def resolve_signals(
+    schema: Schema,
+    signals: Mapping[Name, Signal] | None,
+    known: Mapping[Key, Signal] | None = None,
+) -> Schema:
+    """Return the schema with what the numbers of its entries mean.
+
+    Args:
+        schema: What the program takes and gives.
+        signals: By key, what was said of an entry; of a key that is input and output, of both.
+        known: Limits and kinds from elsewhere: they hold where nothing else was said, and where
+            they fit.
+
+    Raises:
+        KeyMismatch: A key is not an input or output.
+        ShapeMismatch: A signal has more or fewer elements than the entry.
+        ExportError: A value is not a `Signal`.
+    """
+    said: dict[Key, Signal] = {}
+    check_mapping("signals", signals, "{'obs': Signal(names=['hip', 'knee'])}", KeyMismatch)
+    for word, signal in (signals or {}).items():
+        given: object = signal
+        if not isinstance(given, Signal):
+            raise ExportError(
+                f"expected a `Signal` for {brief(word)}, got {kind_of(given)}.",
+                expected="Signal",
+                got=type(given).__name__,
+                hint="Write `signals={'obs': Signal(names=['hip', 'knee'], unit='rad')}`.",
+            )
+        for entry in _named_entries(schema, word):
+            if not _fits(signal, entry):
+                raise ShapeMismatch(
+                    f"the signal of `{entry.wire}` has {signal.count} elements, but the last "
+                    f"dimension of {entry.describe()} has {elements_of(entry) or 'any number'}.",
+                    key=entry.key,
+                    expected=elements_of(entry),
+                    got=signal.count,
+                    hint="Name each element of the last dimension, in order.",
+                )
+            said[entry.key] = signal
+
+    def completed(entry: Entry) -> Entry:
+        own = said.get(entry.key, entry.signal)
+        other = (known or {}).get(entry.key)
+        if other is not None and _fits(other, entry):
+            own = other if own is None else _filled(own, other)
+        return replace(entry, signal=own)
+
+    inputs, outputs = (tuple(map(completed, part)) for part in (schema.inputs, schema.outputs))
+    return replace(schema, inputs=inputs, outputs=outputs)
+
+
+def _filled(own: Signal, other: Signal) -> Signal:
+    return replace(own, limits=own.limits or other.limits, kind=own.kind or other.kind)
+
+
+def space_signals(metadata: Mapping[str, object]) -> dict[Key, Signal]:
+    """Return the limits of spaces that metadata describe, by key; see `policies.from_gymnasium`.
+
+    >>> space = {"space": "Box", "shape": [2], "low": -1, "high": [1, 2]}
+    >>> space_signals({"action": space})[("action",)].limits_of(1)
+    (-1, 2)
+    """
+    found: dict[Key, Signal] = {}
+    for key, item in metadata.items():
+        if not isinstance(item, Mapping) or "space" not in item:
+            continue
+        inner = item.get("entries")
+        if isinstance(inner, Mapping):
+            found |= {(key, *below): one for below, one in space_signals(inner).items()}
+            continue
+        shape, bounds = item.get("shape", ()), (item.get("low"), item.get("high"))
+        flat = not any(isinstance(bound, list) for bound in bounds) or len(shape) <= 1
+        image = item.get("dtype") == "uint8" and len(shape) == 3
+        try:
+            found[key,] = Signal(
+                kind="image" if image else "",
+                limits=bounds if flat and bounds != (None, None) else None,
+            )
+        except ExportError:  # a limit may equal the other one
+            continue
+    return {key: signal for key, signal in found.items() if signal != Signal()}
 
 
 def _check_fit(entry: Entry, next_entry: Entry) -> None:

@@ -1,0 +1,111 @@
+"""Programs that load a file in another language: their text, and the one in Python as it runs."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import kd_export
+from kd_export import Axis, Entry, ExportError, NotExportable, Schema, Signal
+from kd_export._handover.clients import SUFFIXES, Interface, client, drawn, languages
+from kd_export.cli import main
+
+GOLDEN = Path(__file__).parent.parent / "golden" / "gru.onnx"
+OBS = Entry(("obs", "x"), "obs.x", "float32", ("batch", 2), -1, 1, Signal(names=["a", "b"]))
+TASK = Entry(("default",), "default", "int64", ("batch",), 0, 3)
+STATE = Entry(("h",), "h", "float32", ("batch", 2))
+ACTION = Entry(("action",), "action", "float32", ("batch", 1))
+NEXT = Entry(("next", "h"), "next.h", "float32", ("batch", 2))
+SCHEMA = Schema(
+    (OBS, TASK, STATE),
+    (ACTION, NEXT),
+    {"batch": Axis(1, 8)},
+    state={"h": "next.h"},
+    initial={"h": (0.5, -1.5)},
+)
+PAIRS = [
+    (f"policy{suffix}", language)
+    for suffix in (".onnx", ".xml", ".c")
+    for language in languages(suffix)
+]
+
+
+def stepped(path: Path) -> list[str]:
+    """Return what every client prints, by the runner."""
+    session = kd_export.open(path, threads=1)
+    interface = Interface.of(session.schema)
+    lines = []
+    for step in range(50):
+        if step == 25:
+            session.reset()
+        inputs = {
+            part.entry.wire: np.array(drawn(part, step), part.entry.dtype).reshape(part.shape)
+            for part in interface.takes()
+        }
+        results = session.step(inputs)
+        for part in interface.gives():
+            numbers = results[part.entry.wire].reshape(-1).tolist()
+            lines += [f"{step} {part.entry.wire} {i} {x:.9g}" for i, x in enumerate(numbers)]
+    return lines
+
+
+def test_a_client_in_python_prints_what_the_runner_gives(tmp_path: Path) -> None:
+    text = client(kd_export.inspect(GOLDEN), "gru.onnx", "python")
+    lines: list[str] = []
+    names: dict[str, object] = {
+        "__name__": "__main__",
+        "print": lambda *words: lines.append(" ".join(map(str, words))),
+    }
+    exec(text.replace("sys.argv[1] if len(sys.argv) > 1 else", f"{str(GOLDEN)!r} or"), names)
+    assert lines == stepped(GOLDEN)
+    assert len(lines) > 50
+
+
+@pytest.mark.parametrize(("file", "language"), PAIRS)
+def test_a_client_has_all_that_the_file_says(file: str, language: str) -> None:
+    text = client(SCHEMA, file, language, rows=2)
+    assert not re.findall(r"(?<!\w)@\w+@", text)  # no mark is left
+    assert file in text
+    for number in ("0.5", "-1.5"):
+        assert number in text or file.endswith(".c")  # its `reset` has them
+    wires = ("action",) if file.endswith(".c") else ("action", "obs.x", "next.h")
+    assert all(wire in text for wire in wires)
+
+
+def test_a_client_in_c_has_no_warning(tmp_path: Path) -> None:
+    """A key may be a word of C, and a row a single number."""
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    assert compiler is not None
+    source = tmp_path / "client.c"
+    source.write_text(client(SCHEMA, "policy.onnx", "c"), "utf-8")
+    options = ("-std=c99", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-fsyntax-only")
+    subprocess.run([compiler, *options, str(source)], check=True)
+
+
+def test_states_start_alike_in_each_row() -> None:
+    (state,) = [part for part in Interface.of(SCHEMA, rows=3).inputs if part.state]
+    assert state.start == (0.5, -1.5) * 3
+    assert [part.label for part in Interface.of(SCHEMA).inputs] == ["obs_x", "default_", "h"]
+
+
+def test_what_clients_do_not_have_is_refused() -> None:
+    with pytest.raises(ExportError, match=r"ranges over 1\.\.8, got 9 rows"):
+        client(SCHEMA, "policy.onnx", "c", rows=9)
+    with pytest.raises(ExportError, match="Did you mean `rust`"):
+        client(SCHEMA, "policy.onnx", "rsut")
+    with pytest.raises(NotExportable, match=r"clients in rust load `\.onnx` files"):
+        client(SCHEMA, "policy.pt2", "rust")
+    half = Schema((Entry(("x",), "x", "float16", (2,)),), ())
+    with pytest.raises(NotExportable, match="clients do not have `x`, float16"):
+        client(half, "policy.onnx", "c")
+
+
+def test_the_command_writes_a_client(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "client.rs"
+    assert main(["client", str(GOLDEN), "--lang", "rust", "-o", str(target)]) == 0
+    assert "50 steps, a reset before step 25" in capsys.readouterr().out
+    assert target.read_text("utf-8") == client(kd_export.inspect(GOLDEN), "gru.onnx", "rust")
+    assert set(SUFFIXES) == {"c", "cpp", "python", "js", "rust"}
