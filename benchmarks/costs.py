@@ -63,13 +63,11 @@ class Overriding:
 
 CHOICES = (
     Choice("x.shape[0] == 10", "x.shape[:1] == size", "`kd_core._leaves.loops`: does a leaf fit"),
-    Choice("x[0]", "x.select(0, 0)", "`kd_core._ops.selection.indexing`"),
-    Choice("x[0:5]", "x.narrow(0, 0, 5)", "`kd_core._ops.selection.partition`"),
-    Choice("x.split_with_sizes([5, 5])", "x.split(5)", "`kd_core._ops.selection.partition`"),
-    Choice(
-        "x.index_select(0, rows)", "x[rows]", "`kd_core._ops.selection.indexing`: masks and rows"
-    ),
-    Choice("x.reshape(5, 8)", "x.reshape(sizes)", "`kd_core._ops.shape.shaping`"),
+    Choice("x[0]", "x.select(0, 0)", "`kd_core._ops.indexing`"),
+    Choice("x[0:5]", "x.narrow(0, 0, 5)", "`kd_core._ops.partition`"),
+    Choice("x.split_with_sizes([5, 5])", "x.split(5)", "`kd_core._ops.partition`"),
+    Choice("x.index_select(0, rows)", "x[rows]", "`kd_core._ops.indexing`: masks and rows"),
+    Choice("x.reshape(5, 8)", "x.reshape(sizes)", "`kd_core._ops.shaping`"),
     Choice("(ten, four)", "torch.Size((ten, four))", "`kd_core._batch.descriptor`: tuples inside"),
     Choice("x + one", "x + 1", "`kd_core._leaves.foreach`: constants in place of numbers"),
     Choice(

@@ -18,10 +18,10 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kd_core._ops.math.table import BinaryRow, CastRow, Option, ReductionRow, UnaryRow
+    from kd_core._ops.table import BinaryRow, CastRow, Option, ReductionRow, UnaryRow
 
 SOURCES = Path(__file__).parent.parent / "packages/kd-core/src"
-OPS = SOURCES / "kd_core/_ops/math"
+OPS = SOURCES / "kd_core/_ops"
 BASE = SOURCES / "kd_core/_base.py"
 START = "        # Written by `tools/generate_ops.py`: run `nox -s generate`.\n"
 END = "        # The end of what is written.\n"
@@ -35,7 +35,7 @@ COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 POINTWISE = '''"""Pointwise operations: one typed method per row of `table.py`.
 
 Written by `tools/generate_ops.py`: change the table, then run `nox -s generate`.
-`_ops.math.binary` has the rules for operands, and runs the functions.
+`_ops.binary` has the rules for operands, and runs the functions.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ import torch
 from kd_core._leaves.foreach import (%s)
 from kd_core._leaves.writes import fmax_, fmin_, logaddexp_, maximum_, minimum_
 from kd_core._naming import also_named
-from kd_core._ops.math.binary import (%s)
+from kd_core._ops.binary import (%s)
 from kd_core._protocol.primitives import AbstractContainer, Addable
 
 if TYPE_CHECKING:
     from typing import Self
 
-    from kd_core._ops.math.binary import CastFilter, Comparable, Operand
-    from kd_core._ops.math.blending import Default
+    from kd_core._ops.binary import CastFilter, Comparable, Operand
+    from kd_core._ops.blending import Default
 
 OPERATORS: Final = {  # of the operations that have one: "truediv" for `/`, which is `__truediv__`
 %s}
@@ -65,7 +65,7 @@ OPERATORS: Final = {  # of the operations that have one: "truediv" for `/`, whic
 REDUCTION = '''"""Reductions to one value: one typed method per row of `table.py`.
 
 Written by `tools/generate_ops.py`: change the table, then run `nox -s generate`.
-`_ops.math.reducing` has the rules for `dim` and `reduce`.
+`_ops.reducing` has the rules for `dim` and `reduce`.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ from typing import TYPE_CHECKING, Literal, overload
 
 import torch
 
-from kd_core._ops.math.binary import reduced_to
-from kd_core._ops.math.reducing import logsumexp, norm, prod, reduced
+from kd_core._ops.binary import reduced_to
+from kd_core._ops.reducing import logsumexp, norm, prod, reduced
 from kd_core._protocol.primitives import AbstractContainer
 
 if TYPE_CHECKING:
@@ -84,8 +84,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from kd_core._ops.entries.access import KeyFn
-    from kd_core._ops.math.reducing import Dim
+    from kd_core._ops.access import KeyFn
+    from kd_core._ops.reducing import Dim
 '''
 
 CLASSES = {
@@ -345,7 +345,7 @@ def default_body(row: "BinaryRow") -> tuple[str, ...]:
     apply, operand = applied(row)
     end = "" if apply == "binary" else f", otherwise={apply}"
     call = f"binary_with_default(self, {operand}, {function}, default{end})"
-    load = "from kd_core._ops.math.blending import binary_with_default"
+    load = "from kd_core._ops.blending import binary_with_default"
     return "if default is not None:", f"    {load}", "", f"    return {call}"
 
 

@@ -26,7 +26,7 @@ from tests.fuzz.subjects import plain as plain_of
 from torch import Tensor
 
 from kd_core import TensorDictBase
-from kd_core._ops.math.table import ARITHMETIC, COMPARISONS, LOGIC, UNARY
+from kd_core._ops.table import ARITHMETIC, COMPARISONS, LOGIC, UNARY
 
 Binary = {row.name: row for row in (*ARITHMETIC, *LOGIC, *COMPARISONS)}
 

@@ -24,7 +24,7 @@ from tests.fuzz.subjects import DTYPES, Plain, Subject, values
 from torch import Tensor
 
 from kd_core import TensorDict, TensorDictBase
-from kd_core._ops.math.table import CASTS
+from kd_core._ops.table import CASTS
 
 
 @operation(*(row.name for row in CASTS), "type", "to")

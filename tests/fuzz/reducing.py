@@ -15,7 +15,7 @@ from tests.fuzz.subjects import UNSIGNED, Plain, Subject
 from torch import Tensor
 
 from kd_core import TensorDictBase
-from kd_core._ops.math.table import REDUCTIONS
+from kd_core._ops.table import REDUCTIONS
 
 
 def reduce_leaf(

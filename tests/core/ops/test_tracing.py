@@ -9,7 +9,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from kd_core import KdError, TensorDict
-from kd_core._ops.math.table import ARITHMETIC, REDUCTIONS, UNARY
+from kd_core._ops.table import ARITHMETIC, REDUCTIONS, UNARY
 from kd_core.testing import assert_close
 
 Step = Callable[[TensorDict], TensorDict]

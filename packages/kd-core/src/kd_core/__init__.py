@@ -55,8 +55,8 @@ from kd_core._keys import unravel_key as unravel_key
 from kd_core._keys import unravel_key_list as unravel_key_list
 from kd_core._keys import unravel_key_to_tuple as unravel_key_to_tuple
 from kd_core._naming import publish as _publish
-from kd_core._ops.calls.modules import ModuleBusy as ModuleBusy
-from kd_core._ops.entries.access import LinkedList as LinkedList
+from kd_core._ops.access import LinkedList as LinkedList
+from kd_core._ops.modules import ModuleBusy as ModuleBusy
 from kd_core._torch import functions as _pickling
 from kd_core._torch import pytree as _pytree
 from kd_core._torch.functions import torch_functions as torch_functions
@@ -87,7 +87,7 @@ if TYPE_CHECKING:
     from kd_core._leaves.loops import is_floating as is_floating
     from kd_core._leaves.loops import is_inexact as is_inexact
     from kd_core._leaves.loops import is_integer as is_integer
-    from kd_core._ops.values.placement import PackLayout as PackLayout
+    from kd_core._ops.placement import PackLayout as PackLayout
     from kd_core._store.mapped_tensor import MemoryMappedTensor as MemoryMappedTensor
     from kd_core._switches import capture_non_tensor_stack as capture_non_tensor_stack
     from kd_core._switches import get_defaults_to_none as get_defaults_to_none
@@ -143,7 +143,7 @@ _publish(
         "kd_core._leaves.loops": (
             "expand_as_right expand_right is_bool is_floating is_inexact is_integer"
         ),
-        "kd_core._ops.values.placement": "PackLayout",
+        "kd_core._ops.placement": "PackLayout",
         "kd_core._store.mapped_tensor": "MemoryMappedTensor",
         "kd_core._switches": (
             "capture_non_tensor_stack get_defaults_to_none lazy_legacy list_to_stack "

@@ -11,17 +11,21 @@ from torch import Tensor
 from kd_core._naming import also_named, leaves_out, offered_names, public_in
 from kd_core._nodes import registry
 from kd_core._nodes.entry import TensorData, Values
-from kd_core._ops.calls.apply import Apply, Parallel
-from kd_core._ops.calls.modules import Modules
-from kd_core._ops.entries.access import Access
-from kd_core._ops.entries.structure import Arrangement, Structure
-from kd_core._ops.formats.conversion import Conversion
-from kd_core._ops.formats.files import Formats, Saving
-from kd_core._ops.formats.objects import Objects
-from kd_core._ops.formats.processes import Processes
-from kd_core._ops.math.autograd import Autograd
-from kd_core._ops.math.blending import Blending
-from kd_core._ops.math.pointwise import (
+from kd_core._ops.access import Access
+from kd_core._ops.apply import Apply, Parallel
+from kd_core._ops.autograd import Autograd
+from kd_core._ops.blending import Blending
+from kd_core._ops.conversion import Conversion
+from kd_core._ops.description import Description
+from kd_core._ops.files import Formats, Saving
+from kd_core._ops.filling import Filling
+from kd_core._ops.indexing import Indexing
+from kd_core._ops.inventory import Inventory
+from kd_core._ops.modules import Modules
+from kd_core._ops.objects import Objects
+from kd_core._ops.partition import Partition
+from kd_core._ops.placement import Placement, dense_copy
+from kd_core._ops.pointwise import (
     Arithmetic,
     ArithmeticInPlace,
     Casts,
@@ -31,18 +35,14 @@ from kd_core._ops.math.pointwise import (
     Unary,
     UnaryInPlace,
 )
-from kd_core._ops.math.reduction import Reductions
-from kd_core._ops.math.statistics import Statistics
+from kd_core._ops.processes import Processes
+from kd_core._ops.ragged import Ragged, as_stack, densified
+from kd_core._ops.reduction import Reductions
 from kd_core._ops.scopes import Contexts
-from kd_core._ops.selection.indexing import Indexing
-from kd_core._ops.selection.partition import Partition
-from kd_core._ops.shape.description import Description
-from kd_core._ops.shape.ragged import Ragged, as_stack, densified
-from kd_core._ops.shape.shaping import Dimensions, Shape
-from kd_core._ops.values.filling import Filling
-from kd_core._ops.values.inventory import Inventory
-from kd_core._ops.values.placement import Placement, dense_copy
-from kd_core._ops.values.storage import MemoryMaps, Storage
+from kd_core._ops.shaping import Dimensions, Shape
+from kd_core._ops.statistics import Statistics
+from kd_core._ops.storage import MemoryMaps, Storage
+from kd_core._ops.structure import Arrangement, Structure
 from kd_core._protocol.primitives import AbstractContainer
 from kd_core._protocol.primitives import call as override
 

@@ -54,11 +54,11 @@ from kd_core._keys import format_key, is_path, path_of, plain_str
 from kd_core._leaves.loops import common_batch, has_entry
 from kd_core._leaves.writes import Write, write_all
 from kd_core._nodes import registry
-from kd_core._ops.formats.conversion import build
-from kd_core._ops.math.binary import written_to
+from kd_core._ops.binary import written_to
+from kd_core._ops.conversion import build
+from kd_core._ops.description import StaysLazy, named, resize, shapes_of
 from kd_core._ops.scopes import Flattened, Unflattened, record
-from kd_core._ops.shape.description import StaysLazy, named, resize, shapes_of
-from kd_core._ops.shape.shaping import name_dims
+from kd_core._ops.shaping import name_dims
 from kd_core._protocol.primitives import (
     AbstractContainer,
     absent,

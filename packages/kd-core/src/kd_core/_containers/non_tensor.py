@@ -45,8 +45,8 @@ from kd_core._leaves.writes import Targets
 from kd_core._naming import explain_attribute, leaves_out
 from kd_core._nodes import registry
 from kd_core._nodes.entry import Encodes, Values, is_data, is_node
-from kd_core._ops.entries.access import LinkedList
-from kd_core._ops.selection.indexing import resolve
+from kd_core._ops.access import LinkedList
+from kd_core._ops.indexing import resolve
 from kd_core._protocol.primitives import check_not_held
 from kd_core._torch_private import traced_as
 

@@ -19,8 +19,8 @@ from kd_core._batch.descriptor import device_beside
 from kd_core._batch.shapes import Fresh, Reduced, Viewed, names_of, numel
 from kd_core._nodes import registry
 from kd_core._nodes.entry import is_data
-from kd_core._ops.selection.indexing import plain_index, resolve
-from kd_core._ops.shape.shaping import resize_plan
+from kd_core._ops.indexing import plain_index, resolve
+from kd_core._ops.shaping import resize_plan
 from kd_core._protocol.primitives import map_by
 from kd_core._torch_private import assume_constant_result
 

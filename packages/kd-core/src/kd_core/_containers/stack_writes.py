@@ -53,7 +53,7 @@ from kd_core._leaves.writes import (
 )
 from kd_core._nodes import registry
 from kd_core._nodes.entry import is_node, is_row_data, is_unbatched, tensor_of
-from kd_core._ops.selection.indexing import for_nested
+from kd_core._ops.indexing import for_nested
 from kd_core._protocol.primitives import (
     AbstractContainer,
     Composite,

@@ -63,8 +63,8 @@ from kd_core._keys import format_key, nearest_key
 from kd_core._naming import explain_attribute
 from kd_core._nodes import registry
 from kd_core._nodes.entry import Entry, Node, is_data, tensor_of
-from kd_core._ops.formats.conversion import build
-from kd_core._ops.shape.description import named as with_names
+from kd_core._ops.conversion import build
+from kd_core._ops.description import named as with_names
 from kd_core._protocol.primitives import AbstractContainer, Composite, lock
 from kd_core._protocol.validation import with_plain_keys
 from kd_core._types import NO_DEFAULT

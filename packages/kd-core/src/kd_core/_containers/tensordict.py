@@ -17,9 +17,9 @@ from kd_core._keys import format_key
 from kd_core._leaves.loops import MANY, all_fit, common_batch, leaf_fits
 from kd_core._naming import USUAL_KEYS, KeyAsAttribute, leaves_out
 from kd_core._nodes import registry
-from kd_core._ops.calls.modules import Scope
-from kd_core._ops.formats.conversion import build
-from kd_core._ops.shape.description import named
+from kd_core._ops.conversion import build
+from kd_core._ops.description import named
+from kd_core._ops.modules import Scope
 from kd_core._protocol.primitives import AbstractContainer
 from kd_core._protocol.validation import MAX_DEPTH, as_entry, is_foreign, with_plain_keys
 from kd_core._torch_private import traced_as
@@ -295,7 +295,7 @@ class TensorDict(Dense):
             >>> with params.clone().to_module(net):
             ...     out = net(torch.ones(1, 2))
         """
-        from kd_core._ops.calls import modules
+        from kd_core._ops import modules
 
         modules.check_module(module)
         td = cls.__new__(cls)

@@ -1,1 +1,1 @@
-"""The operations of a container: a family a folder, a concern a module, none knows another."""
+"""The operations of a container: a concern a module, none knows another."""

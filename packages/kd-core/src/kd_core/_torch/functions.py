@@ -40,10 +40,10 @@ from kd_core._keys import KeyPath, format_key
 from kd_core._leaves.packing import restore_from_bits
 from kd_core._nodes import registry
 from kd_core._nodes.registry import NamedKind
-from kd_core._ops.math.binary import as_operand, check_batches, pad_to_leaves
-from kd_core._ops.math.pointwise import OPERATORS, Arithmetic, Comparisons, Logic, Unary
-from kd_core._ops.math.reduction import Reductions
-from kd_core._ops.values.filling import fill_like
+from kd_core._ops.binary import as_operand, check_batches, pad_to_leaves
+from kd_core._ops.filling import fill_like
+from kd_core._ops.pointwise import OPERATORS, Arithmetic, Comparisons, Logic, Unary
+from kd_core._ops.reduction import Reductions
 from kd_core._protocol import primitives
 from kd_core._protocol.primitives import AbstractContainer, note_entry, refuse_unbatched
 from kd_core._torch_private import collate_as

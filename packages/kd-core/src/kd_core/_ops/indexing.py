@@ -1,0 +1,1002 @@
+"""The index operator: keys, and the batch dimensions as on a tensor of shape `batch_size`.
+
+Rows are read with the function that `resolve` makes of an index. An indexed write checks all values
+before it writes the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
+from typing import TYPE_CHECKING, TypeAlias, cast, overload
+
+import torch
+from torch import Tensor
+from torch.compiler import is_compiling, is_dynamo_compiling
+
+from kd_core._batch.descriptor import describe
+from kd_core._batch.shapes import (
+    broadcasts_to,
+    check_ellipsis,
+    has_names,
+    index_int,
+    index_simple,
+    index_slice,
+    resized,
+    too_many_indices,
+    without_names,
+)
+from kd_core._errors import (
+    InvalidArgument,
+    InvalidValue,
+    OutOfRange,
+    a_type,
+    cannot_broadcast,
+    unknown_keys,
+)
+from kd_core._keys import format_key, is_path, path_of
+from kd_core._leaves.foreach import is_eager, is_stand_in, shares_storage
+from kd_core._leaves.loops import find_entry, is_shapeless, without_shape
+from kd_core._leaves.writes import (
+    INCOMPLETE,
+    Write,
+    are_rows_of,
+    as_source,
+    check_same_data,
+    check_write,
+    commit,
+    copy_pairs,
+    put_rows,
+    unknown_below,
+    without_ones,
+    write_all,
+)
+from kd_core._nodes import registry
+from kd_core._nodes.entry import is_data, is_node, is_row_data, is_unbatched
+from kd_core._ops.access import narrowed_items, paths_to_update, source_items
+from kd_core._ops.description import locked_as_rows
+from kd_core._protocol.primitives import (
+    AbstractContainer,
+    Composite,
+    check_has,
+    level_at,
+    takes,
+    writes_at,
+)
+from kd_core._protocol.validation import as_entry, with_plain_keys
+from kd_core._torch_private import traced_as
+
+if TYPE_CHECKING:
+    from typing import Self, TypeVar
+
+    from kd_core._batch.shapes import Simple
+    from kd_core._leaves.foreach import StandIn
+    from kd_core._nodes.entry import AnyKey, Data, Entry, Node, RowData, Source, Values
+    from kd_core._types import Batch, BatchFn, Index, IndexItem, LeafFn, NestedKey
+
+    Resolved: TypeAlias = tuple[LeafFn, Batch]
+    W = TypeVar("W", bound=AbstractContainer)
+
+
+# What an index of the batch means: a function from a leaf to the new leaf, and the new size.
+#
+# An index is resolved once for the batch size. A mask is converted to row numbers once, not for
+# each leaf. The functions that take rows of leaves by a mask or by numbers stand here, too.
+
+
+def for_nested(index: object, batch: Batch) -> object:
+    """Return an index that is the same for a nested stack, which may have more batch dimensions."""
+    items = index if isinstance(index, tuple) else (index,)
+    return plain_index(index, batch) if any(item is Ellipsis for item in items) else index
+
+
+def goes_beyond(index: object, ndim: int) -> bool:
+    """Return whether an index of a tensor says something of dimensions behind the first `ndim`."""
+    if not isinstance(index, tuple):
+        return False
+    taken = 0
+    for item in index:
+        if item is Ellipsis:
+            return True
+        is_mask = isinstance(item, Tensor) and item.dtype is torch.bool
+        taken += 0 if item is None else item.ndim if is_mask else 1
+    return taken > ndim
+
+
+def _reading(index: int | slice | tuple[Simple, ...]) -> LeafFn:
+    # An `itemgetter` is faster than a function, but dynamo cannot trace it.
+    return (lambda leaf: leaf[index]) if is_dynamo_compiling() else itemgetter(index)
+
+
+def resolve(index: object, batch: Batch) -> Resolved:
+    """Return an index as a function of a leaf, and the new batch size."""
+    ndim = len(batch)
+    if index.__class__ is slice:
+        return _reading(index), index_slice(batch, index)
+    if index.__class__ is tuple:
+        if len(index) == 2 and index[0] is Ellipsis and index[1] is None:
+            return lambda leaf: leaf.unsqueeze(ndim), (*batch, 1)
+        return _resolve_items(index, batch)
+    if isinstance(index, int) and not isinstance(index, bool):
+        return lambda leaf: leaf[index], index_int(batch, index)
+    if isinstance(index, Tensor):
+        if index.dtype is torch.bool:
+            return rows_where(index, batch)
+        if batch and index.dtype is torch.int64:
+            rows = index.shape
+            lead = (resized(batch[0], rows[0]),) if len(rows) == 1 else tuple(rows)
+            return lambda leaf: leaf[index], (*lead, *batch[1:])
+    return _resolve_items(index if isinstance(index, tuple) else (index,), batch)
+
+
+def _resolve_items(index: tuple[object, ...], batch: Batch) -> Resolved:
+    simple = index_simple(batch, index)
+    if simple is not None:
+        where, shape = simple
+        return _reading(where), shape
+    items = plain_index(index, batch)
+    try:
+        shape = shape_at(items, batch)
+    except IndexError as error:
+        raise beyond(batch, error) from None
+    return lambda leaf: leaf[items], _with_names_of(batch, items, shape)
+
+
+def shape_at(items: tuple[IndexItem, ...], batch: Batch) -> Batch:
+    """Return the shape of the rows at an index.
+
+    Raises:
+        IndexError: as torch raises it. Numbers on a GPU are not read: it would have to be waited
+            for.
+    """
+    shaped = tuple(_without_numbers(item) if isinstance(item, Tensor) else item for item in items)
+    return tuple(torch.empty((), device="cpu").expand(batch)[shaped].shape)
+
+
+def _without_numbers(rows: Tensor) -> Tensor:
+    """Return what takes as many rows on the CPU; the elements of a mask must be read for it."""
+    if rows.is_cpu:
+        return rows
+    if rows.dtype in (torch.bool, torch.uint8):
+        return rows.cpu()
+    return torch.zeros((), dtype=rows.dtype, device="cpu").expand(rows.shape)
+
+
+def _with_names_of(batch: Batch, items: tuple[IndexItem, ...], shape: Batch) -> Batch:
+    """Return the shape of `td[items]` with the names of the dimensions that it keeps.
+
+    A slice keeps its dimension, and so does a vector of rows. Several vectors make one dimension.
+    """
+    if not has_names(batch):
+        return shape
+    kept: list[int] = []  # the size of each dimension of the result, with its name
+    rows: list[tuple[int, int]] = []  # where a tensor stands, and the size that it replaces
+    dim = 0
+    for item in items:
+        if item is None:
+            kept.append(1)
+            continue
+        if isinstance(item, slice):
+            kept.append(batch[dim])
+        elif isinstance(item, Tensor) and (item.ndim or item.dtype is torch.bool):
+            rows.append((len(kept), batch[dim] if item.ndim == 1 else 1))
+        dim += item.ndim if isinstance(item, Tensor) and item.dtype is torch.bool else 1
+    kept += batch[dim:]
+    if rows:
+        places = {place for place, _ in rows}
+        at = places.pop() if len(places) == 1 else 0  # torch puts rows that are apart in front
+        count = len(shape) - len(kept)
+        kept[at:at] = [rows[0][1]] if len(rows) == count == 1 else [1] * count
+    return tuple(map(resized, kept, shape))
+
+
+def beyond(batch: Batch, error: IndexError) -> IndexError:
+    """Build the error for an index that is out of range for torch."""
+    return OutOfRange(f"an index is out of range for batch_size {batch}: {error}.")
+
+
+def leading(old: Batch, new: Batch) -> BatchFn:
+    """Return a function that replaces the leading dimensions of a batch."""
+    ndim = len(old)
+    return lambda batch: new + batch[ndim:]
+
+
+def plain_index(index: object, batch: Batch) -> tuple[IndexItem, ...]:
+    """Return an index as a tuple without ellipsis; lists, arrays and booleans become tensors.
+
+    Raises:
+        OutOfRange: if it has more items than there are batch dimensions.
+    """
+    items = index if isinstance(index, tuple) else (index,)
+    check_ellipsis(items)
+    used = 0
+    converted: list[IndexItem] = []
+    for item in items:
+        if item is None or item is Ellipsis or _is_position(item):
+            used += item is not None and item is not Ellipsis
+        else:
+            rows = _index_tensor(item)
+            used += rows.ndim if rows.dtype is torch.bool else 1
+            item = rows
+        converted.append(item)
+    if used > len(batch):
+        raise too_many_indices(items, batch)
+    for at, item in enumerate(converted):
+        if item is Ellipsis:
+            converted[at : at + 1] = [slice(None)] * (len(batch) - used)
+            break
+    return tuple(converted)
+
+
+def _is_position(item: object) -> bool:
+    """Return whether an item of an index is one row or a slice; a bool is a mask."""
+    return isinstance(item, (int, slice)) and not isinstance(item, bool)
+
+
+def _index_tensor(item: object) -> Tensor:
+    if is_node(item):  # which torch may take for an empty list
+        raise _no_index(item)
+    try:
+        tensor = torch.as_tensor(list(item) if isinstance(item, range) else item)
+    except (TypeError, ValueError, RuntimeError):
+        raise _no_index(item) from None
+    if tensor.dtype in (torch.int64, torch.int32, torch.bool):
+        return tensor
+    if tensor.dtype is torch.uint8:  # a mask, as in torch
+        return tensor.bool()
+    is_integer = not (tensor.is_floating_point() or tensor.is_complex())
+    if not isinstance(item, Tensor) and (is_integer or not tensor.numel()):
+        return tensor.long()  # of numpy, or an empty list
+    if not isinstance(item, Tensor) and not tensor.ndim:
+        raise _no_index(item)
+    raise OutOfRange(
+        "a tensor that indexes rows must be of torch.int64, torch.int32 or torch.bool, got "
+        f"{tensor.dtype}. Cast it with `index.long()`, or compare it to make a mask."
+    )
+
+
+def _no_index(item: object) -> InvalidArgument:
+    remedy = ""
+    if isinstance(item, str):
+        remedy = f" Read the entry first for rows of it, as in `td[{item!r}][0]`."
+    elif isinstance(item, list) and item and isinstance(item[0], str):
+        named = ", ".join(map(repr, item))
+        nested = f", `td[{named}]` for a nested one" if len(item) > 1 else ""
+        remedy = f" Use `select({named})` for several keys{nested}."
+    elif is_node(item):
+        remedy = (
+            " A loop over a container gives its rows: loop over `keys()` for the keys, and pass "
+            "`collate_fn=lambda batch: batch` to a `DataLoader` of `batch_size=None`."
+        )
+    return InvalidArgument(
+        f"an index must be a key (a string or a tuple of strings), an integer, a slice, a mask, a "
+        f"tensor, `None` or `...`, got {a_type(item)}.{remedy}"
+    )
+
+
+def gives_views(index: object) -> bool:
+    if index.__class__ is int or index.__class__ is slice:
+        return True
+    items = index if isinstance(index, tuple) else (index,)
+    return all(item is None or item is Ellipsis or _is_position(item) for item in items)
+
+
+def check_mask(mask: object) -> Tensor:
+    """Check that a value is a mask, and return it.
+
+    Raises:
+        InvalidArgument: if it is not a tensor of booleans.
+    """
+    if isinstance(mask, Tensor) and mask.dtype is torch.bool:
+        return mask
+    kind = f"a tensor of {mask.dtype}" if isinstance(mask, Tensor) else f"`{type(mask).__name__}`"
+    raise InvalidArgument(f"a mask must be a tensor of torch.bool, got {kind}.")
+
+
+def rows_where(mask: Tensor, batch: Batch) -> tuple[LeafFn, Batch]:
+    """Return a function that selects the rows of a leaf where a mask is true, and the batch size.
+
+    The row numbers are computed once, not for each leaf.
+
+    Args:
+        mask: the mask.
+        batch: the batch size.
+
+    Raises:
+        OutOfRange: if the mask does not have the first dimensions of the batch: an `IndexError`, as
+            in torch.
+    """
+    ndim = mask.ndim
+    if mask.shape != without_names(batch[:ndim]):  # to dynamo no symbol is equal to a named size
+        raise OutOfRange(
+            f"the shape of a mask must be the first dimensions of batch_size {batch}, got "
+            f"{tuple(mask.shape)}."
+        )
+    if not ndim:  # as in torch, a new dimension in front
+        return lambda leaf: leaf[beside(mask, leaf)], (int(mask), *batch)
+    rows = (mask if ndim == 1 else mask.flatten()).nonzero().view(-1)
+    count = rows.shape[0]
+    if ndim == 1:
+        return lambda leaf: take_rows(leaf, rows), (resized(batch[0], count), *batch[1:])
+    return lambda leaf: take_rows(leaf.flatten(0, ndim - 1), rows), (count, *batch[ndim:])
+
+
+def take_rows(leaf: Tensor, rows: Tensor, dim: int = 0) -> Tensor:
+    """Copy the rows of the given numbers along a dimension."""
+    there = rows if rows.is_cpu and leaf.is_cpu else beside(rows, leaf)
+    try:
+        return leaf.index_select(dim, there)
+    except IndexError:
+        raise OutOfRange(
+            f"row numbers must be non-negative and less than {leaf.shape[dim]}, got "
+            f"{rows.min().item()} to {rows.max().item()}."
+        ) from None
+    except NotImplementedError:  # torch.uint16, torch.uint32, torch.uint64
+        return leaf.movedim(dim, 0)[there.view(-1)].movedim(0, dim)
+
+
+def beside(tensor: Tensor, leaf: Tensor) -> Tensor:
+    """Return a tensor moved to the device of a leaf."""
+    return tensor if tensor.device == leaf.device else tensor.to(leaf.device)
+
+
+def behind(tensor: Tensor, leaf: Tensor) -> Tensor:
+    """Return a tensor with dimensions of size 1 appended, to broadcast to a leaf."""
+    sizes = (*tensor.shape, *[1] * (leaf.ndim - tensor.ndim))
+    there = beside(tensor, leaf)
+    return there.reshape(*sizes) if sizes else there  # one argument for all sizes is slower
+
+
+def _takes_all(index: object) -> bool:
+    """Return whether an index is `:`, `...`, or a tuple of these."""
+    if index.__class__ is tuple:
+        return all(map(_takes_all, index))
+    return index is ... or (index.__class__ is slice and index == slice(None))
+
+
+def views_at(container: W, index: object) -> W:
+    """Return the rows at an index; see `locked_as_rows` for those of a locked container."""
+    rows = rows_at(container, index)
+    if container._kd_desc.frozen and rows is not container and gives_views(index):
+        return locked_as_rows(container, rows)
+    return rows
+
+
+def rows_at(container: W, index: object) -> W:
+    """Return the rows at an index of any kind: the container itself, if it is `:` or `...`."""
+    desc = container._kd_desc
+    if _takes_all(index) and container._kd_owns_leaves and container._kd_tensor_class is None:
+        resolve(index, desc.batch)  # it may have too many items
+        return container
+    fn, after = resolve(index, desc.batch)
+    ndim = desc.ndim
+    if container._kd_nested and not is_dynamo_compiling():
+        takes(fn, index, desc.batch)
+    try:
+        return container._kd_map_each(
+            fn, lambda shape: after + shape[ndim:], (desc, desc.with_batch(after))
+        )
+    except IndexError as error:
+        raise beyond(desc.batch, error) from None
+
+
+class Indexing(AbstractContainer):
+    """The index operator."""
+
+    __slots__ = ()
+
+    @overload
+    def __getitem__(self, index: NestedKey) -> Tensor: ...
+    @overload
+    def __getitem__(self, index: Index) -> Self: ...
+    def __getitem__(self, index: object) -> object:
+        """Return the entry at a key, or index the batch dimensions.
+
+        Leaves of `td[i]` and `td[a:b]` are views.
+
+        Raises:
+            KeyNotFound: if a key is missing.
+            OutOfRange: if an index is out of range.
+        """
+        kind = index.__class__
+        value: Entry | None = None
+        if kind is str:
+            try:
+                value = self._kd_entries[index]  # type: ignore[index]  # a string
+            except KeyError:
+                value = None
+        elif kind is tuple and index and index[0].__class__ is str:  # type: ignore[index]  # a tuple
+            value = find_entry(self._kd_entries, index)  # type: ignore[arg-type]  # usually a path
+        elif kind is int or kind is slice or not is_path(index):
+            return self._kd_rows_at(index)
+        if value.__class__ is Tensor:
+            return value
+        if value is None:  # also for a path of a subclass of `str`
+            value = self._kd_read(path_of(index))  # type: ignore[arg-type]  # raises for other parts
+        return value._kd_item() if is_node(value) else value
+
+    def __setitem__(self, index: object, value: object) -> None:
+        """Store a value at a key, or write values at an index of the batch dimensions.
+
+        The source of an indexed write is a container or mapping, which may have fewer keys, or one
+        value for all leaves. It is broadcast. All values are checked before the first is written.
+        Entries that only the source has are added: zeros, or `None`, in the other rows.
+        One value that all rows share becomes one for each row. `td[0]["a"] = v` does not change
+        `td`, because `td[0]` is a new container.
+
+        Raises:
+            Locked: if the source has keys that a locked container does not have.
+            ShapeMismatch: if a value does not fit.
+        """
+        if index.__class__ is str:
+            self._kd_put(index, value)
+        elif is_path(index):
+            self._kd_store(path_of(index), value)
+        elif not (isinstance(value, AbstractContainer) and _copied(self, index, value)):
+            _write_rows(self, index, value, adds=True)
+
+    def _kd_traced_rows_at(self, index: object) -> Self:
+        """Return the rows without what is cached for eager code, which would add guards."""
+        if index.__class__ is not int:
+            return rows_at(self, index)
+        desc = self._kd_desc
+        batch = desc.batch
+        known = desc.constants_of(batch)  # methods add no guards
+        if known and -known[0] <= index < known[0]:
+            row = desc._constant(known[1:], desc.device)
+        else:
+            row = desc.with_batch(index_int(batch, index))
+        return self._kd_map_each(lambda leaf: leaf[index], lambda shape: shape[1:], (desc, row))
+
+    @traced_as(_kd_traced_rows_at)
+    def _kd_rows_at(self, index: object) -> Self:
+        """Return the rows at an index; in its own method, as closures slow `__getitem__`."""
+        desc = self._kd_desc
+        batch = desc.batch
+        if index.__class__ is int:
+            index_int(batch, index)
+            row = desc._row or desc.row()
+            made = self._kd_map_each(itemgetter(index), _without_first, (desc, row))
+            return locked_as_rows(self, made) if desc.frozen else made
+        if index.__class__ is Tensor and batch and _are_rows(index):
+            try:
+                return _rows_taken(self, index)
+            except (IndexError, RuntimeError):  # one is negative or out of range
+                pass
+        return views_at(self, index)
+
+    def __delitem__(self, key: str | tuple[str, ...]) -> None:
+        path = path_of(key)
+        if self._kd_desc.frozen:
+            self._kd_check_unlocked(f"remove {format_key(path)}")
+        check_has(self, path)
+        level = level_at(self, path[:-1])
+        level._kd_check_unlocked(f"remove {format_key(path)}")
+        level._kd_del_entry(path[-1])
+
+    def __iter__(self) -> Iterator[Self]:
+        desc = self._kd_desc
+        if not desc.ndim:
+            raise InvalidArgument(
+                "a container must have a batch dimension to be iterated over, got batch_size (). "
+                "Iterate over `keys()`, `values()` or `items()`."
+            )
+        return (self[i] for i in range(desc.batch[0]))
+
+    def __getitems__(self, index: Sequence[int]) -> Self:
+        """Return several rows; called by `DataLoader`."""
+        return self._kd_rows_at(torch.as_tensor(index, dtype=torch.int64))
+
+    def set_at_(
+        self,
+        key: str | tuple[str, ...],
+        value: object,
+        index: Index,
+        *,
+        non_blocking: bool = False,
+    ) -> Self:
+        """Write rows of one entry in place; allowed on a locked container.
+
+        As `td[key][index] = value`: of a tensor, all dimensions are indexed, of a container its
+        own batch dimensions.
+
+        Args:
+            key: the key of the entry.
+            value: a value that can be broadcast to its rows.
+            index: the rows.
+            non_blocking: nothing: the write is done when the call returns.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorDict
+            >>> td = TensorDict({"a": torch.zeros(3)}, [3])
+            >>> td.set_at_("a", 1.0, 0)["a"]
+            tensor([1., 0., 0.])
+        """
+        path = path_of(key)
+        check_has(self, path)
+        level = level_at(self, path[:-1])
+        writes: list[Write] = []
+        beyond = goes_beyond(index, self._kd_desc.ndim)
+        entry = level._kd_entries[path[-1]] if beyond or not isinstance(level, Composite) else None
+        if isinstance(entry, Tensor):
+            rows = _Rows(index, tuple(entry.shape))
+        elif isinstance(entry, AbstractContainer) and not isinstance(level, Composite):
+            rows = _Rows(index, entry._kd_desc.batch)
+        else:
+            rows = _Rows(index, self._kd_desc.batch)
+        if isinstance(level, Composite):
+            if isinstance(entry, Tensor):  # the members index their own dimensions
+                entry = entry.clone()
+                entry[index] = value  # type: ignore[assignment]  # or it raises
+                write_all(writes_at(self, path, entry))
+                return self
+            rows.direct += level._row_writes(rows.index, {path[-1]: value}, path[:-1])
+            rows.commit(writes)
+            return self
+        assert entry is not None
+        if isinstance(entry, AbstractContainer):
+            _stage_level(entry, value, path, rows, writes)
+        elif isinstance(entry, Tensor):
+            writes.append(rows.stage(entry, value, path))
+        else:
+            rows.stage_data(level, entry, value, path, writes)
+        rows.commit(writes)
+        return self
+
+    def copy_at_(
+        self,
+        tensordict: AbstractContainer,
+        idx: Index,
+        non_blocking: bool = False,
+        *,
+        fast: bool = True,
+    ) -> Self:
+        """Write the values of a container into rows, in place; return self: `td[idx] = tensordict`.
+
+        Args:
+            tensordict: a container, which may have fewer keys; it is broadcast to the rows.
+            idx: the rows.
+            non_blocking: nothing: rows are copied one after the other.
+            fast: nothing: the fast way is taken wherever it gives the same result.
+
+        Raises:
+            KeySetMismatch: if the source has keys that this container does not have.
+        """
+        if not self._kd_desc.ndim and isinstance(tensordict, (AbstractContainer, Mapping)):
+            _write_at(self, source_items(tensordict, "copy_at_"), idx)
+        elif not _copied(self, idx, tensordict):
+            _write_rows(self, idx, tensordict)
+        return self
+
+    def update_at_(
+        self,
+        input_dict_or_td: Source[AnyKey],
+        idx: Index,
+        clone: bool = False,
+        *,
+        non_blocking: bool = False,
+        keys_to_update: Iterable[NestedKey] | None = None,
+    ) -> Self:
+        """Write the values of a source into rows of entries that exist, in place; return self.
+
+        All values are checked before the first is written; allowed on a locked container. Without
+        batch dimensions each entry is indexed as it is, as by `set_at_`.
+
+        Args:
+            input_dict_or_td: a mapping (its keys may be nested tuples) or a container.
+            idx: the rows.
+            clone: nothing: values are copied into the rows.
+            non_blocking: nothing: rows are copied one after the other.
+            keys_to_update: take only these keys of the source, and what is below them.
+
+        Raises:
+            KeySetMismatch: if the source has a key that does not exist here.
+            ShapeMismatch: if a value cannot be broadcast to its rows.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorDict
+            >>> td = TensorDict({"a": torch.zeros(3), "b": torch.zeros(3)}, [3])
+            >>> td.update_at_({"a": 1.0}, slice(2))["a"]
+            tensor([1., 1., 0.])
+        """
+        items = source_items(input_dict_or_td, "update_at_")
+        if keys_to_update is not None:
+            items = narrowed_items(items, paths_to_update(keys_to_update))
+        if not self._kd_owns_leaves:
+            resolve(idx, self._kd_desc.batch)
+        _check_known(self, items, ())  # before the index: a call may be wrong in both
+        if self._kd_desc.ndim:
+            whole = isinstance(input_dict_or_td, AbstractContainer) and keys_to_update is None
+            _write_rows(self, idx, input_dict_or_td if whole else items)
+        else:
+            _write_at(self, items, idx)
+        return self
+
+
+def _write_rows(
+    target: AbstractContainer, index: object, source: object, adds: bool = False
+) -> None:
+    rows = _Rows(index, target._kd_desc.batch)
+    writes: list[Write] = []
+    _stage_level(target, source, (), rows, writes, adds)
+    rows.commit(writes)
+
+
+def _write_at(td: AbstractContainer, items: Mapping[str, object], index: object) -> None:
+    """Write values into entries of a container without batch dimensions, each at an index of it."""
+    staged: list[tuple[_Rows, list[Write]]] = []
+    _stage_at(td, items, index, (), staged)
+    for rows, writes in staged if len(staged) > 1 else ():
+        rows.check(writes)
+    for rows, writes in staged:
+        rows.commit(writes)
+
+
+def _stage_at(
+    level: AbstractContainer,
+    items: Mapping[str, object],
+    index: object,
+    path: tuple[str, ...],
+    staged: list[tuple[_Rows, list[Write]]],
+) -> None:
+    _check_known(level, items, path)
+    entries = level._kd_entries
+    for key, value in items.items():
+        entry, where = entries[key], (*path, key)
+        if isinstance(entry, AbstractContainer) and isinstance(value, (AbstractContainer, Mapping)):
+            _stage_at(entry, source_items(value, "update_at_"), index, where, staged)
+            continue
+        rows = _Rows(
+            index, tuple(entry.shape) if isinstance(entry, Tensor) else entry._kd_desc.batch
+        )
+        writes: list[Write] = []
+        if isinstance(entry, Tensor):
+            writes.append(rows.stage(entry, value, where))
+        elif isinstance(entry, AbstractContainer):
+            _stage_level(entry, value, where, rows, writes)
+        else:
+            rows.stage_data(level, entry, value, where, writes)
+        staged.append((rows, writes))
+
+
+def _check_known(
+    level: AbstractContainer, items: Mapping[str, object], path: tuple[str, ...]
+) -> None:
+    entries = level._kd_entries
+    unknown = [key for key in items if key not in entries]
+    if unknown:
+        raise unknown_keys(unknown, entries, f" below {format_key(path)}" if path else "")
+
+
+def _without_first(batch: Batch) -> Batch:
+    return batch[1:]
+
+
+def _are_rows(index: Tensor) -> bool:
+    """Return whether an index is a vector of row numbers on the CPU, as `index_select` expects."""
+    return index.dtype is torch.int64 and index.ndim == 1 and index.is_cpu and is_eager()
+
+
+def _rows_taken(container: W, rows: Tensor) -> W:
+    """Return the rows of the given non-negative numbers.
+
+    A fast path ("td[tensor]" in the benchmarks): torch raises an error for a negative number, and
+    the caller then uses the index operator.
+    """
+
+    def take(leaf: Tensor) -> Tensor:
+        return take_rows(leaf, rows) if leaf.is_cpu else leaf[rows]
+
+    count = rows.shape[0]
+    return container._kd_map_each(
+        takes(take, rows), lambda batch: (resized(batch[0], count), *batch[1:])
+    )
+
+
+class _Rows:
+    """The target of an indexed write: a view of each leaf, or an index into it."""
+
+    __slots__ = ("added", "batch", "batch_fn", "direct", "fn", "index", "ndim", "numbers", "where")
+
+    def __init__(self, index: object, batch: Batch) -> None:
+        index = None if index is True else index  # torch copies then, and converts the dtype
+        self.fn, after = resolve(index, batch)
+        self.batch_fn = leading(batch, after)
+        self.batch, self.ndim = batch, len(batch)
+        self.where: tuple[IndexItem, ...] | bool | None
+        if index is False:
+            self.where = False  # torch then writes nothing, into any dtype
+        else:
+            self.where = None if gives_views(index) else plain_index(index, batch)
+        self.index = for_nested(index, batch)
+        self.numbers = index if index.__class__ is Tensor and batch and is_eager() else None
+        """Row numbers that `resolve` has not compared with the batch size, or a mask."""
+        self.direct: list[Write] = []
+        """Writes into members of a stack, which have resolved their rows already."""
+        self.added: list[tuple[AbstractContainer, str, Entry]] = []
+        """Entries that the written rows make: of a container, by key."""
+
+    def stage(self, leaf: Tensor, value: object, path: tuple[str, ...]) -> Write:
+        """Check and record one write."""
+        if self.where is None:
+            target = self.fn(leaf)
+            shape = target.shape
+        else:
+            target = leaf
+            shape = self.batch_fn(tuple(leaf.shape[: self.ndim])) + leaf.shape[self.ndim :]
+        source = value
+        if not isinstance(source, Tensor):
+            source = as_source(path, value, leaf.dtype)
+        if is_shapeless(source):
+            raise without_shape(f"what is written to rows of entry {format_key(path)}")
+        if source.shape != shape:
+            source = without_ones(source, len(shape))
+            _check_broadcast(source, shape, path)
+        doubtful = source.dtype is not leaf.dtype or leaf.dtype in INCOMPLETE
+        if self.where is not None and doubtful and not is_compiling():
+            self._check_dtype(leaf, source, path)
+        return target, source, path
+
+    def stage_data(
+        self,
+        level: AbstractContainer,
+        entry: Node,
+        value: object,
+        path: tuple[str, ...],
+        writes: list[Write],
+    ) -> None:
+        """Check and record a write of one value per row.
+
+        One value for the whole batch becomes one per row, if it is not to stay one: `MetaData`.
+        """
+        if not is_row_data(entry):
+            if cast("Data", entry)._agrees(value):
+                return
+            if not is_data(entry) or registry.state_of_data(entry)[0] or not entry._kd_desc.ndim:
+                check_same_data(cast("Data", entry), value, path)
+                return
+            if entry._kd_item() is None and isinstance(value, Tensor):
+                value = self._wrapped_rows(value)
+            entry = entry._spread(entry._kd_desc)
+            above = level._kd_desc
+            if above.frozen:
+                entry._kd_hold(above.held + (above.lock is not None))
+            self.added.append((level, path[-1], entry))
+        shape = self.batch_fn(entry._kd_desc.batch)
+        entry = cast("RowData", entry)
+        whole, source = entry._encode(value, path, shape)
+        if is_compiling():
+            writes.append(self.stage(whole, source, path))
+            return
+        stand_in = cast("StandIn", whole)
+        target, source, _ = self.stage(stand_in.plain, source, path)
+        writes.append((stand_in.of(target), source, path))
+
+    def _wrapped_rows(self, value: Tensor) -> Node:
+        """Return the rows of a tensor as values, for a field that was `None`."""
+        shape = self.batch_fn(self.batch)
+        rows = value.reshape(-1, *value.shape[len(shape) :]) if shape else [value]
+        desc = describe(shape)
+        return registry.wrap_list(list(rows), desc) if shape else registry.wrap_data(value, desc)
+
+    def add(
+        self,
+        level: AbstractContainer,
+        source: object,
+        value: object,
+        path: tuple[str, ...],
+        writes: list[Write],
+    ) -> None:
+        """Record a key that a container lacks: zeros, or no value, in the rows not written."""
+        desc = level._kd_desc
+        if desc.frozen:
+            level._kd_check_unlocked(f"set {format_key(path)}")
+        level._kd_check_key(path[-1])  # before the first value is written
+        given = describe(self.batch_fn(self.batch))
+        if isinstance(source, AbstractContainer):
+            given = source._kd_desc.unlocked()
+        new = as_entry(path[-1], value, given, path[:-1])
+        entry: Entry
+        if isinstance(new, Tensor):
+            feature = new.shape[given.ndim :]
+            entry = new.new_zeros((*desc.batch, *feature))
+            writes.append(self.stage(entry, new, path))
+        elif isinstance(new, AbstractContainer):
+            entry = registry.make_dense({}, desc.unlocked(), True)
+            _stage_level(cast("AbstractContainer", entry), new, path, self, writes, adds=True)
+        elif is_unbatched(new) or not desc.ndim or registry.state_of_data(new)[0]:
+            entry = new._kd_with_descriptor(desc)
+        else:
+            entry = cast("Values", registry.wrap_data(None, desc))._spread(desc)
+            self.stage_data(level, entry, new, path, writes)
+        self.added.append((level, path[-1], entry))
+
+    def _check_dtype(self, leaf: Tensor, source: Tensor, path: tuple[str, ...]) -> None:
+        """Refuse a dtype that torch does not convert at this index, by a try on a copy."""
+        with torch.no_grad():
+            try:
+                leaf.clone()[self.where] = source
+            except RuntimeError as error:
+                raise InvalidValue(
+                    f"cannot write a value of {source.dtype} to rows of {format_key(path)} of "
+                    f"{leaf.dtype} at this index: {str(error).rstrip('.')}. Cast the value first."
+                ) from None
+
+    def check(self, writes: list[Write]) -> None:
+        """Refuse what `commit` would, before others commit."""
+        if is_compiling():
+            return
+        for each in (*writes, *self.direct):
+            if not is_stand_in(each[0]):
+                check_write(*each)
+        if isinstance(self.where, tuple):
+            try:
+                shape_at(self.where, self.batch)
+            except IndexError as error:
+                raise beyond(self.batch, error) from None
+
+    def commit(self, writes: list[Write]) -> None:
+        """Write what was recorded."""
+        for each in () if is_compiling() else self.direct:
+            check_write(*each)
+        if self.numbers is not None and self.numbers.dtype is torch.int64:
+            _check_range(self.numbers, self.batch)
+        if self.where is None:
+            write_all(writes)
+        else:
+            try:
+                if not is_compiling() and not any(target.numel() for target, *_ in writes):
+                    where = self.where if isinstance(self.where, tuple) else (self.where,)
+                    shape_at(where, self.batch)  # writes would not look at it
+                values = [] if is_compiling() else self._values(writes)
+                commit([each for each in writes if not is_stand_in(each[0])], self._put_rows)
+                for target, source in values:
+                    target.copy_(source)  # which cannot fail: it is prepared
+            except IndexError as error:  # at the first write: the index is the same for all
+                raise beyond(self.batch, error) from None
+        write_all(self.direct)
+        for level, key, entry in self.added:
+            level._kd_set_entry(key, entry)
+
+    def _values(self, writes: list[Write]) -> list[tuple[Tensor, Tensor]]:
+        """Return prepared copies in place of the writes of values that are not tensors."""
+        found: list[tuple[Tensor, Tensor]] = []
+        for target, source, _ in writes:
+            if is_stand_in(target):
+                rows = target.of(target.plain[_on_cpu(self.where)])
+                rows.prepare(source)
+                found.append((rows, source))
+        return found
+
+    def _put_rows(self, target: Tensor, source: Tensor) -> None:
+        if not (source.is_cpu and target.is_cpu) and source.ndim:  # torch takes numbers alone
+            source = beside(source, target)
+        try:
+            target[self.where] = source
+        except RuntimeError:
+            items = self.where if isinstance(self.where, tuple) else ()
+            if not any(isinstance(item, Tensor) and shares_storage(target, item) for item in items):
+                raise
+            # torch refuses an index that the leaf holds; the leaves before it are written.
+            self.where = tuple(each.clone() if isinstance(each, Tensor) else each for each in items)
+            target[self.where] = source
+
+
+def _on_cpu(where: tuple[IndexItem, ...] | bool | None) -> tuple[IndexItem, ...] | bool | None:
+    """Return an index for the numbers of values that are not tensors, which are on the CPU."""
+    if not isinstance(where, tuple):
+        return where
+    return tuple(item.cpu() if isinstance(item, Tensor) else item for item in where)
+
+
+def _check_range(rows: Tensor, batch: Batch) -> None:
+    """Compare row numbers with the batch size: torch writes those before one out of range."""
+    if not rows.is_cpu or not rows.numel():
+        return
+    for bound in torch.aminmax(rows):
+        number = int(bound)
+        if not -batch[0] <= number < batch[0]:
+            error = IndexError(
+                f"index {number} is out of bounds for dimension 0 with size {batch[0]}"
+            )
+            raise beyond(batch, error)
+
+
+def _copied(target: AbstractContainer, index: object, source: object) -> bool:
+    """Copy a container of plain leaves to rows at once; return `False`, nothing written, if unsure.
+
+    The fast path of `_Rows`, which takes any source and any index: "td[tensor] = td" in the
+    benchmarks.
+    """
+    if is_compiling() or not isinstance(source, AbstractContainer):
+        return False
+    batch = target._kd_desc.batch
+    numbers = index if index.__class__ is Tensor and batch and _are_rows(index) else None
+    if numbers is None and not gives_views(index):
+        return False
+    leaves: list[Tensor] = []
+    values: list[Tensor] = []
+    if not _paired(target, source, leaves, values):
+        return False
+    if numbers is not None:
+        if not are_rows_of(leaves, values, numbers.shape[0]):
+            return False
+        _check_range(numbers, batch)
+        put_rows(leaves, values, numbers)
+        return True
+    rows_of, _ = resolve(index, batch)
+    return copy_pairs([rows_of(leaf) for leaf in leaves], values)
+
+
+def _paired(
+    target: AbstractContainer, source: AbstractContainer, leaves: list[Tensor], values: list[Tensor]
+) -> bool:
+    """Append the leaves of a source and of the target with the same keys, if all are plain."""
+    if not target._kd_owns_leaves:
+        return False
+    entries = target._kd_entries
+    for key, value in source._kd_entries.items():
+        entry = entries.get(key)
+        if entry.__class__ is Tensor and value.__class__ is Tensor:
+            leaves.append(entry)
+            values.append(value)
+        elif (
+            not isinstance(entry, AbstractContainer)
+            or not isinstance(value, AbstractContainer)
+            or not _paired(entry, value, leaves, values)
+        ):
+            return False
+    return True
+
+
+def _check_broadcast(source: Tensor, shape: tuple[int, ...], path: tuple[str, ...]) -> None:
+    if not broadcasts_to(source.shape, shape):
+        raise cannot_broadcast(source.shape, f"rows of {format_key(path)}", shape)
+
+
+def _stage_level(
+    target: AbstractContainer,
+    value: object,
+    path: tuple[str, ...],
+    rows: _Rows,
+    writes: list[Write],
+    adds: bool = False,
+) -> None:
+    """Record the writes of one level: of a container, a mapping, or one value for all.
+
+    Args:
+        target: what is written.
+        value: what is written there.
+        path: the path of the target.
+        rows: the rows that are written.
+        writes: where the writes are appended.
+        adds: whether a level gets the entries of the source that it lacks.
+    """
+    if isinstance(target, Composite):
+        rows.direct += target._row_writes(rows.index, value, path)
+        return
+    entries = target._kd_entries
+    if isinstance(value, AbstractContainer):
+        source: Mapping[str, object] = value._kd_entries
+    elif isinstance(value, Mapping):
+        source = value if all(type(key) is str for key in value) else with_plain_keys(value, path)
+    else:
+        source = {
+            key: value
+            for key, entry in entries.items()
+            if isinstance(entry, (Tensor, AbstractContainer)) or is_unbatched(entry)
+        }
+    for key, new in source.items():
+        entry = entries.get(key)
+        if isinstance(entry, Tensor):
+            writes.append(rows.stage(entry, new, (*path, key)))
+        elif isinstance(entry, AbstractContainer):
+            _stage_level(entry, new, (*path, key), rows, writes, adds)
+        elif entry is None and adds:
+            rows.add(target, value, new, (*path, key), writes)
+        elif entry is None:
+            raise unknown_below(source, target._kd_entries, path)
+        else:
+            rows.stage_data(target, entry, new, (*path, key), writes)

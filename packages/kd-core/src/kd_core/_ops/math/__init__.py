@@ -1,1 +1,0 @@
-"""Arithmetic, reductions and gradients of leaves; how keys are arranged it must not know."""

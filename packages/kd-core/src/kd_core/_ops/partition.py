@@ -1,0 +1,574 @@
+"""Splitting a batch, and selecting rows of it.
+
+As in `_ops.shaping`, a container is treated as a tensor of shape `batch_size`, and arguments
+are resolved once to a plan. The parts are views where torch makes views. For each leaf the fastest
+torch function is called: `split_with_sizes` rather than `Tensor.split`, a slice rather than
+`narrow`, `index_select` rather than `gather` ("split" and "gather" in the benchmarks).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import TYPE_CHECKING, Literal, TypeAlias, cast, overload
+
+import torch
+from torch import Tensor
+from torch.compiler import is_dynamo_compiling
+
+from kd_core._batch.shapes import (
+    SAME_SHAPE,
+    Plan,
+    as_int,
+    cached,
+    int_or_ints,
+    plain_size,
+    plan,
+    resized,
+    slice_length,
+    wrap_dim,
+)
+from kd_core._errors import InvalidArgument, InvalidValue, OutOfRange, ShapeMismatch
+from kd_core._keys import path_of
+from kd_core._leaves.loops import Selection, has_entry, refuse_leaf
+from kd_core._nodes import registry
+from kd_core._ops.access import Update, merge
+from kd_core._ops.binary import written_to
+from kd_core._ops.description import become, locked_as_rows
+from kd_core._ops.indexing import (
+    behind,
+    check_mask,
+    goes_beyond,
+    leading,
+    resolve,
+    rows_at,
+    rows_where,
+    take_rows,
+    views_at,
+)
+from kd_core._protocol.primitives import (
+    AbstractContainer,
+    Composite,
+    Reading,
+    lock,
+    locked_as,
+    map_by,
+    read_as,
+    reading,
+    refuse_unbatched,
+    takes,
+    unlock,
+)
+
+if TYPE_CHECKING:
+    from typing import Self, TypeVar
+
+    from torch.distributed import ProcessGroup
+
+    from kd_core._protocol.primitives import Side
+    from kd_core._types import Batch, BatchFn, DeviceLike, Index, PartsFn
+
+    T = TypeVar("T")
+    W = TypeVar("W", bound=AbstractContainer)
+
+PartsPlan: TypeAlias = "tuple[PartsFn, list[Batch], list[BatchFn]]"
+"""The plan of a split: a function from a leaf to its parts, the batch size of each part, and for
+each part a function from the batch size of a nested container to the new one."""
+
+
+class Partition(AbstractContainer):
+    """The methods that split a batch, select rows, and read rows of one entry."""
+
+    __slots__ = ()
+
+    def split(self, split_size: int | Sequence[int], dim: int | str = 0) -> tuple[Self, ...]:
+        """Split the batch into pieces; their leaves are views.
+
+        Args:
+            split_size: the rows of each piece (the last one may have fewer), or a list of sizes.
+            dim: the batch dimension.
+
+        Raises:
+            InvalidValue: if the sizes do not add up.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorDict
+            >>> [piece["a"] for piece in TensorDict({"a": torch.arange(3)}, [3]).split(2)]
+            [tensor([0, 1]), tensor([2])]
+        """
+        return _parts(self, _split(self._kd_desc.batch, int_or_ints(split_size), dim))
+
+    def chunk(self, chunks: int, dim: int | str = 0) -> tuple[Self, ...]:
+        """Split the batch into `chunks` pieces, or fewer if there are not enough rows.
+
+        Args:
+            chunks: the number of pieces, at least 1.
+            dim: the batch dimension.
+        """
+        return _parts(self, _chunk(self._kd_desc.batch, chunks, dim))
+
+    def tensor_split(
+        self, indices_or_sections: int | Sequence[int], dim: int | str = 0
+    ) -> tuple[Self, ...]:
+        """Split the batch into a number of pieces, or before the given rows.
+
+        Args:
+            indices_or_sections: the number of pieces, or the first rows of the pieces after the
+                first.
+            dim: the batch dimension.
+        """
+        where = int_or_ints(indices_or_sections)
+        return _parts(self, _tensor_split(self._kd_desc.batch, where, dim))
+
+    def unbind(self, dim: int | str = 0) -> tuple[Self, ...]:
+        """Return a container for each row along a batch dimension, which is removed.
+
+        Args:
+            dim: the batch dimension.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorDict
+            >>> [row["a"].item() for row in TensorDict({"a": torch.arange(3)}, [3]).unbind()]
+            [0, 1, 2]
+        """
+        return _parts(self, _unbind(self._kd_desc.batch, dim), locks=False)
+
+    def narrow(self, dim: int | str, start: int, length: int) -> Self:
+        """Return `length` rows beginning at `start`; leaves are views.
+
+        Raises:
+            OutOfRange: if there are not enough rows.
+        """
+        return locked_as(self, map_by(_narrow(self._kd_desc.batch, dim, start, length), self))
+
+    def index_select(self, dim: int | str, index: Tensor) -> Self:
+        """Copy the rows numbered by a vector.
+
+        Args:
+            dim: the batch dimension.
+            index: row numbers, a vector or a 0-d tensor.
+        """
+        batch = self._kd_desc.batch
+        at = wrap_dim(dim, batch)
+        _check_integers(index)
+        if index.ndim > 1:
+            raise ShapeMismatch(
+                f"`index_select` expected a vector of row numbers, got shape {tuple(index.shape)}. "
+                "Use `gather`, or `td[index]`."
+            )
+        new = (*batch[:at], resized(batch[at], index.numel()), *batch[at + 1 :])
+        where = _along(at, index.reshape(-1))  # one row is a dimension of size 1
+        return map_by(plan(batch, takes(lambda leaf: take_rows(leaf, index, at), where), new), self)
+
+    def gather(
+        self, dim: int | str, index: Tensor, *, out: Self | None = None, inplace: bool = False
+    ) -> Self:
+        """Copy rows by number along one batch dimension, as `torch.gather` does.
+
+        Args:
+            dim: the batch dimension.
+            index: row numbers; it has as many dimensions as the batch, and is broadcast over the
+                trailing dimensions of every leaf.
+            out: a container into whose leaves the result is written.
+            inplace: change this container instead of making a new one.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorDict
+            >>> td = TensorDict({"a": torch.tensor([[1, 2], [3, 4]])}, [2])
+            >>> td.gather(0, torch.tensor([1, 1]))["a"]
+            tensor([[3, 4],
+                    [3, 4]])
+        """
+        batch = self._kd_desc.batch
+        at = _check_index(index, batch, dim, "gather")
+        if len(batch) == 1:
+            how = plan(batch, lambda leaf: take_rows(leaf, index), batch)
+        else:
+            ndim = len(batch)
+            how = plan(batch, lambda leaf: leaf.gather(at, _rows(index, leaf, ndim)), batch)
+        new = tuple(map(resized, batch, index.shape))
+        result = map_by((how[0], new, _leading_sizes(new, len(batch))), self)
+        return become(self, result, "gather in place") if inplace else written_to(out, result)
+
+    @overload
+    def scatter(self, dim: int | str, index: Tensor, src: AbstractContainer | float) -> Self: ...
+    @overload
+    def scatter(
+        self,
+        src: int,
+        tensordicts: Sequence[AbstractContainer] | None = None,
+        *,
+        group: ProcessGroup | None = None,
+        device: DeviceLike | None = None,
+    ) -> Self: ...
+    def scatter(self, *places: object, **named: object) -> Self:
+        """Write rows at numbers, as `torch.scatter` does; or give each rank its container.
+
+        `td.scatter(dim, index, src)` returns a copy with rows written at the given numbers.
+        `td.scatter(src, tensordicts)` returns the container that the rank `src` has for this one.
+
+        Args:
+            *places: the batch dimension, row numbers and what is written (a container of the same
+                keys, at least as large as the numbers, or one number); or a rank, and its
+                containers, one for each rank.
+            **named: the same by name; `group`, the process group; `device`, where the container is
+                put that is received.
+
+        Raises:
+            KeySetMismatch: if the keys of what is written differ.
+        """
+        has_index = "index" in named or any(isinstance(each, Tensor) for each in places[1:2])
+        if has_index or len(places) == 3:
+            return self._kd_scattered(*places, **named)  # type: ignore[arg-type]  # any call
+        return _from_rank(self, *places, **named)  # type: ignore[arg-type]  # any call
+
+    def _kd_scattered(self, dim: int | str, index: Tensor, src: AbstractContainer | float) -> Self:
+        """Return a copy with rows written at the given numbers."""
+        batch, ndim = self._kd_desc.batch, self._kd_desc.ndim
+        at = _check_index(index, batch, dim, "scatter")
+        if isinstance(src, AbstractContainer):
+            _check_source(src._kd_desc.batch, index)
+
+        def write(leaf: Tensor, new: Tensor | float) -> Tensor:
+            return leaf.scatter(at, _rows(index, leaf, ndim), new)
+
+        try:
+            if isinstance(src, AbstractContainer):
+                return self._kd_zip_each(src, Selection(write))
+            refuse_unbatched(self, "written at some rows")
+            return self._kd_map_each(lambda leaf: write(leaf, src), SAME_SHAPE)
+        except ShapeMismatch:
+            from kd_core._ops.conditions import holds_stack, scattered_rows
+
+            if ndim != 1 or not any(map(holds_stack, (self, src))):
+                raise
+            return scattered_rows(self, index, src)
+
+    def masked_select(self, mask: Tensor, *, inplace: bool = False) -> Self:
+        """Copy the rows where a mask is true, in one batch dimension: `td[mask]`.
+
+        Args:
+            mask: booleans; its shape is that of the leading batch dimensions.
+            inplace: change this container instead of making a new one.
+        """
+        batch = self._kd_desc.batch
+        if not batch and mask.shape == (1,):
+            mask = mask[0]  # as for a 0-dim tensor
+        result = map_by(plan(batch, *rows_where(check_mask(mask), batch)), self)
+        return become(self, result, "select rows in place") if inplace else result
+
+    def where(
+        self,
+        condition: Tensor,
+        other: AbstractContainer | Tensor | float,
+        *,
+        out: Self | None = None,
+        pad: float | None = None,
+        update_batch_size: bool = False,
+    ) -> Self:
+        """Return the rows where a condition is true, and those of `other` elsewhere.
+
+        Args:
+            condition: a tensor of booleans whose dimensions are the first batch dimensions, each
+                of the same size or 1; further ones are those of the features of all entries.
+            other: a container of the same keys, a number, or a tensor whose shape follows the rule
+                of `condition`.
+            out: a container that takes the entries of the result; its tensors are not written to.
+            pad: what stands for an entry that `self` or a container `other` lacks.
+            update_batch_size: give `out` the entries and the batch size of the result, where it has
+                others.
+
+        Raises:
+            KeySetMismatch: if the keys of `other` differ, and there is no `pad`.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorDict
+            >>> td = TensorDict({"a": torch.ones(2, 2)}, [2])
+            >>> td.where(torch.tensor([True, False]), 0.0)["a"]
+            tensor([[1., 1.],
+                    [0., 0.]])
+        """
+        from kd_core._ops.conditions import selected  # few programs need conditions
+
+        result = selected(self, condition, other, pad)
+        if out is None:
+            if isinstance(other, AbstractContainer):
+                return unlock(result) if result._kd_desc.frozen else result
+            return locked_as(self, result)
+        if out._kd_desc.batch != result._kd_desc.batch:
+            if update_batch_size:
+                return become(out, result, "change the batch size")
+            raise ShapeMismatch(
+                f"`out` must have batch_size {result._kd_desc.batch}, got {out._kd_desc.batch}. "
+                "Pass `update_batch_size=True` to replace it."
+            )
+        merge(out, (result,), Update())
+        return out
+
+    @overload
+    def get_at(
+        self,
+        key: str | tuple[str, ...],
+        index: Index,
+        default: object = None,
+        *,
+        as_list: Literal[False] = False,
+        as_padded_tensor: bool = False,
+        as_nested_tensor: bool = False,
+        padding_value: float = 0.0,
+        padding_side: Side = "right",
+        layout: torch.layout = torch.jagged,
+    ) -> Tensor: ...
+    @overload
+    def get_at(
+        self,
+        key: str | tuple[str, ...],
+        index: Index,
+        default: object = None,
+        *,
+        as_list: Literal[True],
+    ) -> Tensor | list[Tensor]: ...
+    def get_at(
+        self,
+        key: str | tuple[str, ...],
+        index: Index,
+        default: object = None,
+        *,
+        as_list: bool = False,
+        as_padded_tensor: bool = False,
+        as_nested_tensor: bool = False,
+        padding_value: float = 0.0,
+        padding_side: Side = "right",
+        layout: torch.layout = torch.jagged,
+    ) -> Tensor | list[Tensor]:
+        """Read rows of one entry: `td[key][index]`, over all that the entry itself can index.
+
+        Args:
+            key: the key of the entry.
+            index: an index of the tensor, or of the batch dimensions of the container.
+            default: what is returned for a missing key.
+            as_list: how rows of a lazy stack are read, as are the arguments after it: see `get`.
+            as_padded_tensor: the same, padded to one shape.
+            as_nested_tensor: the same, as a nested tensor.
+            padding_value: the value of the elements that are added.
+            padding_side: where they are added: `"left"` or `"right"`.
+            layout: the layout of a nested tensor.
+
+        Raises:
+            KeyThroughLeaf: if the key goes on below a tensor.
+        """
+        path = path_of(key)
+        if not has_entry(self._kd_entries, path):
+            refuse_leaf(self._kd_entries, path)
+            return cast(Tensor, default)
+        how: Reading | None = None
+        if as_list or as_padded_tensor or as_nested_tensor:
+            options = padding_value, padding_side, layout
+            how = reading(as_list, as_padded_tensor, as_nested_tensor, *options)
+        if how is None and not isinstance(self, Composite):
+            entry = self._kd_read(path)
+            if isinstance(entry, Tensor):
+                return resolve(index, tuple(entry.shape))[0](entry)
+            if isinstance(entry, AbstractContainer):
+                return cast(Tensor, views_at(entry, index))
+            batch = self._kd_desc.batch
+            fn, after = resolve(index, batch)
+            return cast(Tensor, entry._kd_map_each(fn, leading(batch, after)))
+        if how is None and goes_beyond(index, self._kd_desc.ndim):
+            entry = self._kd_read(path)
+            if isinstance(entry, Tensor):
+                return resolve(index, tuple(entry.shape))[0](entry)
+            if isinstance(entry, AbstractContainer):
+                return cast(Tensor, views_at(entry, index))
+        rows = rows_at(_alone(self, path[0]), index)
+        return cast(Tensor, rows._kd_read(path) if how is None else read_as(rows, path, None, how))
+
+
+def _parts_plan(batch: Batch, leaf: PartsFn, at: int, sizes: Sequence[Batch]) -> PartsPlan:
+    """Return the plan of a split along dimension `at` into parts of the given sizes."""
+    batches = [
+        (*batch[:at], *[resized(batch[at], rows) for rows in size], *batch[at + 1 :])
+        for size in sizes
+    ]
+    if not is_dynamo_compiling():
+        leaf.__dict__["indices"] = _indices(at, sizes)
+    ndim = len(batch)
+    return leaf, batches, [_leading_sizes(new, ndim) for new in batches]
+
+
+def _indices(at: int, sizes: Sequence[Batch]) -> list[tuple[slice | int, ...]]:
+    """Return the index of each part, with which a lazy stack selects members."""
+    if () in sizes:
+        return [_along(at, row) for row in range(len(sizes))]
+    stops = [*accumulate(size for (size,) in sizes)]
+    return [
+        _along(at, slice(stop - size, stop)) for (size,), stop in zip(sizes, stops, strict=True)
+    ]
+
+
+def _along(at: int, item: T) -> tuple[T | slice, ...]:
+    """Return an index that takes `item` of dimension `at`."""
+    # Not a tuple times `at`, whose product by a symbolic integer dynamo may put into the graph.
+    return (*[slice(None) for _ in range(at)], item) if at else (item,)
+
+
+def _leading_sizes(new: Batch, ndim: int) -> BatchFn:
+    return lambda batch: new + batch[ndim:]
+
+
+def _parts(container: W, how: PartsPlan, locks: bool = True) -> tuple[W, ...]:
+    """Return the parts of a container; pieces of a locked one are locked; see `locked_as_rows`."""
+    leaf, batches, inner = how
+    desc = container._kd_desc
+    after = [desc.with_batch(batch) for batch in batches]
+    parts = tuple(container._kd_map_to_parts(leaf, inner, (desc, after)))
+    if desc.frozen:
+        for part in parts:
+            lock(part) if locks else locked_as_rows(container, part)
+    return parts
+
+
+@cached
+def _split(batch: Batch, split_size: int | Batch, dim: int | str) -> PartsPlan:
+    at = wrap_dim(dim, batch)
+    size = batch[at]
+    if isinstance(split_size, int):
+        if split_size < 0 or (split_size == 0 and size != 0):
+            raise InvalidValue(f"`split_size` must be positive, got {split_size}.")
+        return _pieces(batch, at, _even_sizes(size, split_size))
+    if any(part < 0 for part in split_size) or sum(split_size) != size:
+        raise InvalidValue(
+            f"the sizes of a split must be non-negative and sum to the {size} rows of dimension "
+            f"{at}, got {split_size} with sum {sum(split_size)}."
+        )
+    return _pieces(batch, at, split_size)
+
+
+@cached
+def _chunk(batch: Batch, chunks: int, dim: int | str) -> PartsPlan:
+    at, chunks = wrap_dim(dim, batch), as_int(chunks)
+    if chunks < 1:
+        raise InvalidValue(f"`chunks` must be positive, got {chunks}.")
+    size = batch[at]
+    if size == 0:
+        return _pieces(batch, at, (0,) * chunks)
+    return _pieces(batch, at, _even_sizes(size, -(-size // chunks)))
+
+
+def _even_sizes(size: int, part: int) -> Batch:
+    if size == 0:
+        return (0,)
+    full, rest = size // part, size % part  # a symbolic size does not support `divmod`
+    return (part,) * full + ((rest,) if rest else ())
+
+
+def _pieces(batch: Batch, at: int, sizes: Batch) -> PartsPlan:
+    each = [(size,) for size in sizes]
+    if at == 0:
+        return _parts_plan(batch, lambda leaf: leaf.split_with_sizes(sizes), at, each)
+    return _parts_plan(batch, lambda leaf: leaf.split_with_sizes(sizes, at), at, each)
+
+
+@cached
+def _tensor_split(batch: Batch, where: int | Batch, dim: int | str) -> PartsPlan:
+    at = wrap_dim(dim, batch)
+    size = batch[at]
+    if isinstance(where, int):
+        if where < 1:
+            raise InvalidValue(f"the number of sections must be positive, got {where}.")
+        part, longer = size // where, size % where
+        sizes = [(part + (i < longer),) for i in range(where)]
+        return _parts_plan(batch, lambda leaf: leaf.tensor_split(where, at), at, sizes)
+    bounds = list(zip((0, *where), (*where, size), strict=True))
+    sizes = [(slice_length(slice(start, stop), size),) for start, stop in bounds]
+    how = _parts_plan(batch, lambda leaf: leaf.tensor_split(where, at), at, sizes)
+    if not is_dynamo_compiling():
+        how[0].__dict__["indices"] = [_along(at, slice(*bound)) for bound in bounds]
+    return how
+
+
+@cached
+def _unbind(batch: Batch, dim: int | str) -> PartsPlan:
+    at = wrap_dim(dim, batch)
+    return _parts_plan(batch, lambda leaf: leaf.unbind(at), at, [()] * plain_size(batch[at]))
+
+
+@cached
+def _narrow(batch: Batch, dim: int | str, start: int, length: int) -> Plan:
+    at, start, length = wrap_dim(dim, batch), as_int(start), as_int(length)
+    size = batch[at]
+    first = start + size if start < 0 else start
+    if length < 0 or first < 0 or first + length > size:
+        raise OutOfRange(
+            f"cannot take {length} rows from row {start} of dimension {at}, which has {size} rows."
+        )
+    new = (*batch[:at], resized(size, length), *batch[at + 1 :])
+    rows = slice(first, first + length)
+    if at == 0:
+        return plan(batch, takes(lambda leaf: leaf[first : first + length], rows), new)
+    return plan(batch, takes(lambda leaf: leaf.narrow(at, first, length), _along(at, rows)), new)
+
+
+def _rows(index: Tensor, leaf: Tensor, ndim: int) -> Tensor:
+    """Return an index of rows, expanded over the trailing dimensions of a leaf."""
+    return behind(index.long(), leaf).expand(*index.shape, *leaf.shape[ndim:])
+
+
+def _from_rank(
+    td: W,
+    src: int,
+    tensordicts: Sequence[AbstractContainer] | None = None,
+    *,
+    group: ProcessGroup | None = None,
+    device: DeviceLike | None = None,
+) -> W:
+    """Return the container that a rank has for this one."""
+    from kd_core._distributed.collectives import scatter
+
+    return cast("W", scatter(tensordicts, src, group, device))
+
+
+def _check_index(index: Tensor, batch: Batch, dim: int | str, method: str) -> int:
+    """Check the dimension and an index with all batch dimensions; return the dimension."""
+    at = wrap_dim(dim, batch)
+    _check_integers(index)
+    if index.ndim != len(batch) or any(
+        got > have
+        for axis, (got, have) in enumerate(zip(index.shape, batch, strict=True))
+        if axis != at
+    ):
+        raise ShapeMismatch(
+            f"the index of `{method}` must have as many dimensions as batch_size {batch}, and only "
+            f"dimension {at} may be larger, got shape {tuple(index.shape)}."
+        )
+    return at
+
+
+def _check_source(batch: Batch, index: Tensor) -> None:
+    if len(batch) != index.ndim or any(
+        have < need for have, need in zip(batch, index.shape, strict=True)
+    ):
+        raise ShapeMismatch(
+            f"the source of `scatter` must be at least as large as the index {tuple(index.shape)}, "
+            f"got batch_size {batch}."
+        )
+
+
+def _check_integers(index: object) -> None:
+    if not isinstance(index, Tensor) or index.dtype not in (torch.int64, torch.int32):
+        kind = index.dtype if isinstance(index, Tensor) else type(index).__name__
+        raise InvalidArgument(
+            f"row numbers must be a tensor of torch.int64 or torch.int32, got {kind}."
+        )
+
+
+def _alone(container: AbstractContainer, key: str) -> AbstractContainer:
+    """Return a container of one entry alone, so that a stack chooses rows of no other one."""
+    if isinstance(container, Composite):
+        return container._by_member(lambda member: _alone(member, key))
+    entries = {key: container._kd_read((key,))}
+    return registry.make_dense(entries, container._kd_desc.unlocked())

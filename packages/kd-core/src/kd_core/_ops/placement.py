@@ -1,0 +1,601 @@
+"""Copies, and the device, dtype and memory layout of leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from math import prod
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.compiler import is_compiling
+
+from kd_core._batch.descriptor import LOCKED_BY_SHARING, describe, device_of
+from kd_core._batch.shapes import batch_of
+from kd_core._errors import (
+    InvalidArgument,
+    InvalidValue,
+    ShapeMismatch,
+    a_type,
+    listed,
+    shape_text,
+    wrong_type,
+)
+from kd_core._leaves.foreach import clone_leaves, wraps_tensors
+from kd_core._leaves.loops import kinds_of, stored_in
+from kd_core._naming import also_named, public_in
+from kd_core._nodes import registry
+from kd_core._nodes.entry import is_row_data, is_unbatched
+from kd_core._ops.access import dict_of
+from kd_core._ops.binary import cast_leaves, unary
+from kd_core._ops.description import become
+from kd_core._protocol.primitives import (
+    AbstractContainer,
+    Composite,
+    engine,
+    leaves_of,
+    lock,
+    locked_as,
+    name_in,
+    unlock,
+)
+from kd_core._torch_private import dispatch_modes
+
+if TYPE_CHECKING:
+    from typing import Self, TypedDict, Unpack
+
+    from kd_core._nodes.entry import Entry, Node
+    from kd_core._ops.binary import CastFilter
+    from kd_core._types import BatchSize, DeviceLike, LeafFn, NestedKey
+
+    W = TypeVar("W", bound=AbstractContainer)
+
+    class Further(TypedDict, total=False):
+        """The keyword arguments that `to`, `cpu` and `cuda` share."""
+
+        dtype: torch.dtype | None
+        other: Tensor | AbstractContainer | None
+        tensor: Tensor | None
+        non_blocking_pin: bool
+        cast_filter: CastFilter | None
+        memory_format: torch.memory_format | None
+        batch_size: BatchSize | None
+        inplace: bool
+        num_threads: int
+
+    class Options(Further, total=False):
+        """The keyword arguments of `to`."""
+
+        device: DeviceLike | None
+        non_blocking: bool
+
+
+# Moving a container to a device: the arguments of `to`, `cpu` and `cuda`, and the move itself.
+
+
+def moved(td: W, device: torch.device, non_blocking: bool, stated: bool = True) -> W:
+    """Return a new container of the leaves on a device; those that are there already are shared.
+
+    Args:
+        td: the container.
+        device: where to.
+        non_blocking: copy without waiting.
+        stated: each level states the device; else those alone that state one.
+    """
+    there = stated or td._kd_desc.device is not None
+    desc = describe(td._kd_desc.batch, device if there else None)
+    if isinstance(td, Composite):
+        return td._by_member(lambda member: moved(member, device, non_blocking, stated))
+    entries: dict[str, Entry] = {}
+    for key, value in td._kd_entries.items():
+        if isinstance(value, Tensor):
+            # Asked first: `to` takes long to find out that there is nothing to do.
+            is_there = value.device == device
+            entries[key] = value if is_there else value.to(device, non_blocking=non_blocking)
+        elif isinstance(value, AbstractContainer):
+            entries[key] = moved(value, device, non_blocking, stated)
+        elif is_unbatched(value):
+            entries[key] = value._kd_map_each(
+                lambda leaf: leaf.to(device, non_blocking=non_blocking)
+            )._kd_with_descriptor(desc)
+        else:
+            entries[key] = value._kd_with_descriptor(describe(value._kd_desc.batch, desc.device))
+    return td._kd_like(entries, desc)
+
+
+_OPTIONS: Final = frozenset({"device", "dtype", "other", "tensor", "batch_size", "inplace"}) | {
+    *("non_blocking", "non_blocking_pin", "cast_filter", "memory_format", "num_threads"),
+}
+_DIMS: Final = {torch.channels_last: 4, torch.channels_last_3d: 5}
+"""How many dimensions a leaf must have for a memory format; the others suit all leaves."""
+
+
+class Target:
+    """What the arguments ask for."""
+
+    __slots__ = ("device", "dtype", "memory_format", "non_blocking", "pin")
+
+    def __init__(self, options: Options) -> None:
+        self.device: torch.device | None = None
+        self.dtype: torch.dtype | None = None
+        self.non_blocking = bool(options.get("non_blocking"))
+        self.pin = bool(options.get("non_blocking_pin"))
+        self.memory_format = options.get("memory_format")
+
+
+def read_target(where: Sequence[object], options: Options) -> Target:
+    """Return what the arguments of `to` ask for.
+
+    Raises:
+        InvalidArgument: if one is unknown or of the wrong type, or two are of a kind.
+    """
+    given = [*where]
+    if options:
+        _check_names(options)
+        given += [options.get(name) for name in ("device", "dtype", "other", "tensor")]
+    target = Target(options)
+    for position, each in enumerate(given):
+        if each is None:
+            continue
+        if each.__class__ is bool and 0 < position == len(where) - 1:
+            target.non_blocking = bool(each)
+            continue
+        device, dtype = read_argument(each)
+        if (device and target.device is not None) or (dtype and target.dtype is not None):
+            raise InvalidArgument(
+                "`to` expected at most one device and one dtype, got two of a kind. Pass each once."
+            )
+        target.device, target.dtype = device or target.device, dtype or target.dtype
+    if target.dtype is None and options.get("cast_filter") is not None:
+        raise InvalidArgument("`cast_filter` chooses what is cast to a dtype. Pass `dtype`, too.")
+    return target
+
+
+def with_format(memory_format: torch.memory_format) -> LeafFn:
+    """Return a function that gives a leaf a memory format, if it has as many dimensions."""
+    if not isinstance(memory_format, torch.memory_format):
+        raise wrong_type("`memory_format`", "a `torch.memory_format`", memory_format)
+    if memory_format is torch.preserve_format:
+        return lambda leaf: leaf
+    ndim = _DIMS.get(memory_format)
+    return lambda leaf: (
+        leaf.contiguous(memory_format=memory_format) if ndim in (None, leaf.ndim) else leaf
+    )
+
+
+def _check_names(options: Options) -> None:
+    unknown = [name for name in options if name not in _OPTIONS]
+    if not unknown:
+        return
+    raise InvalidArgument(
+        f"`to` got unexpected keyword arguments: {listed(unknown)}; it takes "
+        f"{listed(sorted(_OPTIONS))}."
+    )
+
+
+def read_argument(where: object) -> tuple[torch.device | None, torch.dtype | None]:
+    """Return the device and the dtype that an argument of `to` stands for."""
+    if isinstance(where, torch.dtype):
+        return None, where
+    if isinstance(where, Tensor):
+        return where.device, where.dtype
+    if isinstance(where, AbstractContainer):
+        if where._kd_desc.device is None:
+            raise InvalidArgument("`to` got a container without a device: give the device itself.")
+        return where._kd_desc.device, None
+    if isinstance(where, (torch.device, str, int)):
+        return device_of(where), None
+    raise wrong_type("an argument of `to`", "a device, a dtype, a tensor or a container", where)
+
+
+class Placement(AbstractContainer):
+    """Copies, and the device, dtype and layout of leaves.
+
+    What is in place already is shared, and the container itself is returned where nothing changes.
+
+    Example:
+        >>> import torch
+        >>> from kd_core import TensorDict
+        >>> td = TensorDict({"a": torch.ones(2), "n": torch.arange(2)}, [2])
+        >>> td.to("cpu", torch.float64)["n"].dtype, td.to("cpu").device
+        (torch.float64, device(type='cpu'))
+        >>> td.to(torch.float32)["a"] is td["a"]
+        True
+    """
+
+    __slots__ = ()
+
+    def to(
+        self,
+        *where: DeviceLike | torch.dtype | Tensor | AbstractContainer | bool | None,
+        **options: Unpack[Options],
+    ) -> Self:
+        """Move to a device, cast to a dtype, or both.
+
+        Args:
+            *where: a device, a dtype, a device and a dtype, a tensor whose device and dtype are
+                taken, or a container whose device is taken; then, as in torch, `non_blocking`.
+            **options: `device`, `dtype` and `other` (a tensor or a container) by keyword;
+                `non_blocking`: do not wait for copies between pinned memory and a GPU;
+                `non_blocking_pin`: pin the memory first, where the target is a GPU;
+                `cast_filter`: called with the path and the tensor of each leaf, says whether it is
+                cast to the dtype; `memory_format`: that of leaves with as many dimensions as it is
+                for; `batch_size`: that of the result; `inplace`: change this container instead of
+                making a new one; `num_threads`: nothing, torch uses all threads that it has.
+
+        Raises:
+            InvalidArgument: if an argument is none of these, or one is given twice.
+            ShapeMismatch: if an entry does not fit `batch_size`.
+            Locked: if `inplace` and the container is locked.
+        """
+        if len(where) == 1 and not options and where[0] is not None:  # "to" in the benchmarks
+            device, dtype = read_argument(where[0])
+            td = self if dtype is None else cast_leaves(self, dtype)
+            return td if device is None else _move(td, device, False)
+        target = read_target(where, options)
+        td = self
+        if target.dtype is not None:
+            td = cast_leaves(td, target.dtype, options.get("cast_filter"))
+        if target.device is not None:
+            td = _move(td, target.device, target.non_blocking, target.pin)
+        if not options:
+            return locked_as(self, td)
+        if target.memory_format is not None:
+            td = td._kd_map_each(with_format(target.memory_format))
+        batch_size = options.get("batch_size")
+        if batch_size is not None:
+            td = td._kd_with_descriptor(td._kd_desc.unlocked().with_batch(batch_of(batch_size)))
+        return become(self, td, "move in place") if options.get("inplace") else locked_as(self, td)
+
+    def cpu(self, **options: Unpack[Options]) -> Self:
+        """Move to the CPU; the options are those of `to`."""
+        return self.to("cpu", **options) if options else _move(self, "cpu", False)
+
+    def cuda(
+        self, device: int | None = None, non_blocking: bool = False, **options: Unpack[Further]
+    ) -> Self:
+        """Move to a GPU: the current one, or that of a number; the options are those of `to`."""
+        where = "cuda" if device is None else f"cuda:{device}"
+        if options:
+            return self.to(where, non_blocking=non_blocking, **options)
+        return _move(self, where, non_blocking)
+
+    def as_tensor(self) -> Self:
+        """Return the container with plain tensors in place of those mapped from files."""
+        return locked_as(self, self._kd_map_each(lambda leaf: _plain(leaf)))
+
+    def clear_refs_for_compile_(self) -> Self:
+        """Return self: a container holds no reference to the one that encloses it."""
+        return self
+
+    @also_named(dtype="dst_type")
+    def type(self, dst_type: torch.dtype, *, cast_filter: CastFilter | None = None) -> Self:
+        """Cast every leaf to a dtype.
+
+        Args:
+            dst_type: the dtype.
+            cast_filter: called with the path and the tensor of each leaf; says whether it is cast.
+        """
+        cast = cast_leaves(self, dst_type, cast_filter)
+        return unlock(cast) if self._kd_desc.frozen else cast
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """The dtype of all leaves, or `None` where they differ or there are none."""
+        dtypes = {leaf.dtype for leaf in leaves_of(self)}
+        return dtypes.pop() if len(dtypes) == 1 else None
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether the device is the CPU."""
+        return self._kd_desc.device is not None and self._kd_desc.device.type == "cpu"
+
+    @property
+    def is_cuda(self) -> bool:
+        """Whether the device is a GPU."""
+        return self._kd_desc.device is not None and self._kd_desc.device.type == "cuda"
+
+    @property
+    def is_meta(self) -> bool:
+        """Whether the device is `meta`, whose tensors have no data."""
+        return self._kd_desc.device is not None and self._kd_desc.device.type == "meta"
+
+    def contiguous(self, *, canonical: bool = False, inplace: bool = False) -> Self:
+        """Return the container with contiguous leaves; those that are so already are shared.
+
+        Args:
+            canonical: copy also what is contiguous but has other strides than a new tensor, as
+                dimensions of size 1 may have.
+            inplace: change this container instead of making a new one.
+        """
+        result = self._kd_map_each(_canonical if canonical else Tensor.contiguous)
+        if not inplace:
+            return result
+        pairs = zip(leaves_of(result), leaves_of(self), strict=True)
+        if self._kd_desc.frozen and all(new is old for new, old in pairs):
+            return self
+        return become(self, result, "make contiguous in place")
+
+    def is_contiguous(self) -> bool:
+        """Return whether all leaves are contiguous; those of a lazy stack are in its members.
+
+        Rows of data that is not a tensor are not, either.
+        """
+        if isinstance(self, Composite) or _holds_rows(self):
+            return False
+        return all(leaf.is_contiguous() for leaf in leaves_of(self))
+
+    def pin_memory(self, num_threads: int | None = None, inplace: bool = False) -> Self:
+        """Copy all leaves to pinned memory, from which a GPU reads without waiting.
+
+        Args:
+            num_threads: nothing: torch copies with all threads that it has.
+            inplace: change this container instead of making a new one.
+
+        Raises:
+            InvalidValue: if there is no GPU to pin memory for.
+        """
+        if not torch.cuda.is_available():
+            raise InvalidValue(
+                "memory can be pinned for a GPU only, and none is available. Skip the call."
+            )
+        result = self._kd_map_each(Tensor.pin_memory)
+        return become(self, result, "pin memory in place") if inplace else result
+
+    def pin_memory_(self, num_threads: int = 0) -> Self:
+        """Replace all leaves by copies in pinned memory; return self. See `pin_memory`."""
+        return engine(self).pin_memory(self, inplace=True)
+
+    def record_stream(self, stream: torch.cuda.Stream) -> Self:
+        """Record on all leaves that a stream uses them: `torch.Tensor.record_stream`; return self.
+
+        Raises:
+            InvalidValue: if a leaf is not on a GPU; then nothing is recorded.
+        """
+        leaves = leaves_of(self)
+        for leaf in leaves:
+            if not leaf.is_cuda:
+                raise InvalidValue(
+                    f"{name_in(self, leaf)} must be on a GPU to be used by a stream, got "
+                    f"{leaf.device}. Move the container with `cuda()` first."
+                )
+        for leaf in leaves:
+            leaf.record_stream(stream)
+        return self
+
+    def is_pinned(self) -> bool:
+        """Return whether all leaves are in pinned memory."""
+        return all(leaf.is_pinned() for leaf in leaves_of(self))
+
+    def share_memory_(self) -> Self:
+        """Move the storage of all leaves to shared memory, for other processes; return self.
+
+        The container is locked then: another process would not see an entry that is added or
+        replaced. Leaves in an arena are shared already, and stay there.
+
+        Raises:
+            InvalidValue: if a leaf is sparse, or made of other tensors (`DTensor`); nothing is
+                moved then.
+        """
+        leaves = leaves_of(self)
+        for leaf in leaves:
+            if leaf.layout not in (torch.strided, torch.jagged):
+                raise InvalidValue(
+                    f"{name_in(self, leaf)} of layout {leaf.layout} cannot be in shared memory. "
+                    "`exclude` it first, or make it dense."
+                )
+            if not leaf.is_nested and wraps_tensors(leaf):
+                raise InvalidValue(  # torch crashes on a `DTensor`
+                    f"{name_in(self, leaf)} is {a_type(leaf)}, whose storage cannot be "
+                    "in shared memory. `exclude` it first, or share the tensors it is made of."
+                )
+        for leaf in leaves:
+            for part in stored_in(leaf):
+                if not _is_in_arena(part):
+                    part.share_memory_()
+        return lock(self, LOCKED_BY_SHARING)
+
+    def is_shared(self) -> bool:
+        """Return whether all leaves, at least one, are in shared memory.
+
+        See `is_memmap` for those in an arena.
+        """
+        parts = [part for leaf in leaves_of(self) for part in stored_in(leaf)]
+        return bool(parts) and all(part.is_shared() for part in parts)
+
+    def clone(self, recurse: bool = True) -> Self:
+        """Copy the container; the copy is not locked.
+
+        Args:
+            recurse: copy the tensors too; else the copy shares them.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorDict
+            >>> td = TensorDict({"a": torch.zeros(2)}, [2])
+            >>> td.clone()["a"] is td["a"], td.clone(recurse=False)["a"] is td["a"]
+            (False, True)
+        """
+        if not recurse:
+            return self._kd_shallow()
+        copy = unary(self, torch.clone, clone_leaves)
+        return unlock(copy) if self._kd_desc.frozen else copy
+
+    def copy(self) -> Self:
+        """Copy the container and its nested ones; tensors are shared."""
+        return self._kd_shallow()
+
+    def __copy__(self) -> Self:
+        return self._kd_shallow()
+
+    def to_dict(
+        self,
+        *,
+        retain_none: bool = True,
+        convert_tensors: bool = False,
+        tolist_first: bool = False,
+    ) -> dict[str, object]:
+        """Convert the container into nested plain dicts; tensors are shared, data is unwrapped.
+
+        Args:
+            retain_none: keep entries whose value is `None`.
+            convert_tensors: return tensors as numbers or nested lists of numbers.
+            tolist_first: return a nested container that has a batch as a list of its rows.
+
+        Example:
+            >>> from kd_core import TensorDict
+            >>> TensorDict({"a": {"b": 1.0, "s": "text"}}).to_dict()
+            {'a': {'b': tensor(1.), 's': 'text'}}
+            >>> TensorDict({"a": {"b": [1.0, 2.0]}}).to_dict(convert_tensors=True)
+            {'a': {'b': [1.0, 2.0]}}
+        """
+        return dict_of(self, retain_none, convert_tensors, tolist_first)
+
+
+def _holds_rows(td: AbstractContainer) -> bool:
+    """Return whether values of rows that are not tensors, or a lazy stack, are in a container."""
+    if not td._kd_nested:
+        return False
+    return any(
+        isinstance(value, Composite) or _holds_rows(value)
+        if isinstance(value, AbstractContainer)
+        else is_row_data(value)
+        for _, value in kinds_of(td._kd_entries)
+    )
+
+
+def _is_in_arena(leaf: Tensor) -> bool:
+    from kd_core._store.mapped_tensor import place_of
+
+    return place_of(leaf) is not None
+
+
+def _canonical(leaf: Tensor) -> Tensor:
+    """Return a leaf with the strides of a new tensor of its shape."""
+    stride = 1
+    for size, step in zip(reversed(leaf.shape), reversed(leaf.stride()), strict=True):
+        if step != stride:
+            return leaf.clone(memory_format=torch.contiguous_format)
+        stride *= max(size, 1)
+    return leaf
+
+
+def _move(td: W, device: DeviceLike, non_blocking: bool, pin: bool = False) -> W:
+    target = device_of(device)
+    desc = td._kd_desc
+    if desc.device == target:
+        return td
+    if target.type != "cuda" or is_compiling() or dispatch_modes():
+        return locked_as(td, moved(td, target, non_blocking))
+    if pin:
+        made = moved(td._kd_map_each(_pinned), target, True)
+    else:  # all copies are on their way before the first is waited for
+        waits = not non_blocking and any(leaf.is_cpu for leaf in leaves_of(td))
+        made = moved(td, target, True)
+        if waits:
+            torch.cuda.current_stream(target).synchronize()
+    return locked_as(td, made)
+
+
+def _pinned(leaf: Tensor) -> Tensor:
+    return leaf.pin_memory() if leaf.is_cpu else leaf
+
+
+def dense_copy(td: AbstractContainer, retain_none: bool) -> Node:
+    """Return a copy in which every container is a `TensorDict`."""
+    entries: dict[str, Entry] = {}
+    for key, value in td._kd_entries.items():
+        if isinstance(value, Tensor):
+            entries[key] = value.clone()
+        elif isinstance(value, AbstractContainer):
+            entries[key] = dense_copy(value, retain_none)
+        elif retain_none or value._kd_item() is not None:
+            entries[key] = value._kd_map_each(Tensor.clone)
+    return registry.make_dense(entries, td._kd_desc.unlocked())
+
+
+def _plain(leaf: Tensor) -> Tensor:
+    """Return a tensor of a subclass that only says where its memory is as a plain one."""
+    is_plain = leaf.__class__ is Tensor or isinstance(leaf, nn.Parameter) or leaf.is_nested
+    return leaf if is_plain else leaf.as_subclass(Tensor)
+
+
+# The layout of rows as vectors, loaded when a container is first packed.
+
+C_co = TypeVar("C_co", bound=AbstractContainer, covariant=True)
+
+
+@public_in("kd_core")
+@dataclass(frozen=True)
+class PackLayout(Generic[C_co]):
+    """Where each leaf stands in the tensor that `TensorDict.pack` returns.
+
+    Two layouts are equal if they have the same keys, shapes and dimension.
+
+    Attributes:
+        keys: the keys of the leaves in their order; those of nested ones are tuples.
+        shapes: the dimensions of each leaf after the batch size.
+        dim: the dimension of the features, counted from the end.
+
+    Example:
+        >>> import torch
+        >>> from kd_core import TensorDict
+        >>> td = TensorDict({"a": torch.zeros(3, 2), "b": {"c": torch.ones(3)}}, [3])
+        >>> flat, layout = td.pack()
+        >>> layout.keys, layout.offsets, layout.numel
+        (('a', ('b', 'c')), (0, 2), 3)
+        >>> layout.unpack(flat[0])["b", "c"]
+        tensor(1.)
+    """
+
+    keys: tuple[NestedKey, ...]
+    shapes: tuple[torch.Size, ...]
+    dim: int
+    _row: C_co = field(repr=False, compare=False)
+
+    @property
+    def numel(self) -> int:
+        """The number of features: the size of the dimension `dim`."""
+        return sum(map(prod, self.shapes))
+
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        """The position of the first feature of each leaf."""
+        return tuple(accumulate(map(prod, self.shapes), initial=0))[:-1]
+
+    def unpack(self, flat: Tensor) -> C_co:
+        """Return a container whose leaves are views of a tensor of this layout.
+
+        Nested containers and classes are those of the container that was packed. The batch size is
+        that of the tensor without the dimension of the features, so rows may have been selected,
+        stacked or computed.
+
+        Args:
+            flat: a tensor of `numel` features in dimension `dim`, of any dtype.
+
+        Raises:
+            ShapeMismatch: if it does not have as many features.
+
+        Example:
+            >>> import torch
+            >>> from kd_core import TensorDict
+            >>> flat, layout = TensorDict({"a": torch.zeros(3, 2), "b": torch.ones(3)}, [3]).pack()
+            >>> layout.unpack(torch.stack([flat, flat * 2])).batch_size
+            torch.Size([2, 3])
+        """
+        if flat.ndim < -self.dim or flat.shape[self.dim] != self.numel:
+            raise ShapeMismatch(
+                f"a tensor of this layout must have {self.numel} features in dimension "
+                f"{self.dim}, got shape {shape_text(flat.shape)}."
+            )
+        last = flat.movedim(self.dim, -1)
+        batch = tuple(last.shape[:-1])
+        parts = iter(torch.split(last, [prod(shape) for shape in self.shapes], -1))
+        row = self._row
+        if row._kd_desc.device not in (None, flat.device):
+            row = moved(row, flat.device, False)
+        return row._kd_map_each(
+            lambda leaf: next(parts).reshape((*batch, *leaf.shape)), lambda inner: batch + inner
+        )

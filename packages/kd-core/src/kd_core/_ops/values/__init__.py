@@ -1,1 +1,0 @@
-"""Where and how leaves are stored, filled and copied; it must not know how keys are arranged."""
