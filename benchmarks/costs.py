@@ -86,7 +86,7 @@ CHOICES = (
         "isinstance(source, Tensor)",
         "`kd_core._containers.dense`: a nested container",
     ),
-    Choice("f(overriding)", "torch.exp(overriding)", "`kd_core._protocol.primitives`"),
+    Choice("f(overriding)", "torch.exp(overriding)", "`kd_core._protocol`"),
     Choice("parameters['weight']", "linear.weight", "`kd_nn._plan.eager`"),
     Choice("identity.forward(x)", "identity(x)", "`kd_nn._plan.eager`"),
     Choice("five(x)", "sequential(x)", "`kd_nn._plan.eager`: five identities"),

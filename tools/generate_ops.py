@@ -50,7 +50,7 @@ from kd_core._leaves.foreach import (%s)
 from kd_core._leaves.writes import fmax_, fmin_, logaddexp_, maximum_, minimum_
 from kd_core._naming import also_named
 from kd_core._ops.binary import (%s)
-from kd_core._protocol.primitives import AbstractContainer, Addable
+from kd_core._protocol import AbstractContainer, Addable
 
 if TYPE_CHECKING:
     from typing import Self
@@ -77,7 +77,7 @@ import torch
 
 from kd_core._ops.binary import reduced_to
 from kd_core._ops.reducing import logsumexp, norm, prod, reduced
-from kd_core._protocol.primitives import AbstractContainer
+from kd_core._protocol import AbstractContainer
 
 if TYPE_CHECKING:
     from typing import Self

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kd_core import NestedKey, NonTensorStack, TensorDict, TensorDictBase
-from kd_core._protocol.primitives import AbstractContainer
+from kd_core._protocol import AbstractContainer
 
 DTYPES = (
     torch.float32,

@@ -15,7 +15,7 @@ from tests.fuzz.subjects import Plain, Subject
 from torch import Tensor
 from torch.nn import functional
 
-from kd_core._torch.functions import ACTIVATIONS, LOSSES
+from kd_core._torch_functions import ACTIVATIONS, LOSSES
 
 
 def depends_on_place(name: str, leaves: Iterable[Tensor]) -> bool:

@@ -54,7 +54,7 @@ def is_reexport(node: ast.stmt) -> bool:
 
 
 def is_hidden(node: ast.stmt) -> bool:
-    """Check for what is loaded for its effect: `from kd_core._torch import x as _x`."""
+    """Check for what is loaded for its effect: `from kd_core import _pytree as _x`."""
     return is_own_import(node) and all((alias.asname or "").startswith("_") for alias in node.names)
 
 

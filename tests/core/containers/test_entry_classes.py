@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kd_core import InvalidKey, NonTensorData, NonTensorStack, TensorDict
-from kd_core._protocol.primitives import AbstractContainer
+from kd_core._protocol import AbstractContainer
 
 
 def test_a_wrapper_has_one_field() -> None:

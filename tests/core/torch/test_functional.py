@@ -17,7 +17,7 @@ from kd_core import (
     UnsupportedFunction,
     lazy_stack,
 )
-from kd_core._torch.functions import ACTIVATIONS, LOSSES
+from kd_core._torch_functions import ACTIVATIONS, LOSSES
 
 KEYS = ("x", ("n", "y"))
 F: Any = functional  # typed for tensors

@@ -11,7 +11,7 @@ from torch import nn
 
 from kd_core import FormatError, TensorDict
 from kd_nn import TensorDictParams
-from kd_nn._functional.params import build
+from kd_nn._params import build
 
 
 class Unsaved(nn.Module):

@@ -10,7 +10,7 @@ from torch import nn
 
 from kd_core import FormatError, NonTensorData, TensorDict, TensorDictBase
 from kd_nn import TensorDictParams
-from kd_nn._functional.params import build
+from kd_nn._params import build
 
 
 def net() -> nn.Sequential:

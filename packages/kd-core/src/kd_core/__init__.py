@@ -2,14 +2,14 @@
 
 from typing import TYPE_CHECKING, Final
 
+from kd_core import _pytree as _pytree
+from kd_core import _torch_functions as _pickling
 from kd_core import extending as _extending
 from kd_core._base import TensorCollection as TensorCollection
 from kd_core._base import TensorDictBase as TensorDictBase
 from kd_core._base import default_is_leaf as default_is_leaf
 from kd_core._base import is_leaf_nontensor as is_leaf_nontensor
 from kd_core._base import is_tensor_collection as is_tensor_collection
-from kd_core._combine.joining import cat as cat
-from kd_core._combine.joining import stack as stack
 from kd_core._containers.lazy_stack import LazyStackedTensorDict as LazyStackedTensorDict
 from kd_core._containers.lazy_stack import dense_stack_tds as dense_stack_tds
 from kd_core._containers.lazy_stack import lazy_stack as lazy_stack
@@ -49,6 +49,8 @@ from kd_core._errors import OutOfRange as OutOfRange
 from kd_core._errors import ShapeMismatch as ShapeMismatch
 from kd_core._errors import UnknownField as UnknownField
 from kd_core._errors import UnsupportedFunction as UnsupportedFunction
+from kd_core._joining import cat as cat
+from kd_core._joining import stack as stack
 from kd_core._keys import format_key as format_key
 from kd_core._keys import nearest_key as nearest_key
 from kd_core._keys import unravel_key as unravel_key
@@ -57,21 +59,11 @@ from kd_core._keys import unravel_key_to_tuple as unravel_key_to_tuple
 from kd_core._naming import publish as _publish
 from kd_core._ops.access import LinkedList as LinkedList
 from kd_core._ops.modules import ModuleBusy as ModuleBusy
-from kd_core._torch import functions as _pickling
-from kd_core._torch import pytree as _pytree
-from kd_core._torch.functions import torch_functions as torch_functions
+from kd_core._torch_functions import torch_functions as torch_functions
 from kd_core._types import NO_DEFAULT as NO_DEFAULT
 from kd_core._types import NestedKey as NestedKey
 
 if TYPE_CHECKING:
-    from kd_core._combine.joining import group_by as group_by
-    from kd_core._combine.joining import isin as isin
-    from kd_core._combine.joining import merge_tensordicts as merge_tensordicts
-    from kd_core._combine.joining import remove_duplicates as remove_duplicates
-    from kd_core._combine.padding import collate as collate
-    from kd_core._combine.padding import pad as pad
-    from kd_core._combine.padding import pad_sequence as pad_sequence
-    from kd_core._combine.padding import unpad_sequence as unpad_sequence
     from kd_core._containers.declaring import from_dataclass as from_dataclass
     from kd_core._containers.declaring import tensorclass as tensorclass
     from kd_core._containers.tensordict import from_module as from_module
@@ -81,6 +73,10 @@ if TYPE_CHECKING:
     from kd_core._display import print_directory_tree as print_directory_tree
     from kd_core._display import set_printoptions as set_printoptions
     from kd_core._display import timeit as timeit
+    from kd_core._joining import group_by as group_by
+    from kd_core._joining import isin as isin
+    from kd_core._joining import merge_tensordicts as merge_tensordicts
+    from kd_core._joining import remove_duplicates as remove_duplicates
     from kd_core._leaves.loops import expand_as_right as expand_as_right
     from kd_core._leaves.loops import expand_right as expand_right
     from kd_core._leaves.loops import is_bool as is_bool
@@ -88,6 +84,10 @@ if TYPE_CHECKING:
     from kd_core._leaves.loops import is_inexact as is_inexact
     from kd_core._leaves.loops import is_integer as is_integer
     from kd_core._ops.placement import PackLayout as PackLayout
+    from kd_core._padding import collate as collate
+    from kd_core._padding import pad as pad
+    from kd_core._padding import pad_sequence as pad_sequence
+    from kd_core._padding import unpad_sequence as unpad_sequence
     from kd_core._store.mapped_tensor import MemoryMappedTensor as MemoryMappedTensor
     from kd_core._switches import capture_non_tensor_stack as capture_non_tensor_stack
     from kd_core._switches import get_defaults_to_none as get_defaults_to_none
@@ -135,8 +135,8 @@ __version__: Final = "0.1.0"
 _publish(
     __name__,
     later={
-        "kd_core._combine.joining": "group_by isin merge_tensordicts remove_duplicates",
-        "kd_core._combine.padding": "collate pad pad_sequence unpad_sequence",
+        "kd_core._joining": "group_by isin merge_tensordicts remove_duplicates",
+        "kd_core._padding": "collate pad pad_sequence unpad_sequence",
         "kd_core._containers.declaring": "from_dataclass tensorclass",
         "kd_core._containers.tensordict": "from_module make_tensordict",
         "kd_core._display": "Buffer get_printoptions print_directory_tree set_printoptions timeit",

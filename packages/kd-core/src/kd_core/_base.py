@@ -43,13 +43,13 @@ from kd_core._ops.shaping import Dimensions, Shape
 from kd_core._ops.statistics import Statistics
 from kd_core._ops.storage import MemoryMaps, Storage
 from kd_core._ops.structure import Arrangement, Structure
-from kd_core._protocol.primitives import AbstractContainer
-from kd_core._protocol.primitives import call as override
+from kd_core._protocol import AbstractContainer
+from kd_core._protocol import call as override
 
 if TYPE_CHECKING:
     from typing import TypeVar
 
-    from kd_core._protocol.primitives import Side
+    from kd_core._protocol import Side
     from kd_core._types import DeviceLike, NestedKey
 
     C = TypeVar("C", bound="TensorDictBase")

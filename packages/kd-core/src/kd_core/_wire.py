@@ -21,7 +21,7 @@ from kd_core._store.mapped_tensor import DTYPES
 from kd_core._torch_private import flatten
 
 if TYPE_CHECKING:
-    from kd_core._protocol.primitives import AbstractContainer
+    from kd_core._protocol import AbstractContainer
     from kd_core._store.segments import Spec
 
 

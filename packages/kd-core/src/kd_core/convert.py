@@ -19,7 +19,7 @@ from kd_core._naming import also_named
 from kd_core._ops.storage import TensorDictFuture as TensorDictFuture
 
 if TYPE_CHECKING:
-    from kd_core._protocol.primitives import AbstractContainer
+    from kd_core._protocol import AbstractContainer
     from kd_core._types import BatchSize, DeviceLike
 
 C = TypeVar("C", bound=TensorDictBase)

@@ -1,6 +1,6 @@
 """What the author of a container kind outside of this package needs, beside `TensorDictBase`.
 
-A kind implements the primitives that `kd_core._protocol.primitives` lists. Their signatures use the
+A kind implements the primitives that `kd_core._protocol` lists. Their signatures use the
 names below; `assume_constant_result` is for what compiled code need not trace, `plain_str` and
 `is_prefix` for keys; `GeneralMethods` for a subclass of a dense container; `add_class` and
 `StoredClass` make a kind one that files can hold. A sibling package calls `publish` last in its

@@ -54,7 +54,7 @@ from kd_nn._errors import (
     list_keys,
     not_a_container,
 )
-from kd_nn._keys.specs import DISCARD, Keys, argument_name, parse_keys
+from kd_nn._keys import DISCARD, Keys, argument_name, parse_keys
 
 # Reading the inputs of a module from a container, and writing its outputs back.
 #

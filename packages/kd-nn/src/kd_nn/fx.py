@@ -25,7 +25,7 @@ from kd_nn._dispatch import (
     keys_of,
     write_entries,
 )
-from kd_nn._keys.specs import DISCARD
+from kd_nn._keys import DISCARD
 from kd_nn._modules.base import TensorDictModuleBase, is_special
 from kd_nn._modules.module import TensorDictModule
 from kd_nn._modules.steps import StepList

@@ -31,7 +31,7 @@ LOCKED_BY_PARENT: Final = "the lock of an enclosing container"
 LOCKED_WITH_ROWS: Final = (LOCKED_BY_ARENA, LOCKED_BY_SHARING)
 """What locks rows, too, where they are views: other processes have the same memory."""
 _POOL_LIMIT: Final = 4096
-_Size: Final = torch.Size  # under its own name: see `_combine.joining`
+_Size: Final = torch.Size  # under its own name: see `_joining`
 
 
 class Descriptor:

@@ -42,8 +42,8 @@ from kd_core._leaves.packing import packed
 from kd_core._nodes import registry
 from kd_core._nodes.entry import Node, is_node, is_row_data
 from kd_core._ops.scopes import WAS_LOCKED, WAS_UNLOCKED
-from kd_core._protocol.validation import as_entry
 from kd_core._torch_private import traced_as
+from kd_core._validation import as_entry
 
 if TYPE_CHECKING:
     from typing import Protocol, Self, TypeVar

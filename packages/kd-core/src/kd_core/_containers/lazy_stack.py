@@ -59,7 +59,7 @@ from kd_core._ops.conversion import build
 from kd_core._ops.description import StaysLazy, named, resize, shapes_of
 from kd_core._ops.scopes import Flattened, Unflattened, record
 from kd_core._ops.shaping import name_dims
-from kd_core._protocol.primitives import (
+from kd_core._protocol import (
     AbstractContainer,
     absent,
     are_alike,
@@ -68,14 +68,14 @@ from kd_core._protocol.primitives import (
     engine,
     reading,
 )
-from kd_core._protocol.validation import refuse_cycle
 from kd_core._types import NO_DEFAULT
+from kd_core._validation import refuse_cycle
 
 if TYPE_CHECKING:
     from typing import Self
 
     from kd_core._nodes.entry import AnyKey, Entry, Source
-    from kd_core._protocol.primitives import Reading, Side
+    from kd_core._protocol import Reading, Side
     from kd_core._types import BatchSize, DeviceLike, Index, NestedKey, NoDefault
 
     S = TypeVar("S", bound="LazyStackedTensorDict")

@@ -47,14 +47,14 @@ from kd_core._nodes import registry
 from kd_core._nodes.entry import Encodes, Values, is_data, is_node
 from kd_core._ops.access import LinkedList
 from kd_core._ops.indexing import resolve
-from kd_core._protocol.primitives import check_not_held
+from kd_core._protocol import check_not_held
 from kd_core._torch_private import traced_as
 
 if TYPE_CHECKING:
     from typing import Self, TypeGuard
 
     from kd_core._nodes.entry import Entry, Memo, Node, PartsMemo
-    from kd_core._protocol.primitives import AbstractContainer
+    from kd_core._protocol import AbstractContainer
     from kd_core._types import Batch, BatchFn, BatchSize, DeviceLike, LeafFn, PartsFn
 
 

@@ -62,9 +62,9 @@ from kd_core._leaves.loops import Selection, same_data
 from kd_core._leaves.writes import Targets
 from kd_core._nodes import registry
 from kd_core._nodes.entry import RowData
-from kd_core._protocol.validation import shape_of_lists, values_of_rows
 from kd_core._torch_private import get_unwrapped, is_gradtrackingtensor
 from kd_core._types import NO_DEFAULT
+from kd_core._validation import shape_of_lists, values_of_rows
 
 if TYPE_CHECKING:
     from typing import Protocol, Self

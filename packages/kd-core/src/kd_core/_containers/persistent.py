@@ -33,7 +33,7 @@ from kd_core._keys import format_key
 from kd_core._naming import public_in
 from kd_core._nodes import registry
 from kd_core._nodes.entry import is_row_data, is_unbatched
-from kd_core._protocol.primitives import AbstractContainer, lock
+from kd_core._protocol import AbstractContainer, lock
 
 if TYPE_CHECKING:
     from typing import Self

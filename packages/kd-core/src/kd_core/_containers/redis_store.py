@@ -29,7 +29,7 @@ from kd_core._keys import KeyPath, format_key
 from kd_core._naming import public_in
 from kd_core._nodes import registry
 from kd_core._nodes.entry import is_row_data, is_unbatched
-from kd_core._protocol.primitives import AbstractContainer, lock
+from kd_core._protocol import AbstractContainer, lock
 from kd_core._store.mapped_tensor import address_of, is_writing
 from kd_core._torch_private import without_torch_function
 

@@ -21,11 +21,11 @@ from kd_core._nodes import registry
 from kd_core._nodes.entry import is_data
 from kd_core._ops.indexing import plain_index, resolve
 from kd_core._ops.shaping import resize_plan
-from kd_core._protocol.primitives import map_by
+from kd_core._protocol import map_by
 from kd_core._torch_private import assume_constant_result
 
 if TYPE_CHECKING:
-    from kd_core._protocol.primitives import AbstractContainer, Composite
+    from kd_core._protocol import AbstractContainer, Composite
     from kd_core._types import Batch, BatchFn, IndexItem, LeafFn
 
     K = TypeVar("K", bound=AbstractContainer)

@@ -54,14 +54,14 @@ from kd_core._leaves.writes import (
 from kd_core._nodes import registry
 from kd_core._nodes.entry import is_node, is_row_data, is_unbatched, tensor_of
 from kd_core._ops.indexing import for_nested
-from kd_core._protocol.primitives import (
+from kd_core._protocol import (
     AbstractContainer,
     Composite,
     MemberList,
     are_alike,
     index_of,
 )
-from kd_core._protocol.validation import as_entry, values_of_rows
+from kd_core._validation import as_entry, values_of_rows
 
 if TYPE_CHECKING:
     from typing import Self
@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from kd_core._batch.descriptor import Descriptor
     from kd_core._keys import KeyPath
     from kd_core._nodes.entry import Data, Entry, Memo, Node, PartsMemo, RowData, TensorData
-    from kd_core._protocol.primitives import Side
+    from kd_core._protocol import Side
     from kd_core._types import BatchFn, LeafFn, PartsFn
 
 

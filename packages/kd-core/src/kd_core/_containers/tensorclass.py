@@ -65,9 +65,9 @@ from kd_core._nodes import registry
 from kd_core._nodes.entry import Entry, Node, is_data, tensor_of
 from kd_core._ops.conversion import build
 from kd_core._ops.description import named as with_names
-from kd_core._protocol.primitives import AbstractContainer, Composite, lock
-from kd_core._protocol.validation import with_plain_keys
+from kd_core._protocol import AbstractContainer, Composite, lock
 from kd_core._types import NO_DEFAULT
+from kd_core._validation import with_plain_keys
 
 if TYPE_CHECKING:
     from typing import Self, TypedDict

@@ -20,10 +20,10 @@ from kd_core._nodes import registry
 from kd_core._ops.conversion import build
 from kd_core._ops.description import named
 from kd_core._ops.modules import Scope
-from kd_core._protocol.primitives import AbstractContainer
-from kd_core._protocol.validation import MAX_DEPTH, as_entry, is_foreign, with_plain_keys
+from kd_core._protocol import AbstractContainer
 from kd_core._torch_private import traced_as
 from kd_core._types import NO_DEFAULT
+from kd_core._validation import MAX_DEPTH, as_entry, is_foreign, with_plain_keys
 
 if TYPE_CHECKING:
     from typing import Self

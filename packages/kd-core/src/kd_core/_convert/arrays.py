@@ -19,8 +19,8 @@ from kd_core._leaves.loops import same_data
 from kd_core._leaves.packing import BITS
 from kd_core._nodes import registry
 from kd_core._nodes.entry import is_row_data, is_unbatched
-from kd_core._protocol.primitives import AbstractContainer, refuse_unbatched
-from kd_core._protocol.validation import values_of_rows
+from kd_core._protocol import AbstractContainer, refuse_unbatched
+from kd_core._validation import values_of_rows
 
 # What the plain values of a container do not say: batch sizes, key order, dtypes, shapes, data.
 #

@@ -18,14 +18,14 @@ from kd_core._keys import format_key
 from kd_core._leaves.loops import find_entry
 from kd_core._nodes import registry
 from kd_core._nodes.entry import Entry, Node, is_node, is_row_data, is_unbatched
-from kd_core._protocol.primitives import AbstractContainer, Composite, refuse_unbatched
-from kd_core._protocol.validation import (
+from kd_core._protocol import AbstractContainer, Composite, refuse_unbatched
+from kd_core._torch_private import torch_tree, without_torch_function
+from kd_core._validation import (
     is_foreign,
     is_foreign_unbatched,
     shape_of_lists,
     values_of_rows,
 )
-from kd_core._torch_private import torch_tree, without_torch_function
 
 if TYPE_CHECKING:
     from kd_core._batch.descriptor import Descriptor

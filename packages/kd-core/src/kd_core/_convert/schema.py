@@ -18,7 +18,7 @@ from kd_core._leaves.loops import kinds_of
 from kd_core._naming import public_in
 from kd_core._nodes import registry
 from kd_core._nodes.entry import Entry, Node, is_unbatched
-from kd_core._protocol.primitives import AbstractContainer
+from kd_core._protocol import AbstractContainer
 
 if TYPE_CHECKING:
     from kd_core._types import NestedKey

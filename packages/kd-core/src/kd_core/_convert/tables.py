@@ -26,7 +26,7 @@ from kd_core._convert.arrays import (
 from kd_core._convert.plain import load, rows_of_data
 from kd_core._errors import InvalidArgument, InvalidKey, InvalidValue, KeyCollision, a_type
 from kd_core._keys import format_key
-from kd_core._protocol.primitives import AbstractContainer
+from kd_core._protocol import AbstractContainer
 
 if TYPE_CHECKING:
     from kd_core._types import NestedKey

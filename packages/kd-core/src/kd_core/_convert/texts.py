@@ -25,7 +25,7 @@ from kd_core._convert.arrays import (
 from kd_core._convert.tables import column_of, columns_of, parsed, rows_in, tree_of_columns
 from kd_core._errors import InvalidValue, KeyCollision, a_type
 from kd_core._keys import format_key
-from kd_core._protocol.primitives import AbstractContainer, refuse_unbatched
+from kd_core._protocol import AbstractContainer, refuse_unbatched
 
 if TYPE_CHECKING:
     from kd_core._convert.tables import DtypeOf

@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from kd_core._distributed.groups import Proposal, agree, team_of
 from kd_core._distributed.outlines import outlined
 from kd_core._errors import InvalidValue, KdError
-from kd_core._protocol.primitives import AbstractContainer
+from kd_core._protocol import AbstractContainer
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

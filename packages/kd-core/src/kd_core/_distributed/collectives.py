@@ -53,7 +53,7 @@ from kd_core._errors import (
     wrong_type,
 )
 from kd_core._keys import format_key, path_of
-from kd_core._protocol.primitives import AbstractContainer, Composite
+from kd_core._protocol import AbstractContainer, Composite
 from kd_core._wire import MOST_BYTES, Form, Header, container_of, form_of, header_of
 
 if TYPE_CHECKING:

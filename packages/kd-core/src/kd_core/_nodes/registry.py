@@ -67,14 +67,14 @@ attributes_of: Maker
 """Make a container of what each leaf is; set by `_containers.tensorclass`."""
 
 stack: Maker
-"""Stack containers along a new dimension; set by `_combine.joining`."""
+"""Stack containers along a new dimension; set by `_joining`."""
 
 cat: Maker
-"""Concatenate containers along a dimension; set by `_combine.joining`."""
+"""Concatenate containers along a dimension; set by `_joining`."""
 
 cat_rows: Maker
 """Concatenate containers along the first dimension; a tensor under several keys of all stays one;
-set by `_combine.joining`."""
+set by `_joining`."""
 
 lazy_stack: Maker
 """Stack containers lazily along a dimension; set by `_containers.lazy_stack`."""

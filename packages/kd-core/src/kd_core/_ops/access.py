@@ -43,7 +43,7 @@ from kd_core._leaves.writes import Write, check_write, write_all, write_checked
 from kd_core._nodes import registry
 from kd_core._nodes.entry import is_any_data, is_data, is_row_data, is_unbatched, tensor_of
 from kd_core._ops.description import check_has_keys
-from kd_core._protocol.primitives import (
+from kd_core._protocol import (
     AbstractContainer,
     Composite,
     absent,
@@ -57,14 +57,14 @@ from kd_core._protocol.primitives import (
     unchanged_on_error,
     writes_at,
 )
-from kd_core._protocol.validation import Branch, spread_keys
 from kd_core._types import NO_DEFAULT, NoDefault
+from kd_core._validation import Branch, spread_keys
 
 if TYPE_CHECKING:
     from typing import Self, TypeVar
 
     from kd_core._nodes.entry import Entry, Node
-    from kd_core._protocol.primitives import Side
+    from kd_core._protocol import Side
     from kd_core._types import NestedKey
 
     D = TypeVar("D")

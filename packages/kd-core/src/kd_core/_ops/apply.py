@@ -21,7 +21,7 @@ from kd_core._nodes import registry
 from kd_core._nodes.entry import Node, is_unbatched, tensor_of
 from kd_core._ops.binary import written_to
 from kd_core._ops.description import check_names, named
-from kd_core._protocol.primitives import (
+from kd_core._protocol import (
     AbstractContainer,
     Composite,
     engine,
@@ -30,8 +30,8 @@ from kd_core._protocol.primitives import (
     lock,
     name_in,
 )
-from kd_core._protocol.validation import as_entry
 from kd_core._types import NO_DEFAULT
+from kd_core._validation import as_entry
 
 if TYPE_CHECKING:
     from typing import Protocol, Self, TypedDict, TypeVar, Unpack

@@ -10,7 +10,7 @@ from torch import Tensor
 from kd_core._errors import InvalidValue
 from kd_core._nodes import registry
 from kd_core._nodes.entry import tensor_of
-from kd_core._protocol.primitives import AbstractContainer, Composite, leaves_of, locked_as, name_in
+from kd_core._protocol import AbstractContainer, Composite, leaves_of, locked_as, name_in
 from kd_core._torch_private import is_view
 
 if TYPE_CHECKING:

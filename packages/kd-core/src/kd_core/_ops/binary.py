@@ -59,7 +59,7 @@ from kd_core._leaves.loops import (
 from kd_core._leaves.writes import Write, check_in_place, check_write, collect_writes, write_all
 from kd_core._nodes import registry
 from kd_core._nodes.entry import is_data, is_unbatched, tensor_of
-from kd_core._protocol.primitives import (
+from kd_core._protocol import (
     AbstractContainer,
     Composite,
     leaves_of,

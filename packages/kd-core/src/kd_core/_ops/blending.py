@@ -33,7 +33,7 @@ from kd_core._ops.binary import (
     number_beside,
     written_to,
 )
-from kd_core._protocol.primitives import AbstractContainer, Composite, locked_as
+from kd_core._protocol import AbstractContainer, Composite, locked_as
 
 if TYPE_CHECKING:
     from typing import Self, TypeVar

@@ -19,7 +19,7 @@ from kd_core._leaves.loops import Selection, chosen_rows, is_shapeless, without_
 from kd_core._nodes import registry
 from kd_core._ops.binary import blended, keeps_batch
 from kd_core._ops.indexing import behind, check_mask, rows_at
-from kd_core._protocol.primitives import AbstractContainer, Composite, name_in, refuse_unbatched
+from kd_core._protocol import AbstractContainer, Composite, name_in, refuse_unbatched
 
 if TYPE_CHECKING:
     from typing import TypeVar

@@ -31,7 +31,7 @@ from kd_core._nodes import registry
 from kd_core._nodes.entry import is_data, is_unbatched, tensor_of
 from kd_core._ops.access import LinkedList, list_of
 from kd_core._ops.description import check_names, set_names
-from kd_core._protocol.primitives import (
+from kd_core._protocol import (
     AbstractContainer,
     Composite,
     engine,

@@ -29,7 +29,7 @@ from kd_core._errors import (
 from kd_core._keys import format_key
 from kd_core._leaves.loops import common_batch, is_shapeless, kinds_of, stored_in
 from kd_core._nodes.entry import is_data, is_row_data, is_unbatched
-from kd_core._protocol.primitives import (
+from kd_core._protocol import (
     AbstractContainer,
     Composite,
     leaves_of,
@@ -37,8 +37,8 @@ from kd_core._protocol.primitives import (
     relock,
     unchanged_on_error,
 )
-from kd_core._protocol.validation import as_entry
 from kd_core._torch_private import is_possible
+from kd_core._validation import as_entry
 
 if TYPE_CHECKING:
     from typing import Self, TypeVar

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 from kd_core._errors import InvalidValue, refuse_pickles
 from kd_core._nodes import registry
 from kd_core._ops.conversion import build
-from kd_core._protocol.primitives import AbstractContainer
+from kd_core._protocol import AbstractContainer
 
 if TYPE_CHECKING:
     from typing import Self

@@ -22,7 +22,7 @@ from kd_core._ops.binary import binary_, blended, unary_
 from kd_core._ops.conditions import from_the_first
 from kd_core._ops.description import put_on
 from kd_core._ops.indexing import check_mask
-from kd_core._protocol.primitives import AbstractContainer, Composite, check_has, level_at
+from kd_core._protocol import AbstractContainer, Composite, check_has, level_at
 from kd_core._types import NO_DEFAULT
 
 if TYPE_CHECKING:

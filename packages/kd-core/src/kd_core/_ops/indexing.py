@@ -55,7 +55,7 @@ from kd_core._nodes import registry
 from kd_core._nodes.entry import is_data, is_node, is_row_data, is_unbatched
 from kd_core._ops.access import narrowed_items, paths_to_update, source_items
 from kd_core._ops.description import locked_as_rows
-from kd_core._protocol.primitives import (
+from kd_core._protocol import (
     AbstractContainer,
     Composite,
     check_has,
@@ -63,8 +63,8 @@ from kd_core._protocol.primitives import (
     takes,
     writes_at,
 )
-from kd_core._protocol.validation import as_entry, with_plain_keys
 from kd_core._torch_private import traced_as
+from kd_core._validation import as_entry, with_plain_keys
 
 if TYPE_CHECKING:
     from typing import Self, TypeVar

@@ -13,7 +13,7 @@ from kd_core._errors import ShapeMismatch, shape_text
 from kd_core._keys import format_key, path_of
 from kd_core._leaves.loops import has_entry, kinds_by_key, kinds_of
 from kd_core._nodes.entry import is_unbatched, tensor_of
-from kd_core._protocol.primitives import (
+from kd_core._protocol import (
     AbstractContainer,
     Composite,
     check_has,

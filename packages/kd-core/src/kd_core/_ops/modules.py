@@ -40,7 +40,7 @@ from kd_core._errors import (
 from kd_core._keys import format_key, nearest_key, plain_str
 from kd_core._leaves.loops import entries_of
 from kd_core._nodes import registry
-from kd_core._protocol.primitives import AbstractContainer
+from kd_core._protocol import AbstractContainer
 from kd_core._torch_private import make_subclass, maybe_current_level
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from kd_core._ops.conversion import (
     stacked_modules,
 )
 from kd_core._ops.description import named
-from kd_core._protocol.primitives import AbstractContainer, Composite, is_container
+from kd_core._protocol import AbstractContainer, Composite, is_container
 
 if TYPE_CHECKING:
     from typing import Self

@@ -46,7 +46,7 @@ from kd_core._ops.indexing import (
     take_rows,
     views_at,
 )
-from kd_core._protocol.primitives import (
+from kd_core._protocol import (
     AbstractContainer,
     Composite,
     Reading,
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
 
     from torch.distributed import ProcessGroup
 
-    from kd_core._protocol.primitives import Side
+    from kd_core._protocol import Side
     from kd_core._types import Batch, BatchFn, DeviceLike, Index, PartsFn
 
     T = TypeVar("T")

@@ -31,7 +31,7 @@ from kd_core._nodes.entry import is_row_data, is_unbatched
 from kd_core._ops.access import dict_of
 from kd_core._ops.binary import cast_leaves, unary
 from kd_core._ops.description import become
-from kd_core._protocol.primitives import (
+from kd_core._protocol import (
     AbstractContainer,
     Composite,
     engine,

@@ -39,7 +39,7 @@ from kd_core._ops.binary import (
     unary,
     unary_,
 )
-from kd_core._protocol.primitives import AbstractContainer, Addable
+from kd_core._protocol import AbstractContainer, Addable
 
 if TYPE_CHECKING:
     from typing import Self

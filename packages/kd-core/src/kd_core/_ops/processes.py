@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, Protocol, cast, overload
 
-from kd_core._protocol.primitives import AbstractContainer
+from kd_core._protocol import AbstractContainer
 
 if TYPE_CHECKING:
     from typing import Self

@@ -28,7 +28,7 @@ from kd_core._leaves.foreach import is_ragged
 from kd_core._leaves.loops import all_plain, flat_values, reduced_rows
 from kd_core._nodes.entry import is_node
 from kd_core._ops.access import renamed
-from kd_core._protocol.primitives import (
+from kd_core._protocol import (
     AbstractContainer,
     Composite,
     leaves_of,

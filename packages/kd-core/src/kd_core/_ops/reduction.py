@@ -13,7 +13,7 @@ import torch
 
 from kd_core._ops.binary import reduced_to
 from kd_core._ops.reducing import logsumexp, norm, prod, reduced
-from kd_core._protocol.primitives import AbstractContainer
+from kd_core._protocol import AbstractContainer
 
 if TYPE_CHECKING:
     from typing import Self

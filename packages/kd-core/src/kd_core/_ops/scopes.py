@@ -21,7 +21,7 @@ from kd_core._errors import InvalidArgument
 from kd_core._keys import KeyPath
 from kd_core._leaves.foreach import shares_storage
 from kd_core._leaves.loops import find_entry, has_entry
-from kd_core._protocol.primitives import (
+from kd_core._protocol import (
     AbstractContainer,
     Composite,
     engine,

@@ -47,7 +47,7 @@ from kd_core._naming import also_named
 from kd_core._nodes import registry
 from kd_core._ops.description import become, check_names, set_names
 from kd_core._ops.scopes import made_by, moved
-from kd_core._protocol.primitives import AbstractContainer, Composite, engine, locked_as, unlock
+from kd_core._protocol import AbstractContainer, Composite, engine, locked_as, unlock
 from kd_core._torch_private import traced_as
 
 if TYPE_CHECKING:

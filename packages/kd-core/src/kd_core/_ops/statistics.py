@@ -22,7 +22,7 @@ from kd_core._ops.reducing import (
     reduced_features,
     running,
 )
-from kd_core._protocol.primitives import AbstractContainer, Composite, refuse_unbatched
+from kd_core._protocol import AbstractContainer, Composite, refuse_unbatched
 
 if TYPE_CHECKING:
     from typing import Self, TypeVar

@@ -29,7 +29,7 @@ from kd_core._naming import public_in
 from kd_core._nodes.entry import is_data
 from kd_core._ops.description import put_on
 from kd_core._ops.placement import PackLayout, moved
-from kd_core._protocol.primitives import (
+from kd_core._protocol import (
     AbstractContainer,
     leaves_of,
     lock,

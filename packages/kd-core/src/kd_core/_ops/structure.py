@@ -40,7 +40,7 @@ from kd_core._ops.access import (
 )
 from kd_core._ops.description import named, put_on, resize, take_batch_size
 from kd_core._ops.scopes import Flattened, Unflattened, record
-from kd_core._protocol.primitives import (
+from kd_core._protocol import (
     AbstractContainer,
     Composite,
     check_has,
@@ -49,8 +49,8 @@ from kd_core._protocol.primitives import (
     level_at,
     unchanged_on_error,
 )
-from kd_core._protocol.validation import MAX_DEPTH, is_both, too_deep
 from kd_core._types import NO_DEFAULT
+from kd_core._validation import MAX_DEPTH, is_both, too_deep
 
 if TYPE_CHECKING:
     from typing import Self, TypeVar

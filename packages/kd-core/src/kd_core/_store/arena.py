@@ -20,7 +20,7 @@ from kd_core._batch.descriptor import device_of
 from kd_core._errors import FormatError, InvalidValue, KeyCollision, batch_does_not_fit
 from kd_core._keys import format_key
 from kd_core._nodes import registry
-from kd_core._protocol.primitives import (
+from kd_core._protocol import (
     AbstractContainer,
     leaves_of,
     lowest_level,

@@ -39,8 +39,7 @@ from kd_core._leaves.loops import (
 )
 from kd_core._nodes import registry
 from kd_core._nodes.entry import is_row_data, is_unbatched
-from kd_core._protocol.primitives import AbstractContainer, Composite
-from kd_core._protocol.validation import MAX_DEPTH
+from kd_core._protocol import AbstractContainer, Composite
 from kd_core._store.manifest import (
     BY_FULL_NAME,
     CLASSES,
@@ -57,6 +56,7 @@ from kd_core._store.manifest import (
 from kd_core._store.mapped_tensor import DTYPES, NAMES, WIRE, MemoryMappedTensor, SealedTensor
 from kd_core._store.segments import Spec
 from kd_core._torch_private import ragged_dim
+from kd_core._validation import MAX_DEPTH
 
 if TYPE_CHECKING:
     from kd_core._batch.descriptor import Descriptor

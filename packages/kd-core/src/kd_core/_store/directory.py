@@ -43,7 +43,7 @@ from kd_core._store.segments import (
 )
 
 if TYPE_CHECKING:
-    from kd_core._protocol.primitives import AbstractContainer
+    from kd_core._protocol import AbstractContainer
     from kd_core._store.codec import Json
     from kd_core._types import NestedKey
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from kd_core._errors import InvalidValue, listed
 from kd_core._keys import format_key, path_of
-from kd_core._protocol.primitives import AbstractContainer
+from kd_core._protocol import AbstractContainer
 from kd_core._store import arena, directory, files, single
 from kd_core._store.commit import MANIFEST, read_manifest
 

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Never, TypeAlias, cast
 
 from kd_core._errors import FormatError, InvalidArgument, InvalidValue, listed, with_article
 from kd_core._keys import format_key
-from kd_core._protocol.primitives import AbstractContainer
-from kd_core._protocol.validation import MAX_DEPTH
+from kd_core._protocol import AbstractContainer
+from kd_core._validation import MAX_DEPTH
 
 if TYPE_CHECKING:
     from kd_core._batch.descriptor import Descriptor

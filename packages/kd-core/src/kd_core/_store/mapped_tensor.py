@@ -24,7 +24,7 @@ from torch import Tensor
 
 from kd_core._errors import InvalidArgument, InvalidValue, shape_text, wrong_type
 from kd_core._naming import public_in
-from kd_core._protocol.primitives import AbstractContainer, leaves_of
+from kd_core._protocol import AbstractContainer, leaves_of
 from kd_core._store import files
 from kd_core._torch_private import no_torch_function, without_torch_function
 

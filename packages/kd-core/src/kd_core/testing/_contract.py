@@ -15,7 +15,6 @@ from torch.utils import _pytree
 from torch.utils.data import DataLoader, Dataset
 
 from kd_core._base import TensorDictBase, is_tensor_collection
-from kd_core._combine.joining import cat, stack
 from kd_core._containers.non_tensor import MetaData, NonTensorDataBase
 from kd_core._containers.tensordict import TensorDict
 from kd_core._errors import (
@@ -28,9 +27,10 @@ from kd_core._errors import (
     OutOfRange,
     ShapeMismatch,
 )
+from kd_core._joining import cat, stack
 from kd_core._keys import format_key, path_of
 from kd_core._leaves.loops import same_data, unwrapped
-from kd_core._protocol.primitives import AbstractContainer
+from kd_core._protocol import AbstractContainer
 from kd_core._types import NestedKey
 
 # Comparison of containers in tests, with messages that name the key.

@@ -15,7 +15,7 @@ from torch.utils.hooks import RemovableHandle
 
 from kd_core import NestedKey, TensorClass, TensorDictBase, unravel_key, unravel_key_to_tuple
 from kd_nn._dispatch import has_entry, keys_of, parts_of, write_entries
-from kd_nn._keys.specs import DISCARD, Keys, overlaps
+from kd_nn._keys import DISCARD, Keys, overlaps
 from kd_nn._plan.invalidation import Flagged
 
 if TYPE_CHECKING:

@@ -56,7 +56,7 @@ from kd_nn._errors import (
     several_outputs,
     suggest,
 )
-from kd_nn._keys.specs import DISCARD, InKeySpec, Keys, parse_in_keys, parse_keys, parse_out_keys
+from kd_nn._keys import DISCARD, InKeySpec, Keys, parse_in_keys, parse_keys, parse_out_keys
 from kd_nn._modules.base import (
     Check,
     KeyList,

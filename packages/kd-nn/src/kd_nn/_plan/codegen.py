@@ -26,7 +26,7 @@ from kd_nn._dispatch import (
     destination,
     fitted,
 )
-from kd_nn._keys.specs import InKeySpec, strictly_overlaps
+from kd_nn._keys import InKeySpec, strictly_overlaps
 from kd_nn._plan.program import Call, Path, Program, keyed
 
 _NAMES: dict[str, object] = {

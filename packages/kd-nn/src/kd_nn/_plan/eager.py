@@ -28,7 +28,7 @@ from torch import nn
 from kd_core import NestedKey, TensorDictBase
 from kd_core.extending import assign_levels
 from kd_nn._dispatch import MISSING, CallNames, anyone_skips
-from kd_nn._keys.specs import DISCARD, InKeySpec
+from kd_nn._keys import DISCARD, InKeySpec
 from kd_nn._plan.codegen import Calls, Text, plain_module
 from kd_nn._plan.invalidation import Dependency, Flag, depend_on, lists_in, running_classes
 from kd_nn._plan.program import (

@@ -15,7 +15,7 @@ from torch import nn
 
 from kd_core import NestedKey
 from kd_nn._dispatch import Inplace
-from kd_nn._keys.specs import DISCARD, KeyFlow, Keys, strictly_overlaps
+from kd_nn._keys import DISCARD, KeyFlow, Keys, strictly_overlaps
 from kd_nn._plan.invalidation import Dependency, is_patched, running_classes
 from kd_nn._torch_private import GLOBAL_HOOKS
 

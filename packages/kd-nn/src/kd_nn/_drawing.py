@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kd_core import NestedKey
 from kd_core.extending import Table, is_prefix
-from kd_nn._keys.specs import KeyFlow, KeyNode
+from kd_nn._keys import KeyFlow, KeyNode
 
 ROWS, CELL = 30, 40
 """How many rows a short table has, and how many characters a cell."""

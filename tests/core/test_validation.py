@@ -25,7 +25,7 @@ from kd_core import (
     pad_sequence,
     stack,
 )
-from kd_core._protocol.validation import MAX_DEPTH
+from kd_core._validation import MAX_DEPTH
 
 PATH = ("n",) * MAX_DEPTH
 MASK = torch.tensor([True, False])

@@ -44,7 +44,7 @@ from kd_core._errors import InvalidValue, KdError, ShapeMismatch, a_type
 from kd_core._keys import format_key
 from kd_core._nodes import registry
 from kd_core._nodes.entry import TensorData, is_node, is_unbatched
-from kd_core._protocol.primitives import AbstractContainer, Composite
+from kd_core._protocol import AbstractContainer, Composite
 from kd_core._torch_private import (
     get_unwrapped,
     is_batchedtensor,

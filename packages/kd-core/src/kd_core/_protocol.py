@@ -66,13 +66,13 @@ from kd_core._leaves.loops import (
 from kd_core._leaves.writes import writable_source
 from kd_core._nodes import registry
 from kd_core._nodes.entry import Node, encodes, is_data, is_node, is_unbatched, tensor_of
-from kd_core._protocol.validation import as_entry, refuse_cycle
 from kd_core._torch_private import (
     HigherOrderOperator,
     assume_constant_result,
     without_torch_function,
 )
 from kd_core._types import NO_DEFAULT
+from kd_core._validation import as_entry, refuse_cycle
 
 if TYPE_CHECKING:
     from typing import Protocol, Self, TypeVar

@@ -11,13 +11,13 @@ from torch.nn.utils.rnn import pad_sequence as pad_tensors
 
 from kd_core._base import TensorDictBase
 from kd_core._batch.shapes import wrap_dim
-from kd_core._combine.joining import batches_differ, first_of, stack
 from kd_core._errors import InvalidArgument, InvalidValue, KeyCollision, UnknownField, wrong_type
+from kd_core._joining import batches_differ, first_of, stack
 from kd_core._keys import format_key, path_of, several
 from kd_core._naming import also_named
 from kd_core._ops.binary import written_to
 from kd_core._ops.indexing import check_mask
-from kd_core._protocol.primitives import same_batch
+from kd_core._protocol import same_batch
 
 if TYPE_CHECKING:
     from kd_core._types import NestedKey

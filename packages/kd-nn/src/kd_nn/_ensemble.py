@@ -28,10 +28,10 @@ from kd_core import (
 )
 from kd_core.extending import public_in, signature_of
 from kd_nn._dispatch import describe, dispatch, keys_of, read_entries, skip_existing, write_entries
-from kd_nn._functional.params import TensorDictParams
-from kd_nn._keys.specs import DISCARD
+from kd_nn._keys import DISCARD
 from kd_nn._modules.base import TensorDictModuleBase, reset_members
 from kd_nn._modules.module import TensorDictModule
+from kd_nn._params import TensorDictParams
 from kd_nn._plan.invalidation import is_patched
 from kd_nn._torch_private import (
     GLOBAL_HOOKS,

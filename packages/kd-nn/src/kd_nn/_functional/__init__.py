@@ -1,4 +1,0 @@
-"""Modules that run with other parameters: containers of parameters, ensembles.
-
-Knows keyed modules; must not know plans.
-"""
