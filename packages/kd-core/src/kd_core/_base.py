@@ -40,7 +40,7 @@ from kd_core._ops.ragged import Ragged, as_stack, densified
 from kd_core._ops.reduction import Reductions
 from kd_core._ops.scopes import Contexts
 from kd_core._ops.shaping import Dimensions, Shape
-from kd_core._ops.statistics import Statistics
+from kd_core._ops.reducing import Statistics
 from kd_core._ops.storage import MemoryMaps, Storage
 from kd_core._ops.structure import Arrangement, Structure
 from kd_core._protocol import AbstractContainer
