@@ -328,12 +328,12 @@ class Formats(AbstractContainer):
             >>> bool((TensorDict.from_json("td.json") == td).all())
             True
         """
-        from kd_core._convert import texts
+        from kd_core._convert import tables
 
-        text = (texts.lines_of if lines else texts.text_of)(self, separator)
+        text = (tables.lines_of if lines else tables.text_of)(self, separator)
         if path is None:
             return text
-        texts.write_text(path, text)
+        tables.write_text(path, text)
         return None
 
     @classmethod
@@ -365,14 +365,14 @@ class Formats(AbstractContainer):
         Raises:
             InvalidValue: if the file is not JSON of this form.
         """
-        from kd_core._convert import texts
+        from kd_core._convert import tables
 
-        text = texts.read_text(path)
+        text = tables.read_text(path)
         batch: BatchSize | None
         if lines:
-            tree, batch = texts.tree_of_lines(text, separator, dtype)
+            tree, batch = tables.tree_of_lines(text, separator, dtype)
         else:
-            tree, batch = texts.tree_of_text(text, separator, dtype)
+            tree, batch = tables.tree_of_text(text, separator, dtype)
         return build(cls, tree, batch_size, device, auto_batch_size, batch_dims, found=batch)
 
     def to_csv(self, path: PathLike | None = None, *, separator: str = ".") -> str | None:
@@ -398,12 +398,12 @@ class Formats(AbstractContainer):
             1.0,0.0,0
             0.0,1.0,1
         """
-        from kd_core._convert import texts
+        from kd_core._convert import tables
 
-        text = texts.csv_of(self, separator)
+        text = tables.csv_of(self, separator)
         if path is None:
             return text
-        texts.write_text(path, text)
+        tables.write_text(path, text)
         return None
 
     @classmethod
@@ -439,9 +439,9 @@ class Formats(AbstractContainer):
             >>> TensorDict.from_csv("rows.csv", dtype={"y": torch.float32})["y"]
             tensor([1., 1.])
         """
-        from kd_core._convert import texts
+        from kd_core._convert import tables
 
-        tree, rows = texts.tree_of_csv(texts.read_text(path), separator, dtype)
+        tree, rows = tables.tree_of_csv(tables.read_text(path), separator, dtype)
         return build(cls, tree, batch_size, device, auto_batch_size, batch_dims, found=rows)
 
     def to_pandas(self, *, separator: str = ".") -> object:
