@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, cast
 import torch
 from torch import Tensor
 
-from kd_core._convert.arrays import (
+from kd_core._convert.plain import (
     Plain,
     Tree,
     batch_of_layout,

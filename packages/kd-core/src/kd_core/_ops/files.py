@@ -708,7 +708,7 @@ class Formats(AbstractContainer):
             MissingDependency: if zarr is not installed.
             InvalidValue: if non-tensor data cannot be written as JSON.
         """
-        from kd_core._convert.arrays import write_zarr
+        from kd_core._convert.plain import write_zarr
 
         refuse_pickles(allow_pickle)
         write_zarr(self, filename)
@@ -742,7 +742,7 @@ class Formats(AbstractContainer):
             MissingDependency: if zarr is not installed.
             InvalidValue: if another mode, or `allow_pickle`, is asked for.
         """
-        from kd_core._convert.arrays import read_zarr
+        from kd_core._convert.plain import read_zarr
 
         refuse_pickles(allow_pickle)
         if mode != "r":
