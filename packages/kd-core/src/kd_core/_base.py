@@ -37,10 +37,10 @@ from kd_core._ops.pointwise import (
 )
 from kd_core._ops.processes import Processes
 from kd_core._ops.ragged import Ragged, as_stack, densified
+from kd_core._ops.reducing import Statistics
 from kd_core._ops.reduction import Reductions
 from kd_core._ops.scopes import Contexts
 from kd_core._ops.shaping import Dimensions, Shape
-from kd_core._ops.reducing import Statistics
 from kd_core._ops.storage import MemoryMaps, Storage
 from kd_core._ops.structure import Arrangement, Structure
 from kd_core._protocol import AbstractContainer

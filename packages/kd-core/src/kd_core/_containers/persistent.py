@@ -26,8 +26,7 @@ from kd_core._base import TensorDictBase
 from kd_core._batch.descriptor import describe
 from kd_core._batch.shapes import checked_names, names_of, with_names, without_names
 from kd_core._containers.tensordict import TensorDict, make_dense
-from kd_core._convert.plain import checked, escaped, stored, unescaped
-from kd_core._convert.plain import load
+from kd_core._convert.plain import checked, escaped, load, stored, unescaped
 from kd_core._errors import InvalidArgument, InvalidValue
 from kd_core._keys import format_key
 from kd_core._naming import public_in

@@ -22,8 +22,7 @@ from kd_core._batch.descriptor import describe
 from kd_core._batch.shapes import without_names
 from kd_core._containers.lazy_stack import LazyStackedTensorDict
 from kd_core._containers.tensordict import make_dense
-from kd_core._convert.plain import checked
-from kd_core._convert.plain import load
+from kd_core._convert.plain import checked, load
 from kd_core._errors import InvalidValue
 from kd_core._keys import KeyPath, format_key
 from kd_core._naming import public_in

@@ -1,4 +1,4 @@
-"""Python objects as nested dicts: dataclasses, named tuples, tuples, lists, structured arrays."""
+"""Values of other kinds: Python objects as nested dicts, and arrays of other libraries."""
 
 from __future__ import annotations
 

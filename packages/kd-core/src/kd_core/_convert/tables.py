@@ -1,4 +1,4 @@
-"""Containers as tables: columns, Arrow and Parquet, pandas, MosaicML Streaming."""
+"""Containers as tables and texts: columns, Arrow, pandas, MosaicML Streaming; JSON and CSV."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ from kd_core._convert.plain import (
     data_of,
     layout_of,
     leaves_of,
+    load,
     rebuilt,
     restored,
+    rows_of_data,
     stored,
 )
-from kd_core._convert.plain import load, rows_of_data
 from kd_core._errors import InvalidArgument, InvalidKey, InvalidValue, KeyCollision, a_type
 from kd_core._keys import format_key
 from kd_core._protocol import AbstractContainer, refuse_unbatched

@@ -39,7 +39,7 @@ from kd_core._protocol import (
 )
 
 if TYPE_CHECKING:
-    from typing import Self, TypeVar
+    from typing import Self
 
     from kd_core._ops.access import KeyFn
     from kd_core._types import Batch, BatchFn, LeafFn
