@@ -509,7 +509,7 @@ class Resolved:
         if self.traced is None and self.is_current():
             program = resolve(root, self.in_keys, self.visible)
             if program is not None:
-                from kd_nn._plan.dynamo import traced_plan  # what is not compiled needs none
+                from kd_nn._plan.eager import traced_plan  # what is not compiled needs none
 
                 names, watched = CallNames(self.in_keys, "_"), _watch(root, self)
                 self.traced = traced_plan(program, names, watched, self._changed, root)
