@@ -6,7 +6,6 @@ from kd_core.extending import publish as _publish
 from kd_nn._dispatch import dispatch as dispatch
 from kd_nn._dispatch import set_skip_existing as set_skip_existing
 from kd_nn._dispatch import skip_existing as skip_existing
-from kd_nn._drawing import KeyGraph as KeyGraph
 from kd_nn._errors import DispatchError as DispatchError
 from kd_nn._errors import EmptySubsequence as EmptySubsequence
 from kd_nn._errors import InputMissing as InputMissing
@@ -16,6 +15,7 @@ from kd_nn._errors import NotKeyed as NotKeyed
 from kd_nn._errors import OutKeyUnknown as OutKeyUnknown
 from kd_nn._errors import OutputMismatch as OutputMismatch
 from kd_nn._errors import SupportsInteraction as SupportsInteraction
+from kd_nn._keys import KeyGraph as KeyGraph
 from kd_nn._keys import KeyNode as KeyNode
 from kd_nn._modules.base import TensorDictModuleBase as TensorDictModuleBase
 from kd_nn._modules.module import TensorDictModule as TensorDictModule

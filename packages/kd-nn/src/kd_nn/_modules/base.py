@@ -35,11 +35,11 @@ from kd_nn._dispatch import (
     keys_of,
     optional_keys,
 )
-from kd_nn._drawing import KeyGraph
 from kd_nn._errors import DispatchError, out_key_unknown
 from kd_nn._keys import (
     DISCARD,
     InKeySpec,
+    KeyGraph,
     KeyNode,
     Keys,
     listed_once,

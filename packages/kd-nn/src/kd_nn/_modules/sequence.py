@@ -44,7 +44,6 @@ from kd_nn._dispatch import (
     read_optional,
     write_entries,
 )
-from kd_nn._drawing import KeyGraph
 from kd_nn._errors import (
     EmptySubsequence,
     InputMissing,
@@ -53,7 +52,7 @@ from kd_nn._errors import (
     not_a_container,
     not_written,
 )
-from kd_nn._keys import DISCARD, InKeySpec, Keys, is_covered, overlaps, parse_keys
+from kd_nn._keys import DISCARD, InKeySpec, KeyGraph, Keys, is_covered, overlaps, parse_keys
 from kd_nn._modules.base import (
     Check,
     TensorDictModuleBase,
