@@ -3,9 +3,9 @@
 from kd_core.extending import publish as _publish
 from kd_probabilistic._composite import CompositeDistribution as CompositeDistribution
 from kd_probabilistic._composite import EntropyEstimateWarning as EntropyEstimateWarning
-from kd_probabilistic._estimators import EstimateNotOffered as EstimateNotOffered
-from kd_probabilistic._estimators import estimate as estimate
-from kd_probabilistic._estimators import register_estimator as register_estimator
+from kd_probabilistic._distribution import EstimateNotOffered as EstimateNotOffered
+from kd_probabilistic._distribution import estimate as estimate
+from kd_probabilistic._distribution import register_estimator as register_estimator
 from kd_probabilistic._interaction import InteractionType as InteractionType
 from kd_probabilistic._interaction import NotTraceable as NotTraceable
 from kd_probabilistic._interaction import composite_lp_aggregate as composite_lp_aggregate

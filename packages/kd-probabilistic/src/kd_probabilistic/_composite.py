@@ -32,8 +32,13 @@ from kd_core import (
     unravel_key_to_tuple,
 )
 from kd_core.extending import is_prefix
-from kd_probabilistic._construction import Construction, log_prob_of, sum_last
-from kd_probabilistic._estimators import EstimateNotOffered, estimate
+from kd_probabilistic._distribution import (
+    Construction,
+    EstimateNotOffered,
+    estimate,
+    log_prob_of,
+    sum_last,
+)
 from kd_probabilistic._interaction import (
     InteractionType,
     can_read,

@@ -43,8 +43,16 @@ from kd_probabilistic._composite import (
     only_key,
     value_keys,
 )
-from kd_probabilistic._construction import Construction, log_prob_of, log_prob_of_draw, name_of
-from kd_probabilistic._estimators import draw, estimate, mean_or_empirical, scored_draw
+from kd_probabilistic._distribution import (
+    Construction,
+    draw,
+    estimate,
+    log_prob_of,
+    log_prob_of_draw,
+    mean_or_empirical,
+    name_of,
+    scored_draw,
+)
 from kd_probabilistic._interaction import (
     InteractionType,
     as_interaction_type,

@@ -556,8 +556,8 @@ def by_level(outputs: Sequence[tuple[NestedKey, int]]) -> dict[str, int | dict[s
 # The calls of a sequence as dynamo should see them: straight-line, and little of it.
 #
 # Everything that dynamo traces costs compile time and leaves a guard to test on each call. These
-# functions reach every module from the root, as `parameters()` does, so that an exported graph names
-# its parameters after the sequence and not after whatever else holds them.
+# functions reach every module from the root, as `parameters()` does, so that an exported graph
+# names its parameters after the sequence and not after whatever else holds them.
 
 
 def traced_plan(
