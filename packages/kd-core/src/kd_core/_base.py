@@ -13,18 +13,16 @@ from kd_core._nodes import registry
 from kd_core._nodes.entry import TensorData, Values
 from kd_core._ops.access import Access
 from kd_core._ops.apply import Apply, Parallel
-from kd_core._ops.autograd import Autograd
 from kd_core._ops.blending import Blending
 from kd_core._ops.conversion import Conversion
-from kd_core._ops.description import Description
+from kd_core._ops.description import Description, Inventory
 from kd_core._ops.files import Formats, Saving
 from kd_core._ops.filling import Filling
 from kd_core._ops.indexing import Indexing
-from kd_core._ops.inventory import Inventory
 from kd_core._ops.modules import Modules
 from kd_core._ops.objects import Objects
 from kd_core._ops.partition import Partition
-from kd_core._ops.placement import Placement, dense_copy
+from kd_core._ops.placement import Autograd, Placement, dense_copy
 from kd_core._ops.pointwise import (
     Arithmetic,
     ArithmeticInPlace,
