@@ -68,7 +68,7 @@ CHOICES = (
     Choice("x.split_with_sizes([5, 5])", "x.split(5)", "`kd_core._ops.partition`"),
     Choice("x.index_select(0, rows)", "x[rows]", "`kd_core._ops.indexing`: masks and rows"),
     Choice("x.reshape(5, 8)", "x.reshape(sizes)", "`kd_core._ops.shaping`"),
-    Choice("(ten, four)", "torch.Size((ten, four))", "`kd_core._batch.descriptor`: tuples inside"),
+    Choice("(ten, four)", "torch.Size((ten, four))", "`kd_core._descriptor`: tuples inside"),
     Choice("x + one", "x + 1", "`kd_core._leaves.foreach`: constants in place of numbers"),
     Choice(
         "torch._foreach_add(leaves, 1)",

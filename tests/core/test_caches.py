@@ -9,7 +9,7 @@ import torch
 from torch.utils import _pytree
 
 from kd_core import TensorDict, cat, lazy_stack, pad, stack
-from kd_core._batch import descriptor
+from kd_core import _descriptor as descriptor
 
 X = TensorDict({"a": torch.zeros(1)}, [1])
 MANY = TensorDict({f"k{i}": torch.zeros(1) for i in range(40)}, [1])

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from kd_core import InvalidArgument, TensorDict, TensorDictBase
-from kd_core._batch.descriptor import Descriptor
-from kd_core._nodes.entry import Entry
+from kd_core._descriptor import Descriptor
+from kd_core._nodes import Entry
 from kd_core.extending import GeneralMethods
 
 X = torch.zeros(2)

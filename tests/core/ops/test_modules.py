@@ -462,7 +462,7 @@ def test_compiled_recurrent_layer_computes_with_the_given_weights() -> None:
 
 
 def test_container_that_is_a_module_needs_kd_nn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr("kd_core._nodes.registry.params_of", raising=False)
+    monkeypatch.delattr("kd_core._registry.params_of", raising=False)
     with pytest.raises(ImportError, match="`pip install kd-nn`, and `import kd_nn` first"):
         TensorDict.from_module(nn.Linear(1, 1), as_module=True)
 

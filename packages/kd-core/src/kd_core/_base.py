@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, ClassVar, TypeGuard, cast, overload
 import torch
 from torch import Tensor
 
+from kd_core import _registry as registry
 from kd_core._naming import also_named, leaves_out, offered_names, public_in
-from kd_core._nodes import registry
-from kd_core._nodes.entry import TensorData, Values
+from kd_core._nodes import TensorData, Values
 from kd_core._ops.access import Access
 from kd_core._ops.apply import Apply, Parallel
 from kd_core._ops.blending import Blending

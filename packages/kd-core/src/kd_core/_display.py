@@ -20,16 +20,16 @@ from torch import Tensor
 from torch.nn import Buffer as Buffer
 from torch.nn.parameter import is_lazy
 
-from kd_core._batch.shapes import names_of
 from kd_core._errors import InvalidArgument, KdError, ShapeMismatch, a_type, listed, wrong_type
 from kd_core._leaves.loops import entries_of, is_shapeless
 from kd_core._naming import public_in
-from kd_core._nodes.entry import tensor_of
+from kd_core._nodes import tensor_of
+from kd_core._shapes import names_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kd_core._nodes.entry import Entries, Entry, Node
+    from kd_core._nodes import Entries, Entry, Node
 
 
 # Showing a container in a notebook: a table that folds, without scripts or style sheets.

@@ -33,9 +33,9 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
+from kd_core import _registry as registry
 from kd_core._base import TensorDictBase
-from kd_core._batch.descriptor import Descriptor, describe
-from kd_core._batch.shapes import new_dim, plain_size, resized, without_names, wrap_dim
+from kd_core._descriptor import Descriptor, describe
 from kd_core._errors import (
     DeviceMismatch,
     InvalidArgument,
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from kd_core._containers.non_tensor import NonTensorDataBase
     from kd_core._keys import KeyPath
     from kd_core._leaves.writes import Write
-    from kd_core._nodes.entry import Data, Entries, Entry, Memo
+    from kd_core._nodes import Data, Entries, Entry, Memo
     from kd_core._types import Batch, NestedKey
 
     Column: TypeAlias = Sequence[Entry]

@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence as pad_tensors
 
 from kd_core._base import TensorDictBase
-from kd_core._batch.shapes import wrap_dim
 from kd_core._errors import InvalidArgument, InvalidValue, KeyCollision, UnknownField, wrong_type
 from kd_core._joining import batches_differ, first_of, stack
 from kd_core._keys import format_key, path_of, several
@@ -18,6 +17,7 @@ from kd_core._naming import also_named
 from kd_core._ops.binary import written_to
 from kd_core._ops.indexing import check_mask
 from kd_core._protocol import same_batch
+from kd_core._shapes import wrap_dim
 
 if TYPE_CHECKING:
     from kd_core._types import NestedKey

@@ -34,7 +34,8 @@ from torch import Tensor
 from torch.compiler import is_compiling, is_dynamo_compiling
 from torch.utils.checkpoint import checkpoint
 
-from kd_core._batch.descriptor import LOCKED_BY_USER
+from kd_core import _registry as registry
+from kd_core._descriptor import LOCKED_BY_USER
 from kd_core._errors import (
     InvalidArgument,
     InvalidValue,
@@ -64,8 +65,7 @@ from kd_core._leaves.loops import (
     zip_each,
 )
 from kd_core._leaves.writes import writable_source
-from kd_core._nodes import registry
-from kd_core._nodes.entry import Node, encodes, is_data, is_node, is_unbatched, tensor_of
+from kd_core._nodes import Node, encodes, is_data, is_node, is_unbatched, tensor_of
 from kd_core._torch_private import (
     HigherOrderOperator,
     assume_constant_result,
@@ -79,10 +79,10 @@ if TYPE_CHECKING:
 
     from torch.utils.data import Dataset
 
-    from kd_core._batch.descriptor import Descriptor
-    from kd_core._batch.shapes import Plan
+    from kd_core._descriptor import Descriptor
     from kd_core._leaves.writes import Write
-    from kd_core._nodes.entry import Entry, Memo, PartsMemo
+    from kd_core._nodes import Entry, Memo, PartsMemo
+    from kd_core._shapes import Plan
     from kd_core._types import Batch, BatchFn, DeviceLike, Index, LeafFn, NestedKey, PartsFn
 
     W = TypeVar("W", bound="AbstractContainer")

@@ -31,8 +31,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from kd_core._batch.descriptor import Descriptor, describe
-from kd_core._batch.shapes import as_named, names_of
+from kd_core import _registry as registry
 from kd_core._containers.dense import Dense
 from kd_core._containers.lazy_stack import built_stack
 from kd_core._containers.non_tensor import Constant, NonTensorDataBase, wrap_data
@@ -40,11 +39,12 @@ from kd_core._containers.non_tensor_stack import HiddenRows, NonTensorStack
 from kd_core._containers.stack_moves import plain_class
 from kd_core._containers.tensordict import TensorDict
 from kd_core._containers.unbatched import UnbatchedTensor, wrap_tensor
+from kd_core._descriptor import Descriptor, describe
 from kd_core._errors import InvalidValue, KdError, ShapeMismatch, a_type
 from kd_core._keys import format_key
-from kd_core._nodes import registry
-from kd_core._nodes.entry import TensorData, is_node, is_unbatched
+from kd_core._nodes import TensorData, is_node, is_unbatched
 from kd_core._protocol import AbstractContainer, Composite
+from kd_core._shapes import as_named, names_of
 from kd_core._torch_private import (
     get_unwrapped,
     is_batchedtensor,
@@ -59,9 +59,9 @@ if TYPE_CHECKING:
     from typing import NotRequired, TypedDict, final
 
     from kd_core._base import TensorDictBase
-    from kd_core._batch.shapes import Names
     from kd_core._containers.lazy_stack import LazyStackedTensorDict
-    from kd_core._nodes.entry import Entry, Node
+    from kd_core._nodes import Entry, Node
+    from kd_core._shapes import Names
     from kd_core._types import Batch
 
 

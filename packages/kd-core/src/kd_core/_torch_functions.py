@@ -20,9 +20,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from kd_core import _protocol as primitives
+from kd_core import _registry as registry
 from kd_core._base import TensorDictBase
-from kd_core._batch.descriptor import restore_descriptor
-from kd_core._batch.shapes import EVERYTHING, SAME_SHAPE, NamedSize, broadcasts_to, restore_size
 from kd_core._containers.dense import Dense, restore_dense
 from kd_core._containers.lazy_stack import restore_stack
 from kd_core._containers.non_tensor import (
@@ -35,17 +34,18 @@ from kd_core._containers.non_tensor import (
 from kd_core._containers.non_tensor_stack import restore_rows
 from kd_core._containers.stack_writes import MemberStorage
 from kd_core._containers.unbatched import UnbatchedTensor, restore_unbatched
+from kd_core._descriptor import restore_descriptor
 from kd_core._errors import InvalidArgument, InvalidValue, ShapeMismatch, shape_text, wrong_type
 from kd_core._joining import cat, stack
 from kd_core._keys import KeyPath, format_key
 from kd_core._leaves.packing import restore_from_bits
-from kd_core._nodes import registry
-from kd_core._nodes.registry import NamedKind
 from kd_core._ops.binary import as_operand, check_batches, pad_to_leaves
 from kd_core._ops.filling import fill_like
 from kd_core._ops.pointwise import OPERATORS, Arithmetic, Comparisons, Logic, Unary
 from kd_core._ops.reduction import Reductions
 from kd_core._protocol import AbstractContainer, note_entry, refuse_unbatched
+from kd_core._registry import NamedKind
+from kd_core._shapes import EVERYTHING, SAME_SHAPE, NamedSize, broadcasts_to, restore_size
 from kd_core._torch_private import collate_as
 
 _MIRRORED = {"eq": "eq", "ne": "ne", "lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}

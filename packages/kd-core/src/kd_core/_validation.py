@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from kd_core._batch.shapes import names_of, unchanged, with_names
+from kd_core import _registry as registry
 from kd_core._errors import (
     InvalidKey,
     InvalidValue,
@@ -28,13 +28,13 @@ from kd_core._errors import (
 )
 from kd_core._keys import format_key, is_key, path_of
 from kd_core._leaves.loops import entries_of, is_shapeless, leaf_fits, without_shape
-from kd_core._nodes import registry
-from kd_core._nodes.entry import is_data, is_node, is_row_data, is_unbatched
+from kd_core._nodes import is_data, is_node, is_row_data, is_unbatched
+from kd_core._shapes import names_of, unchanged, with_names
 from kd_core._switches import list_to_stack
 
 if TYPE_CHECKING:
-    from kd_core._batch.descriptor import Descriptor
-    from kd_core._nodes.entry import Entry, Node
+    from kd_core._descriptor import Descriptor
+    from kd_core._nodes import Entry, Node
     from kd_core._types import Batch, NestedKey
 
 _NUMBERS = (bool, int, float, complex)

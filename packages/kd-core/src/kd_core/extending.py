@@ -16,14 +16,14 @@ Everything else in this package stays private.
 
 from typing import TYPE_CHECKING
 
-from kd_core._batch.descriptor import Descriptor as Descriptor
-from kd_core._batch.descriptor import describe as describe
-from kd_core._batch.descriptor import restore_descriptor as restore_descriptor
 from kd_core._containers.dense import GeneralMethods as GeneralMethods
 from kd_core._containers.dense import restore_dense as restore_dense
 from kd_core._containers.lazy_stack import restore_stack as restore_stack
 from kd_core._containers.tensorclass import field_keys as field_keys
 from kd_core._containers.tensordict import make_dense as make_dense
+from kd_core._descriptor import Descriptor as Descriptor
+from kd_core._descriptor import describe as describe
+from kd_core._descriptor import restore_descriptor as restore_descriptor
 from kd_core._keys import is_prefix as is_prefix
 from kd_core._keys import plain_str as plain_str
 from kd_core._leaves.foreach import clone_leaves as clone_leaves
@@ -33,8 +33,8 @@ from kd_core._leaves.foreach import run_copies as run_copies
 from kd_core._leaves.packing import restore_leaf as restore_leaf
 from kd_core._naming import public_in as public_in
 from kd_core._naming import publish as publish
-from kd_core._nodes.entry import Entry as Entry
-from kd_core._nodes.registry import register as register
+from kd_core._nodes import Entry as Entry
+from kd_core._registry import register as register
 from kd_core._torch_private import assume_constant_result as assume_constant_result
 from kd_core._torch_private import is_batchedtensor as is_batchedtensor
 from kd_core._torch_private import is_exporting as is_exporting

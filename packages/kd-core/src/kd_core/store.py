@@ -12,17 +12,17 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
 
+from kd_core import _registry as registry
 from kd_core._base import TensorDictBase
 from kd_core._errors import FormatError, InvalidArgument, listed, wrong_type
 from kd_core._naming import publish
-from kd_core._nodes import registry
 from kd_core._store import forms, manifest
 from kd_core._store.commit import StoreInfo as StoreInfo
 from kd_core._store.files import progress as progress
 
 if TYPE_CHECKING:
-    from kd_core._batch.descriptor import Descriptor
-    from kd_core._nodes.entry import Entry, Node
+    from kd_core._descriptor import Descriptor
+    from kd_core._nodes import Entry, Node
 
 C = TypeVar("C", bound=type[TensorDictBase])
 T = TypeVar("T")

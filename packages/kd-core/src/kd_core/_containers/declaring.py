@@ -10,10 +10,10 @@ from dataclasses import field
 from types import CellType
 from typing import TYPE_CHECKING, TypeVar, cast, dataclass_transform, overload
 
+from kd_core import _registry as registry
 from kd_core._containers.tensorclass import TensorClass, TensorClassMeta, from_mapping
 from kd_core._containers.tensordict import TensorDict
 from kd_core._errors import InvalidArgument, wrong_type
-from kd_core._nodes import registry
 
 if TYPE_CHECKING:
     from kd_core._types import BatchSize, DeviceLike

@@ -24,8 +24,9 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
+from kd_core import _registry as registry
 from kd_core._base import TensorDictBase
-from kd_core._batch.descriptor import LOCKED_BY_USER, describe, restored
+from kd_core._descriptor import LOCKED_BY_USER, describe, restored
 from kd_core._errors import InvalidArgument, a_type, not_valid, restores, shape_text
 from kd_core._leaves.loops import (
     MANY,
@@ -39,8 +40,7 @@ from kd_core._leaves.loops import (
     zip_each,
 )
 from kd_core._leaves.packing import packed
-from kd_core._nodes import registry
-from kd_core._nodes.entry import Node, is_node, is_row_data
+from kd_core._nodes import Node, is_node, is_row_data
 from kd_core._ops.scopes import WAS_LOCKED, WAS_UNLOCKED
 from kd_core._torch_private import traced_as
 from kd_core._validation import as_entry
@@ -48,8 +48,8 @@ from kd_core._validation import as_entry
 if TYPE_CHECKING:
     from typing import Protocol, Self, TypeVar
 
-    from kd_core._batch.descriptor import Descriptor
-    from kd_core._nodes.entry import Entry, Memo, PartsMemo
+    from kd_core._descriptor import Descriptor
+    from kd_core._nodes import Entry, Memo, PartsMemo
     from kd_core._types import Batch, BatchFn, LeafFn, PartsFn
 
     class Owner(Protocol):

@@ -30,15 +30,15 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
+from kd_core import _registry as registry
 from kd_core._errors import InvalidArgument, InvalidValue, a_type, listed
 from kd_core._keys import format_key
-from kd_core._nodes import registry
-from kd_core._nodes.entry import is_data, is_node, is_row_data
+from kd_core._nodes import is_data, is_node, is_row_data
 from kd_core._torch_private import annotations_of
 
 if TYPE_CHECKING:
-    from kd_core._batch.descriptor import Descriptor
-    from kd_core._nodes.entry import Node
+    from kd_core._descriptor import Descriptor
+    from kd_core._nodes import Node
 
 OWN: Final = "_kd_"
 """How the names begin that containers keep for themselves: no class with fields may define one.

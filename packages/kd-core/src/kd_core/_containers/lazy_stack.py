@@ -14,17 +14,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar, cast, overload
 import torch
 from torch import Tensor
 
+from kd_core import _registry as registry
 from kd_core._base import TensorDictBase
-from kd_core._batch.descriptor import describe
-from kd_core._batch.shapes import (
-    as_int,
-    batch_of,
-    checked_names,
-    names_of,
-    new_dim,
-    resized,
-    with_names,
-)
 from kd_core._containers.stack_moves import pick, plain_class, stack_class
 from kd_core._containers.stack_writes import (
     MemberStorage,
@@ -35,6 +26,7 @@ from kd_core._containers.stack_writes import (
     rows_of,
     stage_rows,
 )
+from kd_core._descriptor import describe
 from kd_core._errors import (
     InvalidArgument,
     InvalidValue,
@@ -53,7 +45,6 @@ from kd_core._errors import (
 from kd_core._keys import format_key, is_path, path_of, plain_str
 from kd_core._leaves.loops import common_batch, has_entry
 from kd_core._leaves.writes import Write, write_all
-from kd_core._nodes import registry
 from kd_core._ops.binary import written_to
 from kd_core._ops.conversion import build
 from kd_core._ops.description import StaysLazy, named, resize, shapes_of
@@ -68,13 +59,22 @@ from kd_core._protocol import (
     engine,
     reading,
 )
+from kd_core._shapes import (
+    as_int,
+    batch_of,
+    checked_names,
+    names_of,
+    new_dim,
+    resized,
+    with_names,
+)
 from kd_core._types import NO_DEFAULT
 from kd_core._validation import refuse_cycle
 
 if TYPE_CHECKING:
     from typing import Self
 
-    from kd_core._nodes.entry import AnyKey, Entry, Source
+    from kd_core._nodes import AnyKey, Entry, Source
     from kd_core._protocol import Reading, Side
     from kd_core._types import BatchSize, DeviceLike, Index, NestedKey, NoDefault
 

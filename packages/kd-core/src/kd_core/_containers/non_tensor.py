@@ -16,17 +16,8 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from kd_core._batch.descriptor import LOCKED_BY_USER, Descriptor, describe, describe_on, restored
-from kd_core._batch.shapes import (
-    Fresh,
-    Grown,
-    Padded,
-    Reduced,
-    batch_of,
-    checked_names,
-    names_of,
-    with_names,
-)
+from kd_core import _registry as registry
+from kd_core._descriptor import LOCKED_BY_USER, Descriptor, describe, describe_on, restored
 from kd_core._errors import (
     InvalidArgument,
     InvalidKey,
@@ -43,17 +34,26 @@ from kd_core._leaves.foreach import StandIn
 from kd_core._leaves.loops import Selection, same_data, unwrapped
 from kd_core._leaves.writes import Targets
 from kd_core._naming import explain_attribute, leaves_out
-from kd_core._nodes import registry
-from kd_core._nodes.entry import Encodes, Values, is_data, is_node
+from kd_core._nodes import Encodes, Values, is_data, is_node
 from kd_core._ops.access import LinkedList
 from kd_core._ops.indexing import resolve
 from kd_core._protocol import check_not_held
+from kd_core._shapes import (
+    Fresh,
+    Grown,
+    Padded,
+    Reduced,
+    batch_of,
+    checked_names,
+    names_of,
+    with_names,
+)
 from kd_core._torch_private import traced_as
 
 if TYPE_CHECKING:
     from typing import Self, TypeGuard
 
-    from kd_core._nodes.entry import Entry, Memo, Node, PartsMemo
+    from kd_core._nodes import Entry, Memo, Node, PartsMemo
     from kd_core._protocol import AbstractContainer
     from kd_core._types import Batch, BatchFn, BatchSize, DeviceLike, LeafFn, PartsFn
 

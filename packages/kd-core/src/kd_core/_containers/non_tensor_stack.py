@@ -17,19 +17,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling, is_dynamo_compiling
 
-from kd_core._batch.descriptor import describe_on, device_beside, restored
-from kd_core._batch.shapes import (
-    Fresh,
-    Padded,
-    Reduced,
-    as_int,
-    batch_of,
-    broadcasts_to,
-    checked_names,
-    with_names,
-    without_names,
-    wrap_dim,
-)
+from kd_core import _registry as registry
 from kd_core._containers.non_tensor import (
     Cell,
     Constant,
@@ -44,6 +32,7 @@ from kd_core._containers.non_tensor import (
     stand_in_for,
     wrap_data,
 )
+from kd_core._descriptor import describe_on, device_beside, restored
 from kd_core._errors import (
     InvalidValue,
     KeyNotFound,
@@ -60,8 +49,19 @@ from kd_core._keys import format_key
 from kd_core._leaves.foreach import StandIn
 from kd_core._leaves.loops import Selection, same_data
 from kd_core._leaves.writes import Targets
-from kd_core._nodes import registry
-from kd_core._nodes.entry import RowData
+from kd_core._nodes import RowData
+from kd_core._shapes import (
+    Fresh,
+    Padded,
+    Reduced,
+    as_int,
+    batch_of,
+    broadcasts_to,
+    checked_names,
+    with_names,
+    without_names,
+    wrap_dim,
+)
 from kd_core._torch_private import get_unwrapped, is_gradtrackingtensor
 from kd_core._types import NO_DEFAULT
 from kd_core._validation import shape_of_lists, values_of_rows
@@ -69,8 +69,8 @@ from kd_core._validation import shape_of_lists, values_of_rows
 if TYPE_CHECKING:
     from typing import Protocol, Self
 
-    from kd_core._batch.descriptor import Descriptor
-    from kd_core._nodes.entry import Entry, Memo, Node, PartsMemo
+    from kd_core._descriptor import Descriptor
+    from kd_core._nodes import Entry, Memo, Node, PartsMemo
     from kd_core._types import Batch, BatchFn, BatchSize, DeviceLike, LeafFn, NestedKey, PartsFn
 
     class Rows(Protocol):

@@ -22,23 +22,23 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 import torch
 from torch import Tensor
 
+from kd_core import _registry as registry
 from kd_core._base import TensorDictBase
-from kd_core._batch.descriptor import describe
-from kd_core._batch.shapes import checked_names, names_of, with_names, without_names
 from kd_core._containers.tensordict import TensorDict, make_dense
 from kd_core._convert.plain import checked, escaped, load, stored, unescaped
+from kd_core._descriptor import describe
 from kd_core._errors import InvalidArgument, InvalidValue
 from kd_core._keys import format_key
 from kd_core._naming import public_in
-from kd_core._nodes import registry
-from kd_core._nodes.entry import is_row_data, is_unbatched
+from kd_core._nodes import is_row_data, is_unbatched
 from kd_core._protocol import AbstractContainer, lock
+from kd_core._shapes import checked_names, names_of, with_names, without_names
 
 if TYPE_CHECKING:
     from typing import Self
 
-    from kd_core._batch.descriptor import Descriptor
-    from kd_core._nodes.entry import Entry, Node
+    from kd_core._descriptor import Descriptor
+    from kd_core._nodes import Entry, Node
     from kd_core._types import BatchSize, DeviceLike
 
 Group: TypeAlias = Any

@@ -17,26 +17,26 @@ from uuid import uuid4
 import torch
 from torch import Tensor
 
+from kd_core import _registry as registry
 from kd_core._base import TensorDictBase
-from kd_core._batch.descriptor import describe
-from kd_core._batch.shapes import without_names
 from kd_core._containers.lazy_stack import LazyStackedTensorDict
 from kd_core._containers.tensordict import make_dense
 from kd_core._convert.plain import checked, load
+from kd_core._descriptor import describe
 from kd_core._errors import InvalidValue
 from kd_core._keys import KeyPath, format_key
 from kd_core._naming import public_in
-from kd_core._nodes import registry
-from kd_core._nodes.entry import is_row_data, is_unbatched
+from kd_core._nodes import is_row_data, is_unbatched
 from kd_core._protocol import AbstractContainer, lock
+from kd_core._shapes import without_names
 from kd_core._store.mapped_tensor import address_of, is_writing
 from kd_core._torch_private import without_torch_function
 
 if TYPE_CHECKING:
     from typing import Self
 
-    from kd_core._batch.descriptor import Descriptor
-    from kd_core._nodes.entry import Entry
+    from kd_core._descriptor import Descriptor
+    from kd_core._nodes import Entry
     from kd_core._types import BatchSize, DeviceLike
 
 Client: TypeAlias = Any

@@ -15,13 +15,13 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from kd_core._batch.descriptor import device_beside
-from kd_core._batch.shapes import Fresh, Reduced, Viewed, names_of, numel
-from kd_core._nodes import registry
-from kd_core._nodes.entry import is_data
+from kd_core import _registry as registry
+from kd_core._descriptor import device_beside
+from kd_core._nodes import is_data
 from kd_core._ops.indexing import plain_index, resolve
 from kd_core._ops.shaping import resize_plan
 from kd_core._protocol import map_by
+from kd_core._shapes import Fresh, Reduced, Viewed, names_of, numel
 from kd_core._torch_private import assume_constant_result
 
 if TYPE_CHECKING:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
+from kd_core import _registry as registry
 from kd_core._base import TensorDictBase
 from kd_core._batch.descriptor import describe
 from kd_core._batch.shapes import Padded, Reduced, broadcasts_to, resized
@@ -31,6 +32,7 @@ from kd_core._containers.stack_moves import (
     stack_class,
     viewed_members,
 )
+from kd_core._descriptor import describe
 from kd_core._errors import (
     InvalidArgument,
     InvalidValue,
@@ -51,8 +53,7 @@ from kd_core._leaves.writes import (
     without_ones,
     writable_source,
 )
-from kd_core._nodes import registry
-from kd_core._nodes.entry import is_node, is_row_data, is_unbatched, tensor_of
+from kd_core._nodes import is_node, is_row_data, is_unbatched, tensor_of
 from kd_core._ops.indexing import for_nested
 from kd_core._protocol import (
     AbstractContainer,
@@ -61,14 +62,15 @@ from kd_core._protocol import (
     are_alike,
     index_of,
 )
+from kd_core._shapes import Padded, Reduced, resized
 from kd_core._validation import as_entry, values_of_rows
 
 if TYPE_CHECKING:
     from typing import Self
 
-    from kd_core._batch.descriptor import Descriptor
+    from kd_core._descriptor import Descriptor
     from kd_core._keys import KeyPath
-    from kd_core._nodes.entry import Data, Entry, Memo, Node, PartsMemo, RowData, TensorData
+    from kd_core._nodes import Data, Entry, Memo, Node, PartsMemo, RowData, TensorData
     from kd_core._protocol import Side
     from kd_core._types import BatchFn, LeafFn, PartsFn
 

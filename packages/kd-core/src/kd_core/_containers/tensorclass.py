@@ -27,9 +27,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar, cast, 
 
 from torch import Tensor
 
+from kd_core import _registry as registry
 from kd_core._base import TensorDictBase
-from kd_core._batch.descriptor import describe, describe_on
-from kd_core._batch.shapes import batch_of
 from kd_core._containers.dense import Dense
 from kd_core._containers.field_declarations import (
     STORED,
@@ -49,6 +48,7 @@ from kd_core._containers.field_declarations import (
 )
 from kd_core._containers.non_tensor import NonTensorData
 from kd_core._containers.tensordict import TensorDict, fill, make_dense
+from kd_core._descriptor import describe, describe_on
 from kd_core._errors import (
     FROZEN,
     FrozenField,
@@ -61,11 +61,11 @@ from kd_core._errors import (
 )
 from kd_core._keys import format_key, nearest_key
 from kd_core._naming import explain_attribute
-from kd_core._nodes import registry
-from kd_core._nodes.entry import Entry, Node, is_data, tensor_of
+from kd_core._nodes import Entry, Node, is_data, tensor_of
 from kd_core._ops.conversion import build
 from kd_core._ops.description import named as with_names
 from kd_core._protocol import AbstractContainer, Composite, lock
+from kd_core._shapes import batch_of
 from kd_core._types import NO_DEFAULT
 from kd_core._validation import with_plain_keys
 
@@ -74,8 +74,8 @@ if TYPE_CHECKING:
 
     import torch
 
-    from kd_core._batch.descriptor import Descriptor
-    from kd_core._nodes.entry import AnyKey
+    from kd_core._descriptor import Descriptor
+    from kd_core._nodes import AnyKey
     from kd_core._types import BatchSize, DeviceLike
 
     class _Start(TypedDict, total=False):

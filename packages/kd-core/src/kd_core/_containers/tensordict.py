@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, SupportsIndex, cast, ov
 from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
 
-from kd_core._batch.descriptor import Descriptor, describe, describe_on
-from kd_core._batch.shapes import batch_of
+from kd_core import _registry as registry
 from kd_core._containers.dense import Dense, GeneralMethods, holds_nodes
+from kd_core._descriptor import Descriptor, describe, describe_on
 from kd_core._errors import InvalidArgument, given_twice, wrong_type
 from kd_core._keys import format_key
 from kd_core._leaves.loops import MANY, all_fit, common_batch, leaf_fits
 from kd_core._naming import USUAL_KEYS, KeyAsAttribute, leaves_out
-from kd_core._nodes import registry
 from kd_core._ops.conversion import build
 from kd_core._ops.description import named
 from kd_core._ops.modules import Scope
 from kd_core._protocol import AbstractContainer
+from kd_core._shapes import batch_of
 from kd_core._torch_private import traced_as
 from kd_core._types import NO_DEFAULT
 from kd_core._validation import MAX_DEPTH, as_entry, is_foreign, with_plain_keys
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from kd_core._base import TensorDictBase
-    from kd_core._nodes.entry import AnyKey, Entry, Node, Source
+    from kd_core._nodes import AnyKey, Entry, Node, Source
     from kd_core._types import Batch, BatchSize, DeviceLike, NestedKey, NoDefault
 
 

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from kd_core._batch.descriptor import describe, describe_on, restored
-from kd_core._batch.shapes import Fresh, Reduced, batch_of
+from kd_core import _registry as registry
+from kd_core._descriptor import describe, describe_on, restored
 from kd_core._errors import (
     InvalidValue,
     KeySetMismatch,
@@ -34,14 +34,14 @@ from kd_core._keys import format_key
 from kd_core._leaves.foreach import wraps_tensors
 from kd_core._leaves.loops import Selection
 from kd_core._leaves.packing import packed
-from kd_core._nodes import registry
-from kd_core._nodes.entry import TensorData, is_node, is_unbatched
+from kd_core._nodes import TensorData, is_node, is_unbatched
+from kd_core._shapes import Fresh, Reduced, batch_of
 
 if TYPE_CHECKING:
     from typing import Self, SupportsIndex
 
-    from kd_core._batch.descriptor import Descriptor
-    from kd_core._nodes.entry import Entry, Memo, PartsMemo
+    from kd_core._descriptor import Descriptor
+    from kd_core._nodes import Entry, Memo, PartsMemo
     from kd_core._types import BatchFn, BatchSize, DeviceLike, LeafFn, PartsFn
 
 

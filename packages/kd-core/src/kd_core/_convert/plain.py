@@ -15,13 +15,13 @@ from urllib.parse import quote, unquote
 import torch
 from torch import Tensor
 
-from kd_core._batch.descriptor import describe, describe_on
+from kd_core import _registry as registry
+from kd_core._descriptor import describe, describe_on
 from kd_core._errors import InvalidValue, KeyCollision, MissingDependency, a_type, wrong_type
 from kd_core._keys import KeyPath, format_key
 from kd_core._leaves.loops import find_entry, same_data
 from kd_core._leaves.packing import BITS
-from kd_core._nodes import registry
-from kd_core._nodes.entry import Entry, Node, is_node, is_row_data, is_unbatched
+from kd_core._nodes import Entry, Node, is_node, is_row_data, is_unbatched
 from kd_core._protocol import AbstractContainer, Composite, refuse_unbatched
 from kd_core._torch_private import torch_tree, without_torch_function
 from kd_core._validation import (
@@ -32,7 +32,7 @@ from kd_core._validation import (
 )
 
 if TYPE_CHECKING:
-    from kd_core._batch.descriptor import Descriptor
+    from kd_core._descriptor import Descriptor
 
     Foreign: TypeAlias = Any
 

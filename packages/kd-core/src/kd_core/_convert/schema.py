@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Final, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from kd_core._batch.descriptor import describe
+from kd_core import _registry as registry
+from kd_core._descriptor import describe
 from kd_core._display import short_name
 from kd_core._errors import InvalidValue, wrong_type
 from kd_core._keys import format_key, path_of
 from kd_core._leaves.loops import kinds_of
 from kd_core._naming import public_in
-from kd_core._nodes import registry
-from kd_core._nodes.entry import Entry, Node, is_unbatched
+from kd_core._nodes import Entry, Node, is_unbatched
 from kd_core._protocol import AbstractContainer
 
 if TYPE_CHECKING:

@@ -32,7 +32,7 @@ from kd_core._errors import (
     a_type,
 )
 from kd_core._keys import format_key
-from kd_core._nodes.entry import is_row_data, tensor_of
+from kd_core._nodes import is_row_data, tensor_of
 from kd_core._protocol import AbstractContainer, Composite
 from kd_core._store.manifest import canonical
 from kd_core._torch_private import store_of

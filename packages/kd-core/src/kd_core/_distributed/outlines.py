@@ -22,13 +22,13 @@ from kd_core._keys import KeyPath, format_key
 from kd_core._leaves.foreach import run_copies
 from kd_core._leaves.loops import is_shapeless
 from kd_core._leaves.writes import check_write
-from kd_core._nodes.entry import is_unbatched, tensor_of
+from kd_core._nodes import is_unbatched, tensor_of
 from kd_core._protocol import AbstractContainer, Composite
 from kd_core._store.manifest import canonical
 from kd_core._torch_private import check_of, unflatten
 
 if TYPE_CHECKING:
-    from kd_core._nodes.entry import Entry
+    from kd_core._nodes import Entry
 
 
 DATA: Final = "non-tensor data"

@@ -24,7 +24,6 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from kd_core._batch.shapes import Padded, Reduced
 from kd_core._errors import (
     InvalidValue,
     KeyNotFound,
@@ -46,7 +45,8 @@ from kd_core._leaves.foreach import (
     prepare,
     wraps_tensors,
 )
-from kd_core._nodes.entry import Node, is_node, tensor_of
+from kd_core._nodes import Node, is_node, tensor_of
+from kd_core._shapes import Padded, Reduced
 from kd_core._torch_private import (
     make_subclass,
     nested_view_from_buffer,
@@ -55,8 +55,8 @@ from kd_core._torch_private import (
 )
 
 if TYPE_CHECKING:
-    from kd_core._batch.descriptor import Descriptor
-    from kd_core._nodes.entry import Entries, Entry, Memo, PartsMemo
+    from kd_core._descriptor import Descriptor
+    from kd_core._nodes import Entries, Entry, Memo, PartsMemo
     from kd_core._types import BatchFn, LeafFn, PartsFn
 
 

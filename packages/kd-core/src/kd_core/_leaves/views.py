@@ -13,10 +13,10 @@ from torch import Tensor
 
 from kd_core._keys import is_key, path_of
 from kd_core._leaves.loops import has_entry, kinds_of
-from kd_core._nodes.entry import is_unbatched
+from kd_core._nodes import is_unbatched
 
 if TYPE_CHECKING:
-    from kd_core._nodes.entry import Entries, Entry, Node
+    from kd_core._nodes import Entries, Entry, Node
     from kd_core._types import NestedKey
 
     IsLeaf = Callable[[type], bool] | None

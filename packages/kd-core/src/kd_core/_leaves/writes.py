@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.compiler import is_compiling
 from torch.overrides import has_torch_function
 
-from kd_core._batch.shapes import broadcasts_to
 from kd_core._errors import (
     InvalidArgument,
     InvalidValue,
@@ -47,7 +46,8 @@ from kd_core._leaves.loops import (
     kept,
     unwrapped,
 )
-from kd_core._nodes.entry import encodes, is_data, is_unbatched
+from kd_core._nodes import encodes, is_data, is_unbatched
+from kd_core._shapes import broadcasts_to
 from kd_core._torch_private import (
     dispatch_modes,
     get_unwrapped,
@@ -58,7 +58,7 @@ from kd_core._torch_private import (
 
 if TYPE_CHECKING:
     from kd_core._leaves.loops import Refused
-    from kd_core._nodes.entry import Data, Entries, Entry, Node
+    from kd_core._nodes import Data, Entries, Entry, Node
 
 
 Where: TypeAlias = tuple[str, ...] | Callable[[], tuple[str, ...]]

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
+from kd_core import _registry as registry
 from kd_core._errors import (
     InvalidArgument,
     InvalidKey,
@@ -40,8 +41,7 @@ from kd_core._leaves.views import (
     NestedValues,
 )
 from kd_core._leaves.writes import Write, check_write, write_all, write_checked
-from kd_core._nodes import registry
-from kd_core._nodes.entry import is_any_data, is_data, is_row_data, is_unbatched, tensor_of
+from kd_core._nodes import is_any_data, is_data, is_row_data, is_unbatched, tensor_of
 from kd_core._ops.description import check_has_keys
 from kd_core._protocol import (
     AbstractContainer,
@@ -63,7 +63,7 @@ from kd_core._validation import Branch, spread_keys
 if TYPE_CHECKING:
     from typing import Self, TypeVar
 
-    from kd_core._nodes.entry import Entry, Node
+    from kd_core._nodes import Entry, Node
     from kd_core._protocol import Side
     from kd_core._types import NestedKey
 

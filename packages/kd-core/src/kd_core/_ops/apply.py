@@ -11,14 +11,13 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from kd_core._batch.descriptor import Descriptor, describe, describe_on, device_of
-from kd_core._batch.shapes import as_int, batch_of, wrap_dim
+from kd_core import _registry as registry
+from kd_core._descriptor import Descriptor, describe, describe_on, device_of
 from kd_core._errors import InvalidArgument, InvalidValue, shape_text, unknown_keys, wrong_type
 from kd_core._keys import format_key, path_of
 from kd_core._leaves.loops import all_fit, entries_of, finder, is_shapeless, key_sets_differ
 from kd_core._leaves.writes import Write, writable_source, write_all
-from kd_core._nodes import registry
-from kd_core._nodes.entry import Node, is_unbatched, tensor_of
+from kd_core._nodes import Node, is_unbatched, tensor_of
 from kd_core._ops.binary import written_to
 from kd_core._ops.description import check_names, named
 from kd_core._protocol import (
@@ -30,6 +29,7 @@ from kd_core._protocol import (
     lock,
     name_in,
 )
+from kd_core._shapes import as_int, batch_of, wrap_dim
 from kd_core._types import NO_DEFAULT
 from kd_core._validation import as_entry
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from typing import Protocol, Self, TypedDict, TypeVar, Unpack
 
     from kd_core._keys import KeyPath
-    from kd_core._nodes.entry import Entries, Entry
+    from kd_core._nodes import Entries, Entry
     from kd_core._types import BatchSize, DeviceLike, NestedKey, NoDefault
 
     Target: TypeAlias = Callable[[Descriptor], Descriptor]

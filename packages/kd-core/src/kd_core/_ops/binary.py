@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling, is_dynamo_compiling
 
-from kd_core._batch.shapes import broadcasts_to, check_lines_up, without_names
+from kd_core import _registry as registry
 from kd_core._errors import (
     DeviceMismatch,
     InvalidArgument,
@@ -57,8 +57,7 @@ from kd_core._leaves.loops import (
     without_shape,
 )
 from kd_core._leaves.writes import Write, check_in_place, check_write, collect_writes, write_all
-from kd_core._nodes import registry
-from kd_core._nodes.entry import is_data, is_unbatched, tensor_of
+from kd_core._nodes import is_data, is_unbatched, tensor_of
 from kd_core._protocol import (
     AbstractContainer,
     Composite,
@@ -70,11 +69,12 @@ from kd_core._protocol import (
     refuse_unbatched,
     unlock,
 )
+from kd_core._shapes import broadcasts_to, check_lines_up, without_names
 
 if TYPE_CHECKING:
     from typing import TypeVar
 
-    from kd_core._nodes.entry import Entry
+    from kd_core._nodes import Entry
     from kd_core._types import Batch
 
     W = TypeVar("W", bound=AbstractContainer)

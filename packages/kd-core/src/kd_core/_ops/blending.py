@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from kd_core._batch.shapes import Grown, without_names
+from kd_core import _registry as registry
 from kd_core._errors import (
     InvalidArgument,
     InvalidValue,
@@ -22,8 +22,7 @@ from kd_core._errors import (
 from kd_core._keys import format_key
 from kd_core._leaves.loops import Selection
 from kd_core._naming import also_named
-from kd_core._nodes import registry
-from kd_core._nodes.entry import is_unbatched
+from kd_core._nodes import is_unbatched
 from kd_core._ops.binary import (
     binary,
     blend,
@@ -34,11 +33,12 @@ from kd_core._ops.binary import (
     written_to,
 )
 from kd_core._protocol import AbstractContainer, Composite, locked_as
+from kd_core._shapes import Grown, without_names
 
 if TYPE_CHECKING:
     from typing import Self, TypeVar
 
-    from kd_core._nodes.entry import Data, Entries, Entry, TensorData
+    from kd_core._nodes import Data, Entries, Entry, TensorData
     from kd_core._ops.binary import Operand
     from kd_core._types import Batch
 

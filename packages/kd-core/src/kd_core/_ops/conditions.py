@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor
 
-from kd_core._batch.shapes import SAME_SHAPE, broadcasts_to, check_lines_up
+from kd_core import _registry as registry
 from kd_core._errors import InvalidValue, OutOfRange, ShapeMismatch, shape_text
 from kd_core._leaves.foreach import is_ragged
 from kd_core._leaves.loops import Selection, chosen_rows, is_shapeless, without_shape
-from kd_core._nodes import registry
 from kd_core._ops.binary import blended, keeps_batch
 from kd_core._ops.indexing import behind, check_mask, rows_at
 from kd_core._protocol import AbstractContainer, Composite, name_in, refuse_unbatched
+from kd_core._shapes import SAME_SHAPE, broadcasts_to, check_lines_up
 
 if TYPE_CHECKING:
     from typing import TypeVar

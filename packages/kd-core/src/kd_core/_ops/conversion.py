@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Final, cast
 import torch
 from torch import Tensor, nn
 
-from kd_core._batch.descriptor import describe
-from kd_core._batch.shapes import batch_of
+from kd_core import _registry as registry
+from kd_core._descriptor import describe
 from kd_core._errors import (
     InvalidArgument,
     InvalidValue,
@@ -27,8 +27,7 @@ from kd_core._errors import (
 from kd_core._keys import format_key
 from kd_core._leaves.loops import kinds_by_key
 from kd_core._leaves.writes import Write, write_all
-from kd_core._nodes import registry
-from kd_core._nodes.entry import is_data, is_unbatched, tensor_of
+from kd_core._nodes import is_data, is_unbatched, tensor_of
 from kd_core._ops.access import LinkedList, list_of
 from kd_core._ops.description import check_names, set_names
 from kd_core._protocol import (
@@ -38,12 +37,13 @@ from kd_core._protocol import (
     is_container,
     unchanged_on_error,
 )
+from kd_core._shapes import batch_of
 
 if TYPE_CHECKING:
     from typing import Self, TypeVar
 
     from kd_core._keys import KeyPath
-    from kd_core._nodes.entry import Data, Entries
+    from kd_core._nodes import Data, Entries
     from kd_core._types import Batch, BatchSize, DeviceLike
 
     C = TypeVar("C", bound=AbstractContainer)

@@ -9,17 +9,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor
 
-from kd_core._batch.descriptor import LOCKED_BY_ARENA, LOCKED_BY_SHARING, LOCKED_WITH_ROWS, describe
-from kd_core._batch.shapes import (
-    EVERYTHING,
-    batch_of,
-    checked_names,
-    has_names,
-    numel,
-    plain_size,
-    with_names,
-    wrap_dim,
-)
+from kd_core._descriptor import LOCKED_BY_ARENA, LOCKED_BY_SHARING, LOCKED_WITH_ROWS, describe
 from kd_core._errors import (
     FROZEN,
     InvalidArgument,
@@ -39,7 +29,7 @@ from kd_core._leaves.loops import (
     kinds_of,
     stored_in,
 )
-from kd_core._nodes.entry import is_data, is_row_data, is_unbatched, tensor_of
+from kd_core._nodes import is_data, is_row_data, is_unbatched, tensor_of
 from kd_core._protocol import (
     AbstractContainer,
     Composite,
@@ -50,6 +40,16 @@ from kd_core._protocol import (
     relock,
     unchanged_on_error,
 )
+from kd_core._shapes import (
+    EVERYTHING,
+    batch_of,
+    checked_names,
+    has_names,
+    numel,
+    plain_size,
+    with_names,
+    wrap_dim,
+)
 from kd_core._torch_private import is_possible
 from kd_core._validation import as_entry
 
@@ -57,10 +57,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from typing import Self, TypeVar
 
-    from kd_core._batch.descriptor import Descriptor
-    from kd_core._batch.shapes import Names
+    from kd_core._descriptor import Descriptor
     from kd_core._display import Table
-    from kd_core._nodes.entry import Data, Entry
+    from kd_core._nodes import Data, Entry
+    from kd_core._shapes import Names
     from kd_core._types import Batch, BatchSize, NestedKey
 
     W = TypeVar("W", bound=AbstractContainer)

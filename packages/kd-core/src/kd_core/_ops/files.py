@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, cast
 
+from kd_core import _registry as registry
 from kd_core._errors import InvalidValue, refuse_pickles
-from kd_core._nodes import registry
 from kd_core._ops.conversion import build
 from kd_core._protocol import AbstractContainer
 

@@ -10,25 +10,25 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from kd_core._batch.descriptor import describe, describe_on, device_of
-from kd_core._batch.shapes import Fresh, has_names, names_of, sizes_of, with_names, without_names
+from kd_core import _registry as registry
+from kd_core._descriptor import describe, describe_on, device_of
 from kd_core._errors import InvalidArgument, KeySetMismatch, listed
 from kd_core._keys import path_of
 from kd_core._leaves.loops import finder
 from kd_core._leaves.writes import check_write, collect_writes, copy_over, copy_pairs, putting_back
-from kd_core._nodes import registry
 from kd_core._ops.access import Staged, Update, commit_all, sources_of, stage_writes
 from kd_core._ops.binary import binary_, blended, unary_
 from kd_core._ops.conditions import from_the_first
 from kd_core._ops.description import put_on
 from kd_core._ops.indexing import check_mask
 from kd_core._protocol import AbstractContainer, Composite, check_has, level_at
+from kd_core._shapes import Fresh, has_names, names_of, sizes_of, with_names, without_names
 from kd_core._types import NO_DEFAULT
 
 if TYPE_CHECKING:
     from typing import Self, TypeVar
 
-    from kd_core._nodes.entry import AnyKey, Entry, Source
+    from kd_core._nodes import AnyKey, Entry, Source
     from kd_core._types import Batch, DeviceLike, NestedKey, NoDefault
 
     W = TypeVar("W", bound=AbstractContainer)

@@ -14,18 +14,8 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling, is_dynamo_compiling
 
-from kd_core._batch.descriptor import describe
-from kd_core._batch.shapes import (
-    broadcasts_to,
-    check_ellipsis,
-    has_names,
-    index_int,
-    index_simple,
-    index_slice,
-    resized,
-    too_many_indices,
-    without_names,
-)
+from kd_core import _registry as registry
+from kd_core._descriptor import describe
 from kd_core._errors import (
     InvalidArgument,
     InvalidValue,
@@ -51,8 +41,7 @@ from kd_core._leaves.writes import (
     without_ones,
     write_all,
 )
-from kd_core._nodes import registry
-from kd_core._nodes.entry import is_data, is_node, is_row_data, is_unbatched
+from kd_core._nodes import is_data, is_node, is_row_data, is_unbatched
 from kd_core._ops.access import narrowed_items, paths_to_update, source_items
 from kd_core._ops.description import locked_as_rows
 from kd_core._protocol import (
@@ -63,15 +52,26 @@ from kd_core._protocol import (
     takes,
     writes_at,
 )
+from kd_core._shapes import (
+    broadcasts_to,
+    check_ellipsis,
+    has_names,
+    index_int,
+    index_simple,
+    index_slice,
+    resized,
+    too_many_indices,
+    without_names,
+)
 from kd_core._torch_private import traced_as
 from kd_core._validation import as_entry, with_plain_keys
 
 if TYPE_CHECKING:
     from typing import Self, TypeVar
 
-    from kd_core._batch.shapes import Simple
     from kd_core._leaves.foreach import StandIn
-    from kd_core._nodes.entry import AnyKey, Data, Entry, Node, RowData, Source, Values
+    from kd_core._nodes import AnyKey, Data, Entry, Node, RowData, Source, Values
+    from kd_core._shapes import Simple
     from kd_core._types import Batch, BatchFn, Index, IndexItem, LeafFn, NestedKey
 
     Resolved: TypeAlias = tuple[LeafFn, Batch]

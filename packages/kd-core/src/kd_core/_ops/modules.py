@@ -28,7 +28,8 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 from torch.nn.modules.rnn import RNNBase
 
-from kd_core._batch.descriptor import describe
+from kd_core import _registry as registry
+from kd_core._descriptor import describe
 from kd_core._errors import (
     InvalidArgument,
     KdError,
@@ -39,7 +40,6 @@ from kd_core._errors import (
 )
 from kd_core._keys import format_key, nearest_key, plain_str
 from kd_core._leaves.loops import entries_of
-from kd_core._nodes import registry
 from kd_core._protocol import AbstractContainer
 from kd_core._torch_private import make_subclass, maybe_current_level
 
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from kd_core._keys import KeyPath
-    from kd_core._nodes.entry import Entries, Entry, Node
+    from kd_core._nodes import Entries, Entry, Node
 
     Store: TypeAlias = dict[str, Tensor | None]
     Names: TypeAlias = list[str]

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Final, cast
 
 from torch import Tensor
 
-from kd_core._batch.shapes import batch_of
+from kd_core import _registry as registry
 from kd_core._errors import InvalidValue, ShapeMismatch
-from kd_core._nodes import registry
 from kd_core._ops.conversion import (
     build,
     inferred_batch,
@@ -19,6 +18,7 @@ from kd_core._ops.conversion import (
 )
 from kd_core._ops.description import named
 from kd_core._protocol import AbstractContainer, Composite, is_container
+from kd_core._shapes import batch_of
 
 if TYPE_CHECKING:
     from typing import Self

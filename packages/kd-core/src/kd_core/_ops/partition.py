@@ -16,22 +16,10 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from kd_core._batch.shapes import (
-    SAME_SHAPE,
-    Plan,
-    as_int,
-    cached,
-    int_or_ints,
-    plain_size,
-    plan,
-    resized,
-    slice_length,
-    wrap_dim,
-)
+from kd_core import _registry as registry
 from kd_core._errors import InvalidArgument, InvalidValue, OutOfRange, ShapeMismatch
 from kd_core._keys import path_of
 from kd_core._leaves.loops import Selection, has_entry, refuse_leaf
-from kd_core._nodes import registry
 from kd_core._ops.access import Update, merge
 from kd_core._ops.binary import written_to
 from kd_core._ops.description import become, locked_as_rows
@@ -58,6 +46,18 @@ from kd_core._protocol import (
     refuse_unbatched,
     takes,
     unlock,
+)
+from kd_core._shapes import (
+    SAME_SHAPE,
+    Plan,
+    as_int,
+    cached,
+    int_or_ints,
+    plain_size,
+    plan,
+    resized,
+    slice_length,
+    wrap_dim,
 )
 
 if TYPE_CHECKING:

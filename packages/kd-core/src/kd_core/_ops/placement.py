@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 
-from kd_core._batch.descriptor import LOCKED_BY_SHARING, describe, device_of
-from kd_core._batch.shapes import batch_of
+from kd_core import _registry as registry
+from kd_core._descriptor import LOCKED_BY_SHARING, describe, device_of
 from kd_core._errors import (
     InvalidArgument,
     InvalidValue,
@@ -26,8 +26,7 @@ from kd_core._errors import (
 from kd_core._leaves.foreach import clone_leaves, wraps_tensors
 from kd_core._leaves.loops import kinds_of, stored_in
 from kd_core._naming import also_named, public_in
-from kd_core._nodes import registry
-from kd_core._nodes.entry import is_row_data, is_unbatched, tensor_of
+from kd_core._nodes import is_row_data, is_unbatched, tensor_of
 from kd_core._ops.access import dict_of
 from kd_core._ops.binary import cast_leaves, unary
 from kd_core._ops.description import become
@@ -41,13 +40,14 @@ from kd_core._protocol import (
     name_in,
     unlock,
 )
+from kd_core._shapes import batch_of
 from kd_core._torch_private import dispatch_modes, is_view
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Self, TypedDict, Unpack
 
-    from kd_core._nodes.entry import Entry, Node
+    from kd_core._nodes import Entry, Node
     from kd_core._ops.binary import CastFilter
     from kd_core._types import BatchSize, DeviceLike, LeafFn, NestedKey
 

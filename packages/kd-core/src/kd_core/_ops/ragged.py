@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor
 
-from kd_core._batch.shapes import Padded, as_ints, cached, resized, wrap_dim
+from kd_core import _registry as registry
 from kd_core._errors import InvalidValue, KeyCollision
 from kd_core._keys import format_key, path_of
 from kd_core._leaves.loops import has_entry, padded_leaf, row_mask
@@ -19,7 +19,7 @@ from kd_core._protocol.primitives import AbstractContainer, Composite, is_contai
 if TYPE_CHECKING:
     from typing import Self, TypeVar
 
-    from kd_core._nodes.entry import Entry, Node
+    from kd_core._nodes import Entry, Node
     from kd_core._types import Batch, BatchFn, LeafFn, NestedKey
 
     C = TypeVar("C", bound=AbstractContainer)

@@ -15,18 +15,10 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from kd_core._batch.shapes import (
-    EVERYTHING,
-    EVERYTHING_KEPT,
-    SAME_SHAPE,
-    Reduced,
-    numbers_of,
-    wrap_dim,
-)
 from kd_core._errors import InvalidArgument, InvalidValue, KdError, ShapeMismatch, wrong_type
 from kd_core._leaves.foreach import is_ragged
 from kd_core._leaves.loops import all_plain, flat_values, reduced_rows
-from kd_core._nodes.entry import is_node
+from kd_core._nodes import is_node
 from kd_core._ops.access import renamed
 from kd_core._protocol import (
     AbstractContainer,
@@ -36,6 +28,14 @@ from kd_core._protocol import (
     name_in,
     refuse_unbatched,
     unbatched_in,
+)
+from kd_core._shapes import (
+    EVERYTHING,
+    EVERYTHING_KEPT,
+    SAME_SHAPE,
+    Reduced,
+    numbers_of,
+    wrap_dim,
 )
 
 if TYPE_CHECKING:

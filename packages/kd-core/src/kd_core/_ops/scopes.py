@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from kd_core._batch.descriptor import LOCKED_BY_USER
-from kd_core._batch.shapes import numel, unchanged
+from kd_core._descriptor import LOCKED_BY_USER
 from kd_core._errors import InvalidArgument
 from kd_core._keys import KeyPath
 from kd_core._leaves.foreach import shares_storage
@@ -33,13 +32,14 @@ from kd_core._protocol import (
     unchanged_on_error,
     unlock,
 )
+from kd_core._shapes import numel, unchanged
 from kd_core._torch_private import traced_as
 
 if TYPE_CHECKING:
     from typing import Protocol, Self
 
-    from kd_core._batch.shapes import Plan
-    from kd_core._nodes.entry import Entry
+    from kd_core._nodes import Entry
+    from kd_core._shapes import Plan
     from kd_core._types import Batch
 
     class Undo(Protocol):

@@ -17,7 +17,15 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling, is_dynamo_compiling
 
-from kd_core._batch.shapes import (
+from kd_core import _registry as registry
+from kd_core._errors import InvalidArgument, InvalidValue, OutOfRange, ShapeMismatch, wrong_type
+from kd_core._keys import format_key
+from kd_core._leaves.loops import finder
+from kd_core._naming import also_named
+from kd_core._ops.description import become, check_names, set_names
+from kd_core._ops.scopes import made_by, moved
+from kd_core._protocol import AbstractContainer, Composite, engine, locked_as, unlock
+from kd_core._shapes import (
     Grown,
     Plan,
     Viewed,
@@ -40,14 +48,6 @@ from kd_core._batch.shapes import (
     wrap_dim,
     wrap_dims,
 )
-from kd_core._errors import InvalidArgument, InvalidValue, OutOfRange, ShapeMismatch, wrong_type
-from kd_core._keys import format_key
-from kd_core._leaves.loops import finder
-from kd_core._naming import also_named
-from kd_core._nodes import registry
-from kd_core._ops.description import become, check_names, set_names
-from kd_core._ops.scopes import made_by, moved
-from kd_core._protocol import AbstractContainer, Composite, engine, locked_as, unlock
 from kd_core._torch_private import traced_as
 
 if TYPE_CHECKING:

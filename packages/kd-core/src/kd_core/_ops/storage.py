@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, cast
 import torch
 from torch import Tensor
 
-from kd_core._batch.descriptor import LOCKED_BY_ARENA, describe, device_of
-from kd_core._batch.shapes import without_names, wrap_dim
+from kd_core._descriptor import LOCKED_BY_ARENA, describe, device_of
 from kd_core._errors import (
     InvalidArgument,
     InvalidValue,
@@ -26,7 +25,7 @@ from kd_core._leaves.foreach import run_copies
 from kd_core._leaves.loops import restored_from, stored_in
 from kd_core._leaves.views import walk_items
 from kd_core._naming import public_in
-from kd_core._nodes.entry import is_data
+from kd_core._nodes import is_data
 from kd_core._ops.description import put_on
 from kd_core._ops.placement import PackLayout, moved
 from kd_core._protocol import (
@@ -38,13 +37,14 @@ from kd_core._protocol import (
     relock,
     take_leaves,
 )
+from kd_core._shapes import without_names, wrap_dim
 from kd_core._torch_private import flatten, unflatten
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Self, TypeVar
 
-    from kd_core._nodes.entry import Node
+    from kd_core._nodes import Node
     from kd_core._types import DeviceLike, NestedKey
 
     W = TypeVar("W", bound=AbstractContainer)

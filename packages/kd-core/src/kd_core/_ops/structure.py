@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from kd_core._batch.descriptor import describe_on, device_of
-from kd_core._batch.shapes import batch_of, names_of, with_names
+from kd_core import _registry as registry
+from kd_core._descriptor import describe_on, device_of
 from kd_core._errors import (
     InvalidArgument,
     InvalidValue,
@@ -26,8 +26,7 @@ from kd_core._errors import (
 from kd_core._keys import KeyPath, format_key, is_prefix, path_of, plain_str, several
 from kd_core._leaves.loops import find_entry, has_entry
 from kd_core._leaves.writes import Targets, collect_writes, copy_pairs
-from kd_core._nodes import registry
-from kd_core._nodes.entry import tensor_of
+from kd_core._nodes import tensor_of
 from kd_core._ops.access import (
     Update,
     commit_all,
@@ -49,14 +48,15 @@ from kd_core._protocol import (
     level_at,
     unchanged_on_error,
 )
+from kd_core._shapes import batch_of, names_of, with_names
 from kd_core._types import NO_DEFAULT
 from kd_core._validation import MAX_DEPTH, is_both, too_deep
 
 if TYPE_CHECKING:
     from typing import Self, TypeVar
 
-    from kd_core._batch.descriptor import Descriptor
-    from kd_core._nodes.entry import AnyKey, Data, Entries, Entry, Source
+    from kd_core._descriptor import Descriptor
+    from kd_core._nodes import AnyKey, Data, Entries, Entry, Source
     from kd_core._ops.access import IsLeaf, KeyFn, Staged
     from kd_core._types import BatchSize, DeviceLike, NestedKey, NoDefault
 

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor
 
-from kd_core._batch.descriptor import device_of
+from kd_core import _registry as registry
+from kd_core._descriptor import device_of
 from kd_core._errors import FormatError, InvalidValue, KeyCollision, batch_does_not_fit
 from kd_core._keys import format_key
-from kd_core._nodes import registry
 from kd_core._protocol import (
     AbstractContainer,
     leaves_of,

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from kd_core._batch.descriptor import describe, device_of
-from kd_core._batch.shapes import checked_names, names_of, with_names, without_names
+from kd_core import _registry as registry
+from kd_core._descriptor import describe, device_of
 from kd_core._errors import (
     FormatError,
     InvalidValue,
@@ -37,9 +37,9 @@ from kd_core._leaves.loops import (
     strided_parts,
     strided_view,
 )
-from kd_core._nodes import registry
-from kd_core._nodes.entry import is_row_data, is_unbatched
+from kd_core._nodes import is_row_data, is_unbatched
 from kd_core._protocol import AbstractContainer, Composite
+from kd_core._shapes import checked_names, names_of, with_names, without_names
 from kd_core._store.manifest import (
     BY_FULL_NAME,
     CLASSES,
@@ -59,8 +59,8 @@ from kd_core._torch_private import ragged_dim
 from kd_core._validation import MAX_DEPTH
 
 if TYPE_CHECKING:
-    from kd_core._batch.descriptor import Descriptor
-    from kd_core._nodes.entry import Entry, Node
+    from kd_core._descriptor import Descriptor
+    from kd_core._nodes import Entry, Node
     from kd_core._types import NestedKey
 
 

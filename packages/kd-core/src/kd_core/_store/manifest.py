@@ -21,8 +21,8 @@ from kd_core._protocol import AbstractContainer
 from kd_core._validation import MAX_DEPTH
 
 if TYPE_CHECKING:
-    from kd_core._batch.descriptor import Descriptor
-    from kd_core._nodes.entry import Entry, Node
+    from kd_core._descriptor import Descriptor
+    from kd_core._nodes import Entry, Node
 
 
 # The one way to write a value of JSON as bytes, and reading such bytes without surprises.

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import torch
 from torch import Tensor
 
-from kd_core._batch.descriptor import describe
+from kd_core import _registry as registry
+from kd_core._descriptor import describe
 from kd_core._errors import FormatError, InvalidValue, KdError, with_article
-from kd_core._nodes import registry
 from kd_core._store import files
 from kd_core._store.codec import Decoder, Encoder, Specs, place_of, specs_of, wanted_of
 from kd_core._store.commit import StoreInfo, info_of
@@ -47,8 +47,8 @@ from kd_core._store.segments import (
 from kd_core._validation import MAX_DEPTH, values_of_rows
 
 if TYPE_CHECKING:
-    from kd_core._batch.descriptor import Descriptor
-    from kd_core._nodes.entry import Entry, Node
+    from kd_core._descriptor import Descriptor
+    from kd_core._nodes import Entry, Node
     from kd_core._protocol import AbstractContainer
     from kd_core._types import NestedKey
 

@@ -3,8 +3,8 @@
 import copy
 import pickle
 
-from kd_core._batch.descriptor import describe
-from kd_core._batch.shapes import NamedSize, names_of, resized, with_names, without_names
+from kd_core._descriptor import describe
+from kd_core._shapes import NamedSize, names_of, resized, with_names, without_names
 
 
 def test_a_named_size_is_an_integer() -> None:

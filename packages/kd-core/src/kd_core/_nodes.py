@@ -18,7 +18,7 @@ from kd_core._types import NestedKey
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
 
-    from kd_core._batch.descriptor import Descriptor
+    from kd_core._descriptor import Descriptor
     from kd_core._types import Batch, BatchFn, LeafFn, PartsFn
 
 Memo: TypeAlias = "tuple[Descriptor, Descriptor] | None"

@@ -17,8 +17,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from kd_core._batch.shapes import NamedSize, constants_of, fitted, has_names, without_names
 from kd_core._errors import InvalidArgument, InvalidValue, KdError, not_valid, restores
+from kd_core._shapes import NamedSize, constants_of, fitted, has_names, without_names
 from kd_core._torch_private import assume_constant_result, current_trace, traced_as
 
 if TYPE_CHECKING:

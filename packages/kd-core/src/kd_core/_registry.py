@@ -13,8 +13,8 @@ from kd_core._errors import not_valid
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from kd_core._batch.descriptor import Descriptor
-    from kd_core._nodes.entry import Node
+    from kd_core._descriptor import Descriptor
+    from kd_core._nodes import Node
 
 T = TypeVar("T")
 C = TypeVar("C", bound="Node", covariant=True)
