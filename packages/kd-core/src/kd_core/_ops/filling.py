@@ -18,9 +18,8 @@ from kd_core._leaves.loops import finder
 from kd_core._leaves.writes import check_write, collect_writes, copy_over, copy_pairs, putting_back
 from kd_core._ops.access import Staged, Update, commit_all, sources_of, stage_writes
 from kd_core._ops.binary import binary_, blended, unary_
-from kd_core._ops.conditions import from_the_first
 from kd_core._ops.description import put_on
-from kd_core._ops.indexing import check_mask
+from kd_core._ops.indexing import check_mask, from_the_first
 from kd_core._protocol import AbstractContainer, Composite, check_has, level_at
 from kd_core._shapes import Fresh, has_names, names_of, sizes_of, with_names, without_names
 from kd_core._types import NO_DEFAULT

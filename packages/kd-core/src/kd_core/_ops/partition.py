@@ -241,7 +241,7 @@ class Partition(AbstractContainer):
             refuse_unbatched(self, "written at some rows")
             return self._kd_map_each(lambda leaf: write(leaf, src), SAME_SHAPE)
         except ShapeMismatch:
-            from kd_core._ops.conditions import holds_stack, scattered_rows
+            from kd_core._ops.indexing import holds_stack, scattered_rows
 
             if ndim != 1 or not any(map(holds_stack, (self, src))):
                 raise
@@ -292,7 +292,7 @@ class Partition(AbstractContainer):
             tensor([[1., 1.],
                     [0., 0.]])
         """
-        from kd_core._ops.conditions import selected  # few programs need conditions
+        from kd_core._ops.indexing import selected  # few programs need conditions
 
         result = selected(self, condition, other, pad)
         if out is None:
