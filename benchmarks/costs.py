@@ -87,9 +87,9 @@ CHOICES = (
         "`kd_core._containers.dense`: a nested container",
     ),
     Choice("f(overriding)", "torch.exp(overriding)", "`kd_core._protocol`"),
-    Choice("parameters['weight']", "linear.weight", "`kd_nn._plan.eager`"),
-    Choice("identity.forward(x)", "identity(x)", "`kd_nn._plan.eager`"),
-    Choice("five(x)", "sequential(x)", "`kd_nn._plan.eager`: five identities"),
+    Choice("parameters['weight']", "linear.weight", "`kd_nn._plan.plans`"),
+    Choice("identity.forward(x)", "identity(x)", "`kd_nn._plan.plans`"),
+    Choice("five(x)", "sequential(x)", "`kd_nn._plan.plans`: five identities"),
 )
 
 

@@ -15,7 +15,7 @@ from torch.nn.utils import parametrizations, parametrize
 
 from kd_core import Locked, NestedKey, TensorDict, TensorDictBase
 from kd_nn import TensorDictModule, TensorDictModuleBase, TensorDictSequential, dispatch
-from kd_nn._plan.eager import by_level
+from kd_nn._plan.plans import by_level
 
 
 @pytest.fixture(params=FORMS)

@@ -29,7 +29,7 @@ from kd_nn._keys import DISCARD
 from kd_nn._modules.base import TensorDictModuleBase, is_special
 from kd_nn._modules.module import TensorDictModule
 from kd_nn._modules.steps import StepList
-from kd_nn._plan.codegen import plain_module
+from kd_nn._plan.plans import plain_module
 from kd_nn._plan.program import (
     Call,
     Program,

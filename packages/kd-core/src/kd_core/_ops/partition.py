@@ -27,10 +27,13 @@ from kd_core._ops.indexing import (
     behind,
     check_mask,
     goes_beyond,
+    holds_stack,
     leading,
     resolve,
     rows_at,
     rows_where,
+    scattered_rows,
+    selected,
     take_rows,
     views_at,
 )
@@ -241,8 +244,6 @@ class Partition(AbstractContainer):
             refuse_unbatched(self, "written at some rows")
             return self._kd_map_each(lambda leaf: write(leaf, src), SAME_SHAPE)
         except ShapeMismatch:
-            from kd_core._ops.indexing import holds_stack, scattered_rows
-
             if ndim != 1 or not any(map(holds_stack, (self, src))):
                 raise
             return scattered_rows(self, index, src)
@@ -292,8 +293,6 @@ class Partition(AbstractContainer):
             tensor([[1., 1.],
                     [0., 0.]])
         """
-        from kd_core._ops.indexing import selected  # few programs need conditions
-
         result = selected(self, condition, other, pad)
         if out is None:
             if isinstance(other, AbstractContainer):

@@ -772,7 +772,7 @@ class TensorDictModuleBase(TensorHooks, ModuleFacts):
             self.__dict__["_kd_plans_made"] = (made, wait - 1)
             return NO_PLAN
         self.__dict__["_kd_plans_made"] = (made + 1, WAIT if made > FREE_PLANS else 0)
-        from kd_nn._plan.eager import make_plan  # a module called once needs none
+        from kd_nn._plan.plans import make_plan  # a module called once needs none
 
         plan = self.__dict__["_kd_plan"] = make_plan(self)
         return plan

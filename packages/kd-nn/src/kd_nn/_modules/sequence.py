@@ -508,7 +508,7 @@ class Resolved:
         if self.traced is None and self.is_current():
             program = resolve(root, self.in_keys, self.visible)
             if program is not None:
-                from kd_nn._plan.eager import traced_plan  # what is not compiled needs none
+                from kd_nn._plan.plans import traced_plan  # what is not compiled needs none
 
                 names, watched = CallNames(self.in_keys, "_"), _watch(root, self)
                 self.traced = traced_plan(program, names, watched, self._changed, root)
