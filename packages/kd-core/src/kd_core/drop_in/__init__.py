@@ -6,7 +6,7 @@
 
 from kd_core.drop_in._finder import install as install
 from kd_core.drop_in._finder import is_installed as is_installed
-from kd_core.drop_in._plugin import pytest_addoption as pytest_addoption
-from kd_core.drop_in._plugin import pytest_load_initial_conftests as pytest_load_initial_conftests
-from kd_core.drop_in._plugin import pytest_terminal_summary as pytest_terminal_summary
-from kd_core.drop_in._report import missing as missing
+from kd_core.drop_in._finder import missing as missing
+from kd_core.drop_in._finder import pytest_addoption as pytest_addoption
+from kd_core.drop_in._finder import pytest_load_initial_conftests as pytest_load_initial_conftests
+from kd_core.drop_in._finder import pytest_terminal_summary as pytest_terminal_summary

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from kd_core.drop_in import _finder, _report
+from kd_core.drop_in import _finder
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -47,12 +47,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def report_at_exit() -> None:
     """Print the report of this process and its children when this one ends."""
-    path = _report.ask()
+    path = _finder.ask_for_report()
     owner = os.getpid()
 
     def report() -> None:
         if os.getpid() == owner:
-            print(_report.render(_report.collected()), file=sys.stderr)
+            print(_finder.rendered(_finder.collected()), file=sys.stderr)
             path.unlink()
 
     atexit.register(report)

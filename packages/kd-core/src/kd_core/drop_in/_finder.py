@@ -8,9 +8,13 @@ because users import one name from several places.
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
+import tempfile
 import warnings
+from argparse import Namespace
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
@@ -18,7 +22,7 @@ from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Final, cast
+from typing import Any, Final, Protocol, cast
 
 import torch
 
@@ -38,7 +42,67 @@ from kd_core import (
     unravel_key_to_tuple,
 )
 from kd_core._naming import homes
-from kd_core.drop_in import _functions, _report
+from kd_core.drop_in import _functions
+
+# What a program asked for that kd lacks: names, counted over all of its processes.
+
+
+# A file that all processes of one program append to: a name a line.
+VARIABLE: Final = "KD_DROP_IN_REPORT"
+
+_missing: Counter[str] = Counter()
+
+
+def ask_for_report() -> Path:
+    """Ask for a report of this process and its children; return the file that collects it."""
+    descriptor, path = tempfile.mkstemp(prefix="kd-drop-in-", text=True)
+    os.close(descriptor)
+    os.environ[VARIABLE] = path
+    return Path(path)
+
+
+def report_wanted() -> bool:
+    """Return whether a report was asked for: attributes are recorded only then."""
+    return VARIABLE in os.environ
+
+
+def record_missing(name: str) -> None:
+    """Count one request for a name that kd lacks."""
+    _missing[name] += 1
+    path = os.environ.get(VARIABLE)
+    if path:
+        with Path(path).open("a", encoding="utf-8") as file:
+            file.write(f"{name}\n")
+
+
+def missing() -> dict[str, int]:
+    """Return how often this process asked for each name that kd lacks, most frequent first.
+
+    Example:
+        >>> from kd_core import drop_in
+        >>> drop_in.missing()
+        {}
+    """
+    return dict(_missing.most_common())
+
+
+def collected() -> dict[str, int]:
+    """Return the counts of all processes, where a file collects them, and of this one otherwise."""
+    path = os.environ.get(VARIABLE)
+    if not path or not Path(path).exists():
+        return missing()
+    names = Path(path).read_text(encoding="utf-8").splitlines()
+    return dict(Counter(names).most_common())
+
+
+def rendered(counts: dict[str, int]) -> str:
+    """Return the report as text, a name a line."""
+    if not counts:
+        return "kd: nothing that the program asked for is missing."
+    width = max(map(len, counts))
+    lines = [f"  {name:<{width}}  {count}" for name, count in counts.items()]
+    return "\n".join([f"kd: {len(counts)} names that the program asked for are missing:", *lines])
+
 
 TOP: Final = "tensordict"
 # The release whose names and behaviour kd offers.
@@ -102,7 +166,7 @@ class DropIn(MetaPathFinder, Loader):
             place = fullname.removeprefix(TOP).lstrip(".")
             return ModuleSpec(fullname, self, origin="kd", is_package=place in _PACKAGES)
         if fullname.startswith(f"{TOP}."):
-            _report.record(fullname)
+            record_missing(fullname)
         return None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
@@ -147,13 +211,13 @@ def lookup(module: str, name: str) -> object:
         try:
             value: object = getattr(import_module(source), name)
         except NotOffered as error:
-            _report.record(f"{module}.{name}")
+            record_missing(f"{module}.{name}")
             return _functions.absent(name, str(error))
         except (AttributeError, ImportError):
             continue
         else:
             return value
-    _report.record(f"{module}.{name}")
+    record_missing(f"{module}.{name}")
     raise AttributeError(
         f"module {module!r} has no attribute {name!r}: kd has no such name", name=name
     )
@@ -338,7 +402,7 @@ def serve_containers() -> None:
         (LazyStackedTensorDict, "_has_exclusive_keys", property(_has_exclusive_keys)),
     ):
         setattr(cls, name, value)
-    if _report.wanted():
+    if report_wanted():
         for base in (TensorDictBase, NonTensorDataBase):
             _watch(base)
 
@@ -368,7 +432,7 @@ def _recording(getter: Callable[[Any, str], object] | None) -> Callable[[Any, st
             # not what a property of the class raised
             if outermost and not name.startswith(("__", "_kd")) and not hasattr(cls, name):
                 ours = (each for each in cls.__mro__ if each.__module__.startswith("kd_"))
-                _report.record(f"{next(ours).__name__}.{name}")
+                record_missing(f"{next(ours).__name__}.{name}")
             raise
 
     return find
@@ -457,7 +521,7 @@ def serve_modules() -> None:
     package.TensorDictSequential._compute_in_and_out_keys = _compute_in_and_out_keys
     if find_spec("kd_probabilistic") is not None:
         _serve_probabilistic()
-    if _report.wanted():
+    if report_wanted():
         _watch(package.TensorDictModuleBase)
 
 
@@ -470,3 +534,48 @@ def _serve_probabilistic() -> None:
     module._update_td_lp = _update_td_lp
     module._composite_lp_aggreate_at_init = property(_aggregates)
     module._CHANGE_IN_C_LP_A = "{}: `composite_lp_aggregate` was {}, and is {} now."
+
+
+# The pytest plugin: `pytest -p kd_core.drop_in` runs a suite that imports tensordict, on kd.
+
+
+class _Group(Protocol):
+    def addoption(self, name: str, *, action: str, help: str) -> None: ...
+
+
+class _Parser(Protocol):
+    def getgroup(self, name: str) -> _Group: ...
+
+
+class _Early(Protocol):
+    known_args_namespace: Namespace
+
+
+class _Config(Protocol):
+    def getoption(self, name: str) -> bool: ...
+
+
+class _Writer(Protocol):
+    def write_line(self, line: str) -> None: ...
+
+
+def pytest_addoption(parser: _Parser) -> None:
+    """Add the option `--kd-report`."""
+    parser.getgroup("kd").addoption(
+        "--kd-report",
+        action="store_true",
+        help="list what the tests asked of tensordict that kd lacks, by name and count",
+    )
+
+
+def pytest_load_initial_conftests(early_config: _Early) -> None:
+    """Install the drop-in before the first `conftest.py` is imported."""
+    if early_config.known_args_namespace.kd_report:
+        atexit.register(ask_for_report().unlink)
+    install()
+
+
+def pytest_terminal_summary(terminalreporter: _Writer, config: _Config) -> None:
+    """Print the report, if it was asked for."""
+    if config.getoption("--kd-report"):
+        terminalreporter.write_line(rendered(collected()))

@@ -478,12 +478,12 @@ def _note_output(
 # The eager plan: a keyed module as one generated function per way of calling it.
 #
 # A call of a sequence of small modules spends more time around its tensor operations than in them:
-# `nn.Module.__call__`, the lookup of a parameter, a hop through a container. A plan leaves that out.
-# It is straight-line code, one local variable per value, that calls `forward` directly.
+# `nn.Module.__call__`, the lookup of a parameter, a hop through a container. A plan leaves that
+# out. It is straight-line code, one local variable per value, that calls `forward` directly.
 #
-# Each function begins with guards. `BUSY` means that this call must be interpreted: a hook, a tracer,
-# a subclass of tensor. `STALE` means that something the plan was made from has changed: the call is
-# interpreted, and a later one makes a new plan. Guards read dicts and lists that the modules change
+# Each function begins with guards. `BUSY` means that this call must be interpreted: a hook, a
+# tracer, a subclass of tensor. `STALE` means that something the plan was made from has changed: the
+# call is interpreted, and a later one makes a new plan. Guards read dicts and lists that the modules change
 # in place; `invalidation` says what counts as a change.
 #
 # The rows "tutorial Sequential" of the benchmarks compare it with the same `nn.Sequential`.
