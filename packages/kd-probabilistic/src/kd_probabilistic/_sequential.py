@@ -356,13 +356,13 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
     def default_interaction_type(self) -> InteractionType | None:
         """That of the last probabilistic module; `None` without one."""
         leaves = self._kd_leaves()
-        return _keys(leaves[-1]).default_interaction_type if leaves else None
+        return _drawing(leaves[-1]).default_interaction_type if leaves else None
 
     @property
     def num_samples(self) -> int | Size | None:
         """That of the last probabilistic module; `None` without one."""
         leaves = self._kd_leaves()
-        return _keys(leaves[-1]).num_samples if leaves else None
+        return _drawing(leaves[-1]).num_samples if leaves else None
 
     @property
     def det_part(self) -> TensorDictSequential:
@@ -593,7 +593,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         leaf = (
             last._kd_leaves()[-1] if isinstance(last, ProbabilisticTensorDictSequential) else last
         )
-        drawing = _keys(leaf)
+        drawing = _drawing(leaf)
         # An export warns of a scope, which is written outside of its graph: it has one where an
         # earlier value depends on it.
         if not index or (is_exporting() and not self._kd_draws_before(index)):
@@ -671,7 +671,7 @@ def _check_out(out: object) -> None:
         )
 
 
-def _keys(leaf: Leaf) -> ProbabilisticTensorDictModule:
+def _drawing(leaf: Leaf) -> ProbabilisticTensorDictModule:
     """Return the module whose distribution a probabilistic module has."""
     return leaf.module if isinstance(leaf, ScoringModule) else leaf
 

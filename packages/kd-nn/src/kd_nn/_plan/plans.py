@@ -483,8 +483,8 @@ def _note_output(
 #
 # Each function begins with guards. `BUSY` means that this call must be interpreted: a hook, a
 # tracer, a subclass of tensor. `STALE` means that something the plan was made from has changed: the
-# call is interpreted, and a later one makes a new plan. Guards read dicts and lists that the modules change
-# in place; `invalidation` says what counts as a change.
+# call is interpreted, and a later one makes a new plan. Guards read dicts and lists that the
+# modules change in place; `invalidation` says what counts as a change.
 #
 # The rows "tutorial Sequential" of the benchmarks compare it with the same `nn.Sequential`.
 
