@@ -54,10 +54,10 @@ from kd_core._leaves.foreach import prepare
 from kd_core._leaves.loops import explain_shapeless, joined_rows
 from kd_core._leaves.writes import check_write, is_converted, writable_source, write_all
 from kd_core._naming import also_named
-from kd_core._nodes import registry
-from kd_core._nodes.entry import is_node, is_row_data, is_unbatched
-from kd_core._ops.math.binary import written_to
-from kd_core._protocol.primitives import Composite
+from kd_core._nodes import is_node, is_row_data, is_unbatched
+from kd_core._ops.binary import written_to
+from kd_core._protocol import Composite
+from kd_core._shapes import new_dim, plain_size, resized, without_names, wrap_dim
 
 if TYPE_CHECKING:
     from kd_core._containers.non_tensor import NonTensorDataBase

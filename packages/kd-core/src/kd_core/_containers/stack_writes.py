@@ -18,8 +18,6 @@ from torch.compiler import is_compiling
 
 from kd_core import _registry as registry
 from kd_core._base import TensorDictBase
-from kd_core._batch.descriptor import describe
-from kd_core._batch.shapes import Padded, Reduced, broadcasts_to, resized
 from kd_core._containers.field_declarations import Declaration, converted
 from kd_core._containers.non_tensor import NonTensorData, RowValue
 from kd_core._containers.stack_moves import (
@@ -62,7 +60,7 @@ from kd_core._protocol import (
     are_alike,
     index_of,
 )
-from kd_core._shapes import Padded, Reduced, resized
+from kd_core._shapes import Padded, Reduced, broadcasts_to, resized
 from kd_core._validation import as_entry, values_of_rows
 
 if TYPE_CHECKING:

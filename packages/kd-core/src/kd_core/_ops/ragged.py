@@ -12,9 +12,9 @@ from kd_core import _registry as registry
 from kd_core._errors import InvalidValue, KeyCollision
 from kd_core._keys import format_key, path_of
 from kd_core._leaves.loops import has_entry, padded_leaf, row_mask
-from kd_core._nodes import registry
-from kd_core._ops.shape.description import StaysLazy, become, locked_as_rows
-from kd_core._protocol.primitives import AbstractContainer, Composite, is_container, map_by
+from kd_core._ops.description import StaysLazy, become, locked_as_rows
+from kd_core._protocol import AbstractContainer, Composite, is_container, map_by
+from kd_core._shapes import Padded, as_ints, cached, resized, wrap_dim
 
 if TYPE_CHECKING:
     from typing import Self, TypeVar
