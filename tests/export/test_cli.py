@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from tests.export.models import case
 
 import kd_export
-from kd_core import TensorDict
+from kd_core import TensorDict, store
 from kd_export import Axis, Entry, KeyMismatch, Schema
 from kd_export._handover.clients import header
 from kd_export.cli import main
@@ -130,7 +130,8 @@ def test_terminal_gets_a_bar_of_the_stages(
 ) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     monkeypatch.setenv("TERM", "xterm")
-    assert main(["verify", str(folder / "model.onnx"), "--json"]) == 0
+    with store.progress():
+        assert main(["verify", str(folder / "model.onnx"), "--json"]) == 0
     told = capsys.readouterr()
     assert "run `model.onnx`" in told.err
     assert json.loads(told.out)["ok"] is True

@@ -21,7 +21,7 @@ READING = {
 }
 """The calls of the system that leave files as they are."""
 
-HARMLESS = {"is_temporary", "progress", "reported"}
+HARMLESS = {"is_temporary", "reported"}
 """The functions of `files` that change no file."""
 
 MODULES = {"fcntl", "os", "shutil", "tempfile"}

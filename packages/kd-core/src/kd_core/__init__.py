@@ -30,6 +30,7 @@ from kd_core._containers.tensorclass import TypedTensorDict as TypedTensorDict
 from kd_core._containers.tensorclass import is_tensorclass as is_tensorclass
 from kd_core._containers.tensordict import TensorDict as TensorDict
 from kd_core._containers.unbatched import UnbatchedTensor as UnbatchedTensor
+from kd_core._errors import AlreadyExists as AlreadyExists
 from kd_core._errors import DeviceMismatch as DeviceMismatch
 from kd_core._errors import FormatError as FormatError
 from kd_core._errors import FrozenField as FrozenField

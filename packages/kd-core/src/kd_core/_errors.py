@@ -31,8 +31,10 @@ and what to do.
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import FrozenInstanceError
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
 if TYPE_CHECKING:
@@ -143,6 +145,10 @@ class Locked(KdError, RuntimeError, ValueError):
 
 class FrozenField(Locked, FrozenInstanceError):
     """A field of a frozen tensor class that would be set."""
+
+
+class AlreadyExists(KdError, FileExistsError, ValueError, RuntimeError):
+    """A path where something is, which was not to be replaced."""
 
 
 class NotOffered(KdError, AttributeError):
@@ -296,6 +302,21 @@ def one_value_for_all(key: str, old: object, new: object, ndim: int) -> InvalidA
         f"entry {key} holds {what}, {old!r}, which cannot be written in place: got {new!r}. Use "
         f"`set` to replace it, {remedy}."
     )
+
+
+def refuse_existing(path: str | Path, exist_ok: bool) -> None:
+    """Raise `AlreadyExists` if there is something at a path that is not to be replaced.
+
+    An empty directory holds nothing that could be lost.
+    """
+    if exist_ok or not os.path.lexists(path):
+        return
+    place = Path(path)
+    if not place.is_dir() or any(place.iterdir()):
+        raise AlreadyExists(
+            f"`{path}` exists already, and would be replaced. Choose another path, remove it "
+            "first, or pass `exist_ok=True`."
+        )
 
 
 def refuse_pickles(allow_pickle: bool | None) -> None:

@@ -9,8 +9,9 @@ names below; `assume_constant_result` is for what compiled code need not trace, 
 in place of a number, `private_name` for what torch does not promise (of that,
 `maybe_current_level`, `is_batchedtensor`, `is_exporting` and `torch_tree` are here), `signature_of`
 for what a callable takes, `clone_leaves` and `run_copies` to copy many tensors, and `field_keys`
-for what a tensor class holds; it shows rows of texts as a `Table`. `restore_dense`, `restore_leaf`,
-`restore_stack` and `restore_descriptor` are what pickles call, so their names and places stay.
+for what a tensor class holds; it shows rows of texts as a `Table` and a long call as a `Task`, and
+asks `refuse_existing` before it writes a file. `restore_dense`, `restore_leaf`, `restore_stack` and
+`restore_descriptor` are what pickles call, so their names and places stay.
 Everything else in this package stays private.
 """
 
@@ -24,6 +25,7 @@ from kd_core._containers.tensordict import make_dense as make_dense
 from kd_core._descriptor import Descriptor as Descriptor
 from kd_core._descriptor import describe as describe
 from kd_core._descriptor import restore_descriptor as restore_descriptor
+from kd_core._errors import refuse_existing as refuse_existing
 from kd_core._keys import is_prefix as is_prefix
 from kd_core._keys import plain_str as plain_str
 from kd_core._leaves.foreach import clone_leaves as clone_leaves
@@ -46,6 +48,7 @@ from kd_core._torch_private import torch_tree as torch_tree
 if TYPE_CHECKING:
     from kd_core._containers.tensordict import assign_levels as assign_levels
     from kd_core._display import Table as Table
+    from kd_core._progress import Task as Task
     from kd_core._store.manifest import StoredClass as StoredClass
     from kd_core._store.manifest import add_class as add_class
 
@@ -54,6 +57,7 @@ publish(
     later={
         "kd_core._containers.tensordict": "assign_levels",
         "kd_core._display": "Table",
+        "kd_core._progress": "Task",
         "kd_core._store.manifest": "StoredClass add_class",
     },
 )

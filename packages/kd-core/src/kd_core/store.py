@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 from kd_core import _registry as registry
 from kd_core._base import TensorDictBase
-from kd_core._errors import FormatError, InvalidArgument, listed, wrong_type
+from kd_core._errors import FormatError, InvalidArgument, InvalidValue, listed, wrong_type
 from kd_core._naming import publish
+from kd_core._progress import progress as progress
 from kd_core._store import forms, manifest
 from kd_core._store.commit import StoreInfo as StoreInfo
-from kd_core._store.files import progress as progress
 
 if TYPE_CHECKING:
     from kd_core._descriptor import Descriptor
@@ -108,6 +108,33 @@ def seal(path: str | Path) -> None:
         tensor([1, 2])
     """
     forms.seal(path)
+
+
+def resize(path: str | Path, rows: int) -> None:
+    """Give an arena another number of rows; those that are new are zeros.
+
+    What it holds is copied, so resize in large steps. Readers see the old rows or all new ones. A
+    container that was loaded before keeps the old rows: load it again.
+
+    Args:
+        path: the directory that `memmap` or `memmap_like` wrote.
+        rows: the size of the first batch dimension; if it is smaller, the last rows are dropped.
+
+    Raises:
+        FormatError: if it is not an arena, or it is sealed.
+        InvalidValue: if it has no batch, holds other rows than those of tensors, or `rows` is
+            negative.
+
+    Example:
+        >>> from kd_core import TensorDict, store
+        >>> td = TensorDict({"a": [1, 2]}, [2]).memmap("resize.kd")
+        >>> store.resize("resize.kd", 3)
+        >>> TensorDict.load_memmap("resize.kd")["a"]
+        tensor([1, 2, 0])
+    """
+    if rows < 0:
+        raise InvalidValue(f"`rows` must be non-negative, got {rows}.")
+    forms.resize(path, rows)
 
 
 def register_class(

@@ -1,8 +1,8 @@
 """What long calls and reports print: stages, a bar, tables; and what is silenced meanwhile.
 
-The logger ``kd_export`` gets a record of level INFO for each stage of a long call. One that takes
-longer than `PATIENCE` says so again and again, by level WARNING, so that nobody waits without a
-sign: where no handler listens, it is printed. A command shows stages as a bar.
+The logger ``kd_export`` gets a record of level INFO for each stage of a long call. How far a call
+is, is shown as kd_core shows all long tasks. Where kd_core is not imported, as on a robot without
+torch, calls are short and only logged.
 
 What torch and the exporters print while they work is suppressed: errors are explained anyway.
 
@@ -13,20 +13,21 @@ from __future__ import annotations
 
 import contextlib
 import html
-import importlib.util
 import io
 import logging
+import os
 import sys
 import threading
 import time
 import warnings
 from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, TextIO
 
 from kd_export._errors import printable
 
 if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
+    from kd_core.extending import Task
 
 
 Row = tuple[str, ...]
@@ -84,18 +85,64 @@ def muted(*names: str) -> Iterator[None]:
 
 
 LOGGER = logging.getLogger("kd_export")
-PATIENCE = 20.0
-"""Seconds between two signs of a stage."""
+
+
+PATIENCE = 10.0
+"""Seconds between two signs of a stage where kd_core is not imported."""
+
+_CURRENT: ContextVar[Task | None] = ContextVar("kd_export task", default=None)
 
 
 @contextlib.contextmanager
-def stage(name: str) -> Iterator[None]:
-    """Report that a stage begins, and every `PATIENCE` seconds that it still runs.
+def task(name: str, stages: int = 0) -> Iterator[None]:
+    """Show how far a call is, if it takes long; a call inside of another is part of that.
+
+    Args:
+        name: What is done, such as "save `policy.onnx`".
+        stages: How many stages it has; 0 if that is not known.
+    """
+    if "kd_core" not in sys.modules or _CURRENT.get() is not None:
+        yield
+        return
+    from kd_core.extending import Task
+
+    with Task(name, stages=stages, watched=True) as made:
+        token = _CURRENT.set(made)
+        try:
+            yield
+        finally:
+            _CURRENT.reset(token)
+
+
+@contextlib.contextmanager
+def stage(name: str, total: int = 0) -> Iterator[None]:
+    """Report that a stage of a call begins.
 
     Args:
         name: What is done, such as "capture the module".
+        total: How many times `advance` will be called; 0 if that is not known.
     """
     LOGGER.info(name)
+    with task(name) if "kd_core" in sys.modules else _signs(name):
+        current = _CURRENT.get()
+        if current is not None:
+            current.begin("" if current.name == name else name, total, "cases")
+        yield
+
+
+def advance() -> None:
+    """Report that one more case of the stage is done."""
+    current = _CURRENT.get()
+    if current is not None:
+        current.advance()
+
+
+@contextlib.contextmanager
+def _signs(name: str) -> Iterator[None]:
+    """Say every `PATIENCE` seconds that a stage still runs."""
+    if os.environ.get("KD_PROGRESS", "").lower() in ("off", "0"):
+        yield
+        return
     finished = threading.Event()
     # Compilers are kept quiet by a redirection: signs go where stderr is before the stage.
     watch = threading.Thread(target=_remind, args=(name, finished, sys.stderr), daemon=True)
@@ -110,58 +157,4 @@ def stage(name: str) -> Iterator[None]:
 def _remind(name: str, finished: threading.Event, stream: TextIO) -> None:
     start = time.monotonic()
     while not finished.wait(PATIENCE):
-        sign = f"{name}: {time.monotonic() - start:.0f} s so far"
-        if LOGGER.hasHandlers():
-            LOGGER.warning(sign)
-        elif LOGGER.isEnabledFor(logging.WARNING):
-            print(f"kd_export: {sign}", file=stream, flush=True)
-
-
-@contextlib.contextmanager
-def bar_of(stages: int) -> Iterator[None]:
-    """Show the stages that begin in a block, on stderr where it is a terminal that rich can use.
-
-    Elsewhere a stage that takes long says so by itself.
-
-    Args:
-        stages: How many there are.
-    """
-    if not (sys.stderr.isatty() and importlib.util.find_spec("rich")):
-        yield
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = BarColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False)
-    level = LOGGER.level
-    with Progress(
-        *columns,
-        console=Console(file=sys.stderr),
-        transient=True,
-        redirect_stdout=False,
-        redirect_stderr=False,
-    ) as bar:
-        listener = _Listener(bar, bar.add_task("", total=stages))
-        LOGGER.addHandler(listener)
-        LOGGER.setLevel(logging.INFO)
-        try:
-            yield
-        finally:
-            LOGGER.setLevel(level)
-            LOGGER.removeHandler(listener)
-
-
-class _Listener(logging.Handler):
-    """Move a bar on at each stage; that one takes long is seen by the time."""
-
-    def __init__(self, bar: Progress, task: TaskID) -> None:
-        super().__init__()
-        self._bar = bar
-        self._task = task
-        self._begun = 0
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Show the name of the stage that begins; those before it are done."""
-        if record.levelno == logging.INFO:
-            self._bar.update(self._task, description=record.getMessage(), completed=self._begun)
-            self._begun += 1
+        print(f"kd: {name}: {time.monotonic() - start:.0f} s so far", file=stream, flush=True)

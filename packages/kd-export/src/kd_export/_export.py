@@ -27,7 +27,7 @@ from typing import (
     runtime_checkable,
 )
 
-from kd_export._console import Row, html_table, plain_table, stage
+from kd_export._console import Row, html_table, plain_table, stage, task
 from kd_export._errors import BackendMissing, ExportError, Key, VerifyError, nearest, quoted
 from kd_export._program import KeyedProgram
 from kd_export._running.loading import open  # noqa: A004  # the package's own
@@ -215,6 +215,7 @@ class WriteOptions(TypedDict, Generic[V], total=False):
     calibration: object
     budget: Mapping[str, float] | None
     keep_float: str | Iterable[str] | None
+    exist_ok: bool
 
 
 class SaveOptions(ExportOptions[N, S, F, G], WriteOptions[V], Generic[N, S, F, G, V], total=False):
@@ -306,8 +307,8 @@ def save(
         options: ``inputs``, ``outputs``, ``dynamic``, ``state``, ``initial``, ``mode``, ``sizes``,
             ``strict``, ``metadata`` and ``signals`` as for `export`; ``batch_sizes``, ``rtol``,
             ``atol``, ``vectors``, ``oracle``, ``rollouts``, ``steps``, ``opset``, ``kernels``,
-            ``precision``, ``calibration``, ``budget`` and ``keep_float`` as for
-            `KeyedProgram.save`.
+            ``precision``, ``calibration``, ``budget``, ``keep_float`` and ``exist_ok``
+            as for `KeyedProgram.save`.
 
     Returns:
         What was compared.
@@ -323,14 +324,17 @@ def save(
         >>> save(module, "policy.pt2", {"x": torch.zeros(1, 3)}).ok
         True
     """
+    from kd_core.extending import refuse_existing
     from kd_export._capture.capture import capture
 
     asked = _asked("save", module, example, options)
+    refuse_existing(path, options.get("exist_ok", True))  # before minutes of work
     writing: dict[str, object] = {"oracle": asked.oracle}
     writing |= {n: x for n, x in options.items() if n in WriteOptions.__optional_keys__}
-    parts = capture(asked.module, asked.example, shared=True, **asked.capturing)
-    program = KeyedProgram(*_meaning(parts, asked))
-    return program.save(path, **cast("WriteOptions[V]", writing))
+    with task(f"save `{Path(path).name}`", stages=5):
+        parts = capture(asked.module, asked.example, shared=True, **asked.capturing)
+        program = KeyedProgram(*_meaning(parts, asked))
+        return program.save(path, **cast("WriteOptions[V]", writing))
 
 
 class _Asked(NamedTuple, Generic[W, N, S, F, G]):

@@ -134,6 +134,7 @@ class KeyedProgram:
         calibration: object = None,
         budget: Mapping[str, float] | None = None,
         keep_float: str | Iterable[str] | None = "auto",
+        exist_ok: bool = True,
     ) -> Report:
         """Write the program in the format of the file name, and verify it first.
 
@@ -184,14 +185,19 @@ class KeyedProgram:
                 it, and `verify` applies it.
             keep_float: ``"auto"``: as few layers stay float as the budget needs. Or the names of
                 those that stay, or ``None`` for none.
+            exist_ok: Whether a file at the path is replaced; else that is an error.
 
         Raises:
+            kd_core.AlreadyExists: Something is at the path, and ``exist_ok`` is false.
             VerifyError: The file gives other results than the module, or other actions than the
                 oracle; the message names the step that is missing, if a known one mends it. Or
                 the budget cannot be met, and the message says how near it came.
         """
         path = Path(path)
         backend = backend_for(path)
+        from kd_core.extending import refuse_existing
+
+        refuse_existing(path, exist_ok)
         if precision is not None:
             check_precision(precision, backend, calibration)
             floating = partial(
@@ -244,7 +250,7 @@ class KeyedProgram:
             with open_regular(temporary) as file:
                 with stage(f"load `{path.name}`"):
                     session = load(backend, file, temporary)
-                with stage(f"run `{path.name}`"):
+                with stage(f"run `{path.name}`", len(tried)):
                     rows = compare_trials(session, tried, allowed, self.reference)
                     report = Report(str(path), tuple(rows), notes)
                 if not report.ok:
@@ -403,7 +409,12 @@ def _check_format(name: str, value: object, backend: Backend, wanted: str, suffi
 
 
 def convert(
-    source: str | Path, target: str | Path, *, trusted: bool = False, sha256: str | None = None
+    source: str | Path,
+    target: str | Path,
+    *,
+    trusted: bool = False,
+    sha256: str | None = None,
+    exist_ok: bool = True,
 ) -> Report:
     """Write the program of a ``.pt2`` file in another format, without the module it was made from.
 
@@ -416,8 +427,10 @@ def convert(
         target: The file to write; its suffix names the format.
         trusted: As for `open`, of the source.
         sha256: As for `open`, of the source.
+        exist_ok: Whether a file at the target is replaced; else that is an error.
 
     Raises:
+        kd_core.AlreadyExists: Something is at the target, and ``exist_ok`` is false.
         UntrustedArtifact: As for `open`.
         NotExportable: The source is of another format, or the target's cannot express the program.
         VerifyError: The target gives other results than the source.
@@ -433,6 +446,9 @@ def convert(
     """
     source, backend = Path(source), backend_for(Path(source))
     backend_for(Path(target))  # an unknown format is refused before anything runs
+    from kd_core.extending import refuse_existing
+
+    refuse_existing(target, exist_ok)
     if backend.name != CONVERTED:
         raise NotExportable(
             f"`{source.name}` is {backend.name}, which cannot be turned back into a program.",

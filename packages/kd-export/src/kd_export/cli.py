@@ -18,13 +18,14 @@ import sys
 import traceback
 import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
 
 from kd_export import __version__
 from kd_export._backends.aoti import copy_without_sources
-from kd_export._console import Row, bar_of, plain_table
+from kd_export._console import Row, plain_table, task
 from kd_export._errors import (
     BackendMissing,
     DtypeMismatch,
@@ -328,12 +329,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return OK
     options = parser.parse_args(arguments)
     try:
-        with bar_of(_STAGES.get(options.name, 1)):
+        with _shown(options.name):
             command: int = options.command(options)
     except ExportError as error:
         print(f"kd-export: {_in_words(str(error))}", file=sys.stderr)
         return next((code for kind, code in _CODES if isinstance(error, kind)), USAGE)
     return command
+
+
+def _shown(name: str) -> AbstractContextManager[None]:
+    """Return what shows how far a command is; those without torch show their stages alone."""
+    if name not in _STAGES:
+        return nullcontext()
+    import kd_core  # noqa: F401  # which shows long tasks, and is needed anyway
+
+    return task(name, _STAGES[name])
 
 
 def _in_words(message: str) -> str:
@@ -422,8 +432,8 @@ _EXAMPLES = {
     "strip": "policy.onnx",
     "completion": "bash > ~/.local/share/bash-completion/completions/kd-export",
 }
-_STAGES = {"export": 5, "convert": 5, "verify": 2}
-"""How many stages a command has, if they are several and always the same."""
+_STAGES = {"export": 5, "convert": 5, "diagnose": 0}
+"""The commands that need torch, and how many stages they have, if that is always the same."""
 _ALSO = "further runtimes for an .onnx file: reference, openvino, tract"
 _OWN_CODE = "It imports MODULE and calls FUNCTION: name only code that you trust."
 

@@ -368,8 +368,12 @@ class PersistentTensorDict(TensorDictBase):
         made._kd_desc = made._kd_desc.with_batch(source._kd_desc.batch)
         made._keep_batch()
         try:
+            from kd_core._progress import advance, begin
+
+            begin("write", len(source._kd_entries), "entries")
             for key, value in source._kd_entries.items():
                 made._kd_set_entry(key, value)
+                advance()
             made._file.flush()
             Path(new).replace(path)
         except BaseException:

@@ -22,6 +22,7 @@ from kd_core._keys import KeyPath, format_key
 from kd_core._leaves.loops import find_entry, same_data
 from kd_core._leaves.packing import BITS
 from kd_core._nodes import Entry, Node, is_node, is_row_data, is_unbatched
+from kd_core._progress import advance, begin
 from kd_core._protocol import AbstractContainer, Composite, refuse_unbatched
 from kd_core._torch_private import torch_tree, without_torch_function
 from kd_core._validation import (
@@ -623,8 +624,11 @@ def write_zarr(td: AbstractContainer, path: str | Path) -> None:
     layout = layout_of(td)
     root = zarr.open_group(str(path), mode="w")
     _write_levels(root, td)
-    for where, leaf in leaves_of(td):
+    leaves = [*leaves_of(td)]
+    begin("write", sum(leaf.nbytes for _, leaf in leaves), "bytes")
+    for where, leaf in leaves:
         _create_array(root, _place(where), stored(leaf))
+        advance(leaf.nbytes)
     root.attrs[LAYOUT] = layout
 
 

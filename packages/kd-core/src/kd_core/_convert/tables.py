@@ -32,6 +32,7 @@ from kd_core._convert.plain import (
 )
 from kd_core._errors import InvalidArgument, InvalidKey, InvalidValue, KeyCollision, a_type
 from kd_core._keys import format_key
+from kd_core._progress import advance, begin
 from kd_core._protocol import AbstractContainer, refuse_unbatched
 
 if TYPE_CHECKING:
@@ -489,8 +490,11 @@ def write_shards(
     if writer is None:
         streaming = load("streaming", "to_mds")
         writer = streaming.MDSWriter(out=out, columns=encodings, **options)
-    for row in range(rows._kd_desc.batch[0]):
+    count = rows._kd_desc.batch[0]
+    begin("write", count, "rows")
+    for row in range(count):
         writer.write({name: _value(column, row) for name, column in found.items()})
+        advance()
     if finish:
         writer.finish()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeAlias, cast
@@ -706,17 +705,9 @@ def results_of(
     if generator is not None:
         seeds = torch.randint(2**62, (count,), generator=generator).tolist()
     found = call.run(zip(parts, seeds, strict=True))
-    return _shown(found, count) if pbar else found
+    from kd_core._progress import counted
 
-
-def _shown(results: Iterator[object], count: int) -> Iterator[object]:
-    """Yield results, and show how many there were."""
-    for done, result in enumerate(results, 1):
-        bar = "#" * (20 * done // count)
-        end = "\n" if done == count else ""
-        sys.stderr.write(f"\rmap |{bar:<20}| {done}/{count}{end}")
-        sys.stderr.flush()
-        yield result
+    return counted(found, "map", count, "parts", at_once=pbar)
 
 
 # Calling a function on the parts of a container, in this process or in others.
@@ -763,7 +754,7 @@ class Parallel(AbstractContainer):
             max_tasks_per_child: after how many calls a process is replaced.
             worker_threads: the number of threads of torch in a process.
             index_with_generator: cut each part when it is needed, instead of all at once.
-            pbar: show progress on the standard error stream.
+            pbar: show progress from the start on, not only after two seconds.
             mp_start_method: how processes start: "fork", "spawn" or "forkserver".
 
         Raises:
@@ -819,7 +810,7 @@ class Parallel(AbstractContainer):
             max_tasks_per_child: after how many calls a process is replaced.
             worker_threads: the number of threads of torch in a process.
             index_with_generator: cut each part when it is needed, instead of all at once.
-            pbar: show progress on the standard error stream.
+            pbar: show progress from the start on, not only after two seconds.
             mp_start_method: how processes start.
 
         Example:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TYPE_CHECKING, Final, TypeAlias, cast
 
 from kd_core import _registry as registry
-from kd_core._errors import InvalidValue, refuse_pickles
+from kd_core._errors import InvalidValue, refuse_existing, refuse_pickles
 from kd_core._ops.conversion import build
-from kd_core._protocol import AbstractContainer
+from kd_core._protocol import AbstractContainer, leaves_of
 
 if TYPE_CHECKING:
     from typing import Self
@@ -22,7 +22,38 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from kd_core._convert.tables import DtypeOf, Writer
+    from kd_core._progress import Task
     from kd_core._types import BatchSize, DeviceLike, NestedKey
+
+
+LARGE: Final = 32 << 20
+"""Bytes from which on a conversion may take so long that it is watched."""
+
+
+def writing(
+    td: AbstractContainer, path: PathLike | None, purpose: str, exist_ok: bool = True
+) -> Task:
+    """Return the task of a conversion of a container, to a file if there is a path.
+
+    Raises:
+        AlreadyExists: if there is something at the path that is not to be replaced.
+    """
+    if path is not None:
+        refuse_existing(path, exist_ok)
+    from kd_core._progress import Task
+
+    size = sum(leaf.numel() * leaf.itemsize for leaf in leaves_of(td))
+    name = purpose if path is None else f"write `{Path(path).name}`"
+    return Task(name, watched=size > LARGE)
+
+
+def reading(path: PathLike) -> Task:
+    """Return the task of reading a file or a directory; of that it is not known how large it is."""
+    from kd_core._progress import Task
+
+    place = Path(path)
+    large = place.is_dir() or (place.is_file() and place.stat().st_size > LARGE)
+    return Task(f"read `{place.name}`", watched=large)
 
 
 # Containers in files and directories, and as one header and few flat buffers.
@@ -47,6 +78,7 @@ class Saving(AbstractContainer):
         archive: bool | None = None,
         compression: str | int | None = None,
         atomic: bool = False,
+        exist_ok: bool = True,
     ) -> Self:
         """Write the container to a directory, or to one file; return self.
 
@@ -68,8 +100,10 @@ class Saving(AbstractContainer):
             archive: whether it is a single file; `None`: the name says so.
             compression: nothing: what is mapped is not compressed.
             atomic: nothing: every save is seen whole or not at all.
+            exist_ok: whether what is at the path is replaced; else that is an error.
 
         Raises:
+            AlreadyExists: if something is at the path, and `exist_ok` is false.
             InvalidArgument: if the type of an entry cannot be saved; nothing is written.
             InvalidValue: if the value of an entry cannot be saved, or the path is something else.
             OSError: if writing fails; the old content stays.
@@ -90,6 +124,7 @@ class Saving(AbstractContainer):
             prefix = files.make_temporary_folder()
         single = forms.is_single(prefix) if archive is None else archive
         forms.check_compression(compression, single)
+        refuse_existing(prefix, exist_ok)
         forms.save(self, prefix, single)
         return self
 
@@ -209,13 +244,14 @@ class Saving(AbstractContainer):
 
         They are written as a further segment: the rows that are there are not touched, and a reader
         sees all new rows or none. `kd_core.store.compact` joins the segments. To a path where
-        nothing is, the container is saved.
+        nothing is, the container is saved. An arena is copied, with the new rows behind the others:
+        `kd_core.store.resize` makes room for many, which are then written in place.
 
         Args:
-            path: the directory that `save` or `append_to` wrote.
+            path: the directory that `save`, `append_to`, `memmap` or `memmap_like` wrote.
 
         Raises:
-            FormatError: if the manifest of the store is damaged, or it is an arena.
+            FormatError: if the manifest of the store is damaged.
             InvalidValue: if a batch size, dtype or shape does not fit the rows of the store, or a
                 value of the whole batch differs.
             KeySetMismatch: if the keys differ.
@@ -302,7 +338,12 @@ class Formats(AbstractContainer):
     __slots__ = ()
 
     def to_json(
-        self, path: PathLike | None = None, *, separator: str | None = None, lines: bool = False
+        self,
+        path: PathLike | None = None,
+        *,
+        separator: str | None = None,
+        lines: bool = False,
+        exist_ok: bool = True,
     ) -> str | None:
         """Write the entries as JSON: an object of nested lists, or with `lines` one object a row.
 
@@ -313,8 +354,10 @@ class Formats(AbstractContainer):
             path: the file to write; `None`: return the text.
             separator: join nested keys by it, instead of nesting objects.
             lines: write one line for each item of the first batch dimension.
+            exist_ok: whether a file at the path is replaced; else that is an error.
 
         Raises:
+            AlreadyExists: if something is at the path, and `exist_ok` is false.
             InvalidValue: if non-tensor data cannot be written as JSON.
 
         Example:
@@ -330,11 +373,12 @@ class Formats(AbstractContainer):
         """
         from kd_core._convert import tables
 
-        text = (tables.lines_of if lines else tables.text_of)(self, separator)
-        if path is None:
-            return text
-        tables.write_text(path, text)
-        return None
+        with writing(self, path, "to_json", exist_ok):
+            text = (tables.lines_of if lines else tables.text_of)(self, separator)
+            if path is None:
+                return text
+            tables.write_text(path, text)
+            return None
 
     @classmethod
     def from_json(
@@ -367,15 +411,18 @@ class Formats(AbstractContainer):
         """
         from kd_core._convert import tables
 
-        text = tables.read_text(path)
         batch: BatchSize | None
-        if lines:
-            tree, batch = tables.tree_of_lines(text, separator, dtype)
-        else:
-            tree, batch = tables.tree_of_text(text, separator, dtype)
+        with reading(path):
+            text = tables.read_text(path)
+            if lines:
+                tree, batch = tables.tree_of_lines(text, separator, dtype)
+            else:
+                tree, batch = tables.tree_of_text(text, separator, dtype)
         return build(cls, tree, batch_size, device, auto_batch_size, batch_dims, found=batch)
 
-    def to_csv(self, path: PathLike | None = None, *, separator: str = ".") -> str | None:
+    def to_csv(
+        self, path: PathLike | None = None, *, separator: str = ".", exist_ok: bool = True
+    ) -> str | None:
         """Write one line for each item of the first batch dimension, under a line of names.
 
         Nested keys are joined by the separator; a leaf with more dimensions takes a column for each
@@ -384,8 +431,10 @@ class Formats(AbstractContainer):
         Args:
             path: the file to write; `None`: return the text.
             separator: what joins nested keys.
+            exist_ok: whether a file at the path is replaced; else that is an error.
 
         Raises:
+            AlreadyExists: if something is at the path, and `exist_ok` is false.
             KeyCollision: if a key holds the separator.
             InvalidValue: if the container does not have a batch.
 
@@ -400,11 +449,12 @@ class Formats(AbstractContainer):
         """
         from kd_core._convert import tables
 
-        text = tables.csv_of(self, separator)
-        if path is None:
-            return text
-        tables.write_text(path, text)
-        return None
+        with writing(self, path, "to_csv", exist_ok):
+            text = tables.csv_of(self, separator)
+            if path is None:
+                return text
+            tables.write_text(path, text)
+            return None
 
     @classmethod
     def from_csv(
@@ -441,7 +491,8 @@ class Formats(AbstractContainer):
         """
         from kd_core._convert import tables
 
-        tree, rows = tables.tree_of_csv(tables.read_text(path), separator, dtype)
+        with reading(path):
+            tree, rows = tables.tree_of_csv(tables.read_text(path), separator, dtype)
         return build(cls, tree, batch_size, device, auto_batch_size, batch_dims, found=rows)
 
     def to_pandas(self, *, separator: str = ".") -> object:
@@ -457,7 +508,8 @@ class Formats(AbstractContainer):
         """
         from kd_core._convert.tables import frame_of
 
-        return frame_of(self, separator)
+        with writing(self, None, "to_pandas"):
+            return frame_of(self, separator)
 
     @classmethod
     def from_pandas(
@@ -509,7 +561,8 @@ class Formats(AbstractContainer):
         """
         from kd_core._convert.tables import table_of
 
-        return table_of(self, separator, "to_arrow")
+        with writing(self, None, "to_arrow"):
+            return table_of(self, separator, "to_arrow")
 
     @classmethod
     def from_arrow(
@@ -544,15 +597,22 @@ class Formats(AbstractContainer):
         tree, batch = tree_of_table(table, separator, nulls, mask_key)
         return build(cls, tree, batch, device)
 
-    def to_parquet(self, path: PathLike, *, separator: str = ".") -> None:
+    def to_parquet(self, path: PathLike, *, separator: str = ".", exist_ok: bool = True) -> None:
         """Write a file of Parquet, with the table that `to_arrow` returns.
 
+        Args:
+            path: the file.
+            separator: what joins nested keys in the names of the columns.
+            exist_ok: whether a file at the path is replaced; else that is an error.
+
         Raises:
+            AlreadyExists: if something is at the path, and `exist_ok` is false.
             MissingDependency: if pyarrow is not installed.
         """
         from kd_core._convert.tables import write_parquet
 
-        write_parquet(self, path, separator)
+        with writing(self, path, "to_parquet", exist_ok):
+            write_parquet(self, path, separator)
 
     @classmethod
     def from_parquet(
@@ -585,22 +645,28 @@ class Formats(AbstractContainer):
         """
         from kd_core._convert.tables import cast_tree, read_parquet, tree_of_table
 
-        tree, batch = tree_of_table(read_parquet(path, columns), separator, "raise", "mask")
-        tree = cast_tree(tree, dtype)
+        with reading(path):
+            tree, batch = tree_of_table(read_parquet(path, columns), separator, "raise", "mask")
+            tree = cast_tree(tree, dtype)
         return build(cls, tree, batch_size, device, auto_batch_size, batch_dims, found=batch)
 
-    def to_h5(self, filename: PathLike, **options: object) -> AbstractContainer:
+    def to_h5(
+        self, filename: PathLike, *, exist_ok: bool = True, **options: object
+    ) -> AbstractContainer:
         """Write a file of HDF5, and return the `PersistentTensorDict` whose entries are in it.
 
         Args:
             filename: the file; one that is there is replaced.
+            exist_ok: whether one that is there is replaced; else that is an error.
             options: what `h5py` takes for a new data set, such as `compression="gzip"`.
 
         Raises:
+            AlreadyExists: if something is at the path, and `exist_ok` is false.
             MissingDependency: if h5py is not installed.
             InvalidValue: if non-tensor data cannot be written as JSON.
         """
-        return registry.write_h5(self, filename, options)
+        with writing(self, filename, "to_h5", exist_ok):
+            return registry.write_h5(self, filename, options)
 
     @classmethod
     def from_h5(
@@ -657,6 +723,7 @@ class Formats(AbstractContainer):
         size_limit: int | str | None = 1 << 26,
         writer: Writer | None = None,
         finish_writer: bool | None = None,
+        exist_ok: bool = False,
         **options: object,
     ) -> None:
         """Write the rows as shards of MosaicML Streaming, for `streaming.StreamingDataset`.
@@ -673,6 +740,7 @@ class Formats(AbstractContainer):
             size_limit: the bytes of a shard before it is compressed.
             writer: an open `streaming.MDSWriter`, in place of `out`.
             finish_writer: close the writer; `None`: only one that was made here.
+            exist_ok: whether what is in the directory is replaced; else that is an error.
             **options: what else `streaming.MDSWriter` takes.
 
         Raises:
@@ -688,30 +756,39 @@ class Formats(AbstractContainer):
         """
         from kd_core._convert.tables import write_shards
 
-        asked = {
+        asked: dict[str, object] = {
             "keep_local": keep_local,
             "compression": compression,
             "hashes": hashes,
             "size_limit": size_limit,
         }
         finish = writer is None if finish_writer is None else finish_writer
-        write_shards(self, out, columns, writer, finish, {**asked, **options})
+        local = out if out is None or isinstance(out, str) else out[0]
+        with writing(self, local, "to_mds", exist_ok):
+            if exist_ok:
+                asked["exist_ok"] = True  # the writer refuses itself, otherwise
+            write_shards(self, out, columns, writer, finish, {**asked, **options})
 
-    def to_zarr(self, filename: PathLike, *, allow_pickle: bool | None = None) -> Self:
+    def to_zarr(
+        self, filename: PathLike, *, allow_pickle: bool | None = None, exist_ok: bool = True
+    ) -> Self:
         """Write a store of Zarr: a group for each container, an array for each leaf; return self.
 
         Args:
             filename: the store.
             allow_pickle: `False` or `None`; data is written as JSON.
+            exist_ok: whether what is at the path is replaced; else that is an error.
 
         Raises:
+            AlreadyExists: if something is at the path, and `exist_ok` is false.
             MissingDependency: if zarr is not installed.
             InvalidValue: if non-tensor data cannot be written as JSON.
         """
         from kd_core._convert.plain import write_zarr
 
         refuse_pickles(allow_pickle)
-        write_zarr(self, filename)
+        with writing(self, filename, "to_zarr", exist_ok):
+            write_zarr(self, filename)
         return self
 
     @classmethod
@@ -751,5 +828,6 @@ class Formats(AbstractContainer):
                 "Write it with `to_zarr`, or keep entries on disk with `to_h5`."
             )
 
-        tree, batch = read_zarr(filename)
+        with reading(filename):
+            tree, batch = read_zarr(filename)
         return build(cls, tree, batch_size, None, auto_batch_size, batch_dims, found=batch)

@@ -16,6 +16,7 @@ from kd_core._errors import (
     InvalidValue,
     ShapeMismatch,
     different_keys,
+    refuse_existing,
     refuse_pickles,
     shape_text,
     wrong_type,
@@ -74,6 +75,7 @@ class Storage(AbstractContainer):
         share_memory: bool = False,
         pin_memory: bool = False,
         metadata: bool = False,
+        exist_ok: bool = True,
     ) -> Self:
         """Copy all leaves into one storage.
 
@@ -92,6 +94,7 @@ class Storage(AbstractContainer):
             share_memory: put the storage in shared memory, for other processes.
             pin_memory: put the storage in pinned memory.
             metadata: nothing: where leaves are is read from the leaves.
+            exist_ok: whether a file of that name is replaced; else that is an error.
 
         Returns:
             A locked container, whose leaves are views of that storage: it would not hold one that
@@ -112,6 +115,7 @@ class Storage(AbstractContainer):
         if filename is not None:
             from kd_core._store import files, single
 
+            refuse_existing(filename, exist_ok)
             files.make_folders(Path(filename).parent)
             single.save(self, Path(filename))
         place = _Place(
@@ -407,6 +411,7 @@ class MemoryMaps(AbstractContainer):
         archive: bool | None = None,
         compression: str | int | None = None,
         atomic: bool = False,
+        exist_ok: bool = True,
     ) -> Self:
         """Write the container to an arena, and return one whose leaves are in it.
 
@@ -421,19 +426,20 @@ class MemoryMaps(AbstractContainer):
             num_threads: nothing: one file is written in one piece.
             return_early: return a `TensorDictFuture`, if `num_threads` is above 1.
             share_non_tensor: nothing: data that is not a tensor does not change in an arena.
-            existsok: whether there may be something at the path.
+            existsok: as `exist_ok`, under the name of tensordict.
             robust_key: nothing: any string is a key.
             archive: write a single file, as `save` does; `None`: if the path ends in `.tdz`.
             compression: nothing: what is mapped is not compressed.
             atomic: nothing: every write is seen whole or not at all.
+            exist_ok: whether what is at the path is replaced; else that is an error.
 
         Returns:
             A container on the CPU that is locked: its keys and shapes are those of the arena.
 
         Raises:
             InvalidArgument: if the type of an entry cannot be saved; nothing is written.
-            InvalidValue: if the value of an entry cannot be saved, or the path is something else,
-                or exists without `existsok`.
+            InvalidValue: if the value of an entry cannot be saved, or the path is something else.
+            AlreadyExists: if something is at the path, and `exist_ok` is false.
             OSError: if writing fails, as on a full disk; the old content stays.
 
         Example:
@@ -451,10 +457,11 @@ class MemoryMaps(AbstractContainer):
         if stays and _path_of_leaves(self) is not None:
             return _result(self._kd_shallow(), return_early, num_threads)
         if prefix is not None and single:
+            refuse_existing(prefix, existsok and exist_ok)
             save(self, prefix, archive=True)
             made = load_arena(prefix)
         else:
-            made = create_arena(self, prefix, existsok=existsok)
+            made = create_arena(self, prefix, exist_ok=existsok and exist_ok)
         return _result(cast("Self", made), return_early, num_threads)
 
     def memmap_(
@@ -468,6 +475,7 @@ class MemoryMaps(AbstractContainer):
         existsok: bool = True,
         robust_key: bool | None = True,
         atomic: bool = False,
+        exist_ok: bool = True,
     ) -> Self:
         """Write the container to an arena, and replace its leaves by those in it; return self.
 
@@ -481,6 +489,7 @@ class MemoryMaps(AbstractContainer):
             existsok: as above.
             robust_key: as above.
             atomic: as above.
+            exist_ok: as above.
 
         Returns:
             The container itself, on the CPU and locked; see `memmap`. One that is in an arena
@@ -499,7 +508,7 @@ class MemoryMaps(AbstractContainer):
             return _result(self, return_early, num_threads)
         if self._kd_desc.held:
             self._kd_check_unlocked("replace leaves by those in an arena")
-        made = create_arena(self, prefix, existsok=existsok)
+        made = create_arena(self, prefix, exist_ok=existsok and exist_ok)
         reason = self._kd_desc.lock
         relock(self, None)
         try:
@@ -523,6 +532,7 @@ class MemoryMaps(AbstractContainer):
         robust_key: bool | None = True,
         archive: bool | None = None,
         overwrite: bool = False,
+        exist_ok: bool = True,
     ) -> Self:
         """Create an arena for a container of this structure, whose leaves are zeros.
 
@@ -533,13 +543,14 @@ class MemoryMaps(AbstractContainer):
         Args:
             prefix: the directory. `None`: a temporary one, which is removed when the process ends.
             copy_existing: nothing, as in `memmap`.
-            existsok: whether there may be something at the path.
+            existsok: as `exist_ok`, under the name of tensordict.
             num_threads: nothing, as in `memmap`.
             return_early: as in `memmap`.
             share_non_tensor: nothing, as in `memmap`.
             robust_key: nothing, as in `memmap`.
             archive: `True` is refused, since a single file is not filled in place.
             overwrite: replace what is there by zeros.
+            exist_ok: whether there may be something at the path.
 
         Returns:
             A container that is locked; see `memmap`.
@@ -570,7 +581,11 @@ class MemoryMaps(AbstractContainer):
                 "a directory, and call `kd_core.pack_memmap` when it is filled."
             )
         made = create_arena(
-            self, prefix, filled=False, existsok=existsok or overwrite, overwrite=overwrite
+            self,
+            prefix,
+            filled=False,
+            exist_ok=(existsok and exist_ok) or overwrite,
+            overwrite=overwrite,
         )
         return _result(cast("Self", made), return_early, num_threads)
 

@@ -11,7 +11,7 @@ import mmap
 import os
 from errno import EACCES, EPERM, EROFS
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Final, cast
 
 import torch
 from torch import Tensor
@@ -29,7 +29,16 @@ from kd_core._protocol import (
     unlock,
 )
 from kd_core._store import directory, files
-from kd_core._store.codec import Decoder, Encoder, Json, Reader, Specs, parts_of, specs_of
+from kd_core._store.codec import (
+    Decoder,
+    Encoder,
+    Json,
+    Reader,
+    Specs,
+    check_fits,
+    parts_of,
+    specs_of,
+)
 from kd_core._store.commit import Writer, read_manifest, reading, writing
 from kd_core._store.files import reported
 from kd_core._store.manifest import Manifest, Segment
@@ -47,7 +56,7 @@ from kd_core._store.segments import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from kd_core._store.mapped_tensor import Place
     from kd_core._store.segments import Layout
@@ -114,6 +123,89 @@ def _exists(path: Path) -> InvalidValue:
         f"`{path}` holds a container of another structure, which would be lost. Open it with "
         "`TensorDict.load_memmap`, pass `overwrite=True` to replace it, or choose another path."
     )
+
+
+def resize(path: Path, rows: int) -> None:
+    """Give an arena another number of rows: what it holds is copied, and new rows are zeros."""
+    old = load_open(path)
+    _replace_rows(path, old, rows, [(0, old)])
+
+
+def append(td: AbstractContainer, path: Path) -> None:
+    """Add rows to an arena, which is copied."""
+    old = load_open(path)
+    encoder = Encoder()
+    with files.opened_folder(path) as folder:
+        known = read_manifest(folder, path).tree
+    new = _without_device(encoder.node_of(td))
+    check_fits(cast("Json", new), cast("Json", _without_device(known)))
+    count = old._kd_desc.batch[0]
+    _replace_rows(path, old, count + td._kd_desc.batch[0], [(0, old), (count, td)])
+
+
+def _replace_rows(
+    path: Path, old: AbstractContainer, rows: int, sources: list[tuple[int, AbstractContainer]]
+) -> None:
+    """Replace an arena by one of another number of rows; nothing is seen before all is there.
+
+    Args:
+        path: its directory.
+        old: the container in it.
+        rows: how many rows it has then.
+        sources: what is copied to rows from a number on, as far as there are so many.
+    """
+    encoder = Encoder()
+    tree = encoder.node_of(_with_rows(old, rows, path))
+    layout = layout_of(encoder.specs)
+    with writing(path, create=False) as writer:
+        manifest = writer.checked()
+        check_open(manifest, path)
+        _check_same_arena(old, manifest, path)
+        segments = []
+        if encoder.specs:
+            segments.append(writer.add_arena(lambda fd: fill(fd, encoder, layout, filled=False)))
+        place = os.path.realpath(path)
+        with files.opened_folder(path) as folder:
+            opened = [map_segment(folder, place, segment.name, layout) for segment in segments]
+        made = _container(place, [encoder.specs] if segments else [], opened, tree)
+        engine = made._kd_engine
+        for start, source in sources:
+            count = min(source._kd_desc.batch[0], rows - start)
+            mine, theirs = slice(start, start + count), slice(count)
+            engine.update(
+                engine.__getitem__(made, mine), engine.__getitem__(source, theirs), inplace=True
+            )
+        writer.commit(segments, tree, sealed=False)
+
+
+_RESIZED: Final = frozenset(("td", "class", "tensor", "data"))
+"""The kinds of nodes whose rows are those of tensors."""
+
+
+def _with_rows(td: AbstractContainer, rows: int, path: Path) -> AbstractContainer:
+    """Return a container of the structure of another with a number of rows, without memory."""
+    batch = td._kd_desc.batch
+    kinds = set(_kinds_in(Encoder().node_of(td)))
+    if not batch or not kinds <= _RESIZED:
+        why = "it has no batch" if not batch else "not all values of its rows are in tensors"
+        raise InvalidValue(
+            f"the rows of the arena `{path}` cannot be resized: {why}. Call `kd_core.store.seal`, "
+            "which makes it a store that takes such rows, or write a new arena with `memmap`."
+        )
+    return td._kd_map_each(
+        lambda leaf: leaf.new_zeros(()).expand(rows, *leaf.shape[1:]),
+        lambda sizes: (rows, *sizes[1:]),
+    )
+
+
+def _kinds_in(node: Json) -> Iterator[str]:
+    """Yield the kind of a node and of those below it."""
+    [(kind, value)] = node.items()
+    yield kind
+    if kind in ("td", "class"):
+        level = cast("list[Json]", value)[2] if kind == "class" else cast("Json", value)
+        for _, inner in cast("list[tuple[str, Json]]", level["entries"]):
+            yield from _kinds_in(inner)
 
 
 def fill(descriptor: int, encoder: Encoder, layout: Layout, filled: bool) -> Segment:
@@ -250,7 +342,7 @@ def _sealed(folder: int, segment: Segment, writer: Writer) -> Segment:
 
         def copy(descriptor: int) -> Segment:
             blocks = (files.read(file, place, BLOCK) for place in range(0, file.size, BLOCK))
-            pieces = reported(blocks, file.size)
+            pieces = reported(blocks, file.size, "copy", flushed=True)
             return Segment("", file.size, checksums_of(written(descriptor, pieces)))
 
         return writer.add_segment(copy)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from errno import ENOENT
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from kd_core._errors import InvalidValue, listed
+from kd_core._errors import FormatError, InvalidValue, listed, refuse_existing
 from kd_core._keys import format_key, path_of
+from kd_core._progress import Task
 from kd_core._protocol import AbstractContainer
 from kd_core._store import arena, directory, files, single
 from kd_core._store.commit import MANIFEST, read_manifest
@@ -34,10 +36,11 @@ def save(td: AbstractContainer, path: str | Path, archive: bool | None = None) -
     """
     place = Path(path)
     files.make_folders(place.parent)
-    if is_single(place) if archive is None else archive:
-        single.save(td, place)
-    else:
-        directory.save(td, place)
+    with Task(f"save `{place.name}`"):
+        if is_single(place) if archive is None else archive:
+            single.save(td, place)
+        else:
+            directory.save(td, place)
 
 
 def load(
@@ -56,7 +59,10 @@ def load(
         below = None if keys is None else [(*inner, *path_of(key)) for key in keys]
         return _nested(load(above, verify, below), inner, place)
     read = directory.load if place.is_dir() else single.load
-    return read(place, full=verify == "full", keys=keys)
+    if verify == "fast":
+        return read(place, keys=keys)
+    with Task(f"load `{place.name}`"):
+        return read(place, full=True, keys=keys)
 
 
 def _store_above(path: Path) -> Path | None:
@@ -79,12 +85,32 @@ def _nested(found: AbstractContainer, keys: tuple[str, ...], path: Path) -> Abst
 
 def append(td: AbstractContainer, path: str | Path) -> None:
     """Add the rows of a container to the store at a path."""
-    directory.append(td, _directory(path, "append to"))
+    place = _directory(path, "append to")
+    with Task(f"append to `{place.name}`"):
+        (arena if is_arena(place) else directory).append(td, place)
+
+
+def resize(path: str | Path, rows: int) -> None:
+    """Give the arena at a path another number of rows."""
+    place = _directory(path, "resize")
+    with Task(f"resize `{place.name}`"):
+        arena.resize(place, rows)
+
+
+def is_arena(path: Path) -> bool:
+    """Return whether a store at a path is an arena, which is not sealed."""
+    if not (path / MANIFEST).is_file():
+        return False
+    with files.opened_folder(path) as folder, suppress(FormatError):
+        return not read_manifest(folder, path).sealed
+    return False
 
 
 def compact(path: str | Path) -> None:
     """Rewrite the store at a path in one segment."""
-    directory.compact(_directory(path, "compact"))
+    place = _directory(path, "compact")
+    with Task(f"compact `{place.name}`"):
+        directory.compact(place)
 
 
 def create_arena(
@@ -92,7 +118,7 @@ def create_arena(
     path: str | Path | None,
     *,
     filled: bool = True,
-    existsok: bool = True,
+    exist_ok: bool = True,
     overwrite: bool = True,
 ) -> AbstractContainer:
     """Write an arena to a path; return the container in it, not locked.
@@ -101,21 +127,20 @@ def create_arena(
         td: what it holds.
         path: the directory; `None`: a temporary one.
         filled: whether tensors are written; else they are zeros.
-        existsok: whether there may be a store at the path.
+        exist_ok: whether there may be something at the path.
         overwrite: whether it is replaced; else it is opened, if it has the structure of `td`.
 
     Raises:
-        InvalidValue: if there is a store that must not be touched.
+        AlreadyExists: if there is something that must not be touched.
     """
     if path is None:
-        return arena.create(td, files.make_temporary_folder(), filled=filled, overwrite=True)
+        with Task("write an arena"):
+            return arena.create(td, files.make_temporary_folder(), filled=filled, overwrite=True)
     place = _directory(path, "create an arena at")
-    if not existsok and (place / MANIFEST).exists():
-        raise InvalidValue(
-            f"a store at `{path}` exists already. Pass `existsok=True`, or choose another path."
-        )
+    refuse_existing(place, exist_ok)
     files.make_folders(place.parent)
-    return arena.create(td, place, filled=filled, overwrite=overwrite)
+    with Task(f"write `{place.name}`"):
+        return arena.create(td, place, filled=filled, overwrite=overwrite)
 
 
 def load_arena(path: str | Path, *, private: bool = False) -> AbstractContainer:
@@ -154,7 +179,9 @@ def refresh(td: AbstractContainer) -> None:
 
 def seal(path: str | Path) -> None:
     """Write the arena at a path to the disk, and record its checksums."""
-    arena.seal(_directory(path, "seal"))
+    place = _directory(path, "seal")
+    with Task(f"seal `{place.name}`"):
+        arena.seal(place)
 
 
 def seal_if_open(path: str | Path) -> None:
@@ -168,7 +195,8 @@ def seal_if_open(path: str | Path) -> None:
 def check(path: str | Path) -> None:
     """Read all of the store at a path and compare it with its checksums."""
     place = Path(path)
-    (directory.check if place.is_dir() else single.check)(place)
+    with Task(f"check `{place.name}`"):
+        (directory.check if place.is_dir() else single.check)(place)
 
 
 def info(path: str | Path) -> StoreInfo:

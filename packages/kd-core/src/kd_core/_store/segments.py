@@ -118,7 +118,9 @@ def _header_text(rows: dict[str, str], metadata: Mapping[str, str] | None) -> by
 
 def data_of(tensors: Mapping[str, Tensor], layout: Layout) -> Iterator[memoryview | bytes]:
     """Yield the bytes of tensors in the order of a layout, small ones of a dtype together."""
-    return reported(_data_of(tensors, layout), layout.size - len(layout.header))
+    return reported(
+        _data_of(tensors, layout), layout.size - len(layout.header), "write", flushed=True
+    )
 
 
 def _data_of(tensors: Mapping[str, Tensor], layout: Layout) -> Iterator[memoryview]:
@@ -211,7 +213,7 @@ def stored_checksums(file: files.OpenFile, start: int = 0) -> list[int]:
     """Return the checksums of the bytes of a file from `start` on."""
     places = range(start, file.size, BLOCK)
     blocks = (files.read(file, place, BLOCK) for place in places)
-    return checksums_of(reported(blocks, file.size - start))
+    return checksums_of(reported(blocks, file.size - start, "compare checksums"))
 
 
 def check_header(file: files.OpenFile, layout: Layout, name: str) -> None:

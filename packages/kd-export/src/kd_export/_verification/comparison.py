@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
 
-from kd_export._console import Row, html_table, plain_table
+from kd_export._console import Row, advance, html_table, plain_table
 from kd_export._errors import ExportError, VerifyError, quoted
 from kd_export._running.session import Session
 from kd_export._schema.files import Json, Number
@@ -401,6 +401,7 @@ def compare_trials(
                     row if row.ok else _excused(row, results[row.output], trial.expected, others)
                     for row in rows
                 ]
+        advance()
         yield from rows
 
 
@@ -470,6 +471,7 @@ def compare_vectors(
             row, found = _compare_stored(session, entry, results[entry.wire], vector, allowed)
             pairs[entry.wire] += found
             yield row
+        advance()
     if allowed.rtol is None and allowed.atol is None and allowed.budget is not None:
         for entry in session.schema.outputs:
             yield _compare_together(entry, pairs[entry.wire], allowed.budget)
