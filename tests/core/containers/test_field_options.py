@@ -254,6 +254,20 @@ def test_wrapped_values_are_cast_as_others_are() -> None:
     assert rows["n"] == [1, 2]
 
 
+def test_tensor_only_keeps_fields_that_no_row_has_a_value_for() -> None:
+    class Only(TypedTensorDict, tensor_only=True):
+        a: object
+        x: Tensor
+
+    one = Only(a=None, x=torch.zeros(2), batch_size=[2])  # type: ignore[call-arg]  # it has them
+    both = stack([one, one])
+    again = both.__replace__(x=torch.ones(2, 2))
+    assert again["a"] == [[None, None], [None, None]]
+    assert torch.equal(again["x"], torch.ones(2, 2))
+    again["a"] = torch.zeros(2, 2)
+    assert torch.equal(again["a"], torch.zeros(2, 2))
+
+
 def test_tensor_only_converts_or_refuses_wrapped_values() -> None:
     class Only(TensorClass, tensor_only=True):
         x: Tensor

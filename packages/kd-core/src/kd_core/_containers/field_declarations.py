@@ -354,6 +354,8 @@ def converted(
         stored = value is None or _is_stored(value) or isinstance(value, list)  # a list of rows
         return value if stored else registry.wrap_data(value, desc)
     if "tensor_only" in options:
+        if is_row_data(value) and all(each is None for each in _rows_of(value)):
+            return value  # what instances without a value were stacked to
         if is_data(value):
             value = value._kd_item()
         if value is None or _is_stored(value):
