@@ -15,7 +15,7 @@ from tests.fuzz.checking import ITSELF, Call, Refusal, has_stack
 from tests.fuzz.data import Data, Unknown
 from tests.fuzz.operands import container_operand, paired
 from tests.fuzz.registry import dim, lax, operation
-from tests.fuzz.subjects import Plain, Subject, read
+from tests.fuzz.subjects import Node, Plain, Subject, read
 from torch import Tensor
 
 from kd_core import TensorDictBase
@@ -205,6 +205,13 @@ def map_parts(rng: Random, s: Subject, name: str) -> Call:
     )
 
 
+def unstacked(node: Node) -> list[Node]:
+    """Return the members of a stack, and of those that are stacks themselves."""
+    if not node.members:
+        return [node]
+    return [each for member in node.members for each in unstacked(member)]
+
+
 @operation("apply nested")
 def apply_nested(rng: Random, s: Subject, name: str) -> Call:
     """Call a function on the entries of the first level, some of them left out."""
@@ -216,7 +223,7 @@ def apply_nested(rng: Random, s: Subject, name: str) -> Call:
 
     # An empty member stays in a stack of which something is left.
     some_left = bool(s.node.members) and not all(
-        list(member.entries) == [gone] for member in s.node.members
+        list(member.entries) == [gone] for member in unstacked(s.node)
     )
 
     def theirs(tree: Plain) -> object:

@@ -180,6 +180,39 @@ def test_an_operand_that_overlaps_its_leaf_is_read_as_it_was(others: int, write:
     }
 
 
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda td, other: td.update_(other),
+        lambda td, other: td.update_(dict(other.items())),
+        lambda td, other: td.copy_(other),
+        lambda td, other: td.copy_(other, non_blocking=True),
+        lambda td, other: td.__setitem__(slice(None), other),
+        lambda td, other: td.__setitem__(torch.tensor([0, 1]), other),
+        lambda td, other: td.update_at_(other, slice(None)),
+        lambda td, other: td.update(other, inplace=True),
+    ],
+)
+def test_each_value_is_read_once_where_a_later_one_overlaps_its_leaf(write: Any) -> None:
+    memory = torch.arange(6.0)
+    leaves = {key: torch.full((2,), float(i)) for i, key in enumerate("abc")}
+    td = TensorDict({**leaves, "d": memory[:4].view(2, 2)}, [2])
+    write(td, TensorDict(a=td["b"], b=td["c"], c=td["a"], d=memory[2:].view(2, 2), batch_size=[2]))
+    # One after the other: `c` gets what `a` holds by then.
+    assert {key: td[key].tolist() for key in "abc"} == {"a": [1, 1], "b": [2, 2], "c": [1, 1]}
+    assert memory.tolist() == [2, 3, 4, 5, 4, 5]
+
+
+def test_nothing_is_written_of_a_cycle_beside_a_leaf_that_is_refused() -> None:
+    leaves = {key: torch.full((2,), float(i)) for i, key in enumerate("abc")}
+    td = TensorDict({**leaves, "d": torch.zeros(1).expand(2)}, [2])
+    other = TensorDict(a=td["b"], b=td["c"], c=td["a"], d=torch.ones(2), batch_size=[2])
+    for write in (td.update_, td.copy_, lambda new: td.__setitem__(slice(None), new)):
+        with pytest.raises(InvalidValue, match="entry `d` cannot be written in place"):
+            write(other)
+        assert [td[key].tolist() for key in "abcd"] == [[0, 0], [1, 1], [2, 2], [0, 0]]
+
+
 def test_the_transposed_leaf_may_be_an_operand() -> None:
     x = torch.arange(4.0).reshape(2, 2)
     TensorDict({"a": torch.ones(2, 2), "z": x}, [2]).add_(

@@ -391,6 +391,8 @@ def _is_dense(tensor: Tensor) -> bool:
 def run_copies(targets: list[Tensor], sources: list[Tensor], singly: bool) -> None:
     """Copy each source into its target, with one foreach call where that is allowed.
 
+    Each is read when its turn comes, as in a loop; one that overlaps its own target is cloned.
+
     Args:
         targets: the tensors that are written.
         sources: tensors of the same shapes.
@@ -398,14 +400,17 @@ def run_copies(targets: list[Tensor], sources: list[Tensor], singly: bool) -> No
             no derivative.
     """
     singly = singly or len(targets) < 2 or is_compiling() or maybe_current_level() is not None
+    start = 0
     if not singly:
         try:
-            if wrote(torch._foreach_copy_, targets, sources):
-                return
+            start = run_up_to_overlap(torch._foreach_copy_, targets, sources)
         except NotImplementedError:  # on a GPU for uint16, uint32 and uint64
             pass
-    for target, source in zip(targets, sources, strict=True):
-        target.copy_(source)
+    for target, source in zip(targets[start:], sources[start:], strict=True):
+        try:
+            target.copy_(source)
+        except RuntimeError:
+            write_apart(Tensor.copy_, target, source)
 
 
 def clone_leaves(leaves: list[Tensor]) -> Sequence[Tensor]:
