@@ -26,6 +26,7 @@ from kd_core import (
     InvalidValue,
     KdError,
     Locked,
+    NonTensorData,
     TensorClass,
     TensorDict,
     TensorDictBase,
@@ -202,14 +203,17 @@ def converted(rng: Random, kind: Kind, ours: TensorClass, model: TensorDict) -> 
     # A dict holds rows and numbers as they are, without what wrapped them.
     values = [model.get_non_tensor(key) for key, _ in model.non_tensor_items()]
     wrapped = [each for each in values if not isinstance(each, (str, type(None)))]
+    plainly = not wrapped and rng.random() < 0.5
     refused = False
     try:
         for name in kind.fields:
-            kind.converted(name, whole.get(name), batch)
-    except Refused:  # a plain container where a class is declared beside others
+            value = whole.get(name)
+            given = value.data if plainly and isinstance(value, NonTensorData) else value
+            kind.converted(name, given, batch)
+    except Refused:  # a plain container where a class is declared beside others, or a word
         refused = True
     try:
-        if wrapped or rng.random() < 0.5:
+        if not plainly:
             made = kind.ours.from_tensordict(METHODS.to_tensordict(ours))
         else:
             made = kind.ours.from_dict(METHODS.to_dict(ours), batch)
