@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from random import Random
 from typing import TypeAlias, cast
 
@@ -206,9 +206,9 @@ def converted(rng: Random, kind: Kind, ours: TensorClass, model: TensorDict) -> 
     plainly = not wrapped and rng.random() < 0.5
     refused = False
     try:
-        for name in kind.fields:
-            value = whole.get(name)
-            given = value.data if plainly and isinstance(value, NonTensorData) else value
+        entries: Iterable[tuple[str, object]] = whole.items()
+        for name, held in entries:
+            given = held.data if plainly and isinstance(held, NonTensorData) else held
             kind.converted(name, given, batch)
     except Refused:  # a plain container where a class is declared beside others, or a word
         refused = True
