@@ -131,8 +131,9 @@ class Kind:
         stored = isinstance(value, (Tensor, Mapping, TensorDictBase, NonTensorData))
         if "nocast" in self.options and not (stored or value is None or isinstance(value, list)):
             return NonTensorData(value)
-        if "tensor_only" in self.options and plain is None:  # wrapped or not, it is no value
-            return value
+        rows = flat_rows(plain) if isinstance(plain, NonTensorStack) else [plain]
+        if "tensor_only" in self.options and all(row is None for row in rows):
+            return value  # wrapped or not, it is no value
         if "tensor_only" in self.options and isinstance(value, (NonTensorData, NonTensorStack)):
             return as_tensor(plain if isinstance(value, NonTensorData) else value.tolist())
         if "tensor_only" in self.options and not stored and value is not None:
