@@ -259,7 +259,7 @@ def test_tensor_only_keeps_fields_that_no_row_has_a_value_for() -> None:
         a: object
         x: Tensor
 
-    one = Only(a=None, x=torch.zeros(2), batch_size=[2])  # type: ignore[call-arg]  # it has them
+    one = Only(a=None, x=torch.zeros(2), batch_size=[2])
     both = stack([one, one])
     again = both.__replace__(x=torch.ones(2, 2))
     assert again["a"] == [[None, None], [None, None]]
@@ -290,3 +290,16 @@ def test_a_replaced_field_is_checked_as_one_that_is_set() -> None:
         one.__replace__(obs=None)
     assert one.__replace__(note=None).note is None
     assert one.note == "n"
+
+
+def test_a_field_that_is_set_later_may_be_without_a_value_again() -> None:
+    class Checked(TensorClass, checked=True):
+        obs: Tensor
+        count: int = field(init=False, default=None)  # type: ignore[assignment]  # until it is set
+
+    one = Checked(torch.zeros(2))
+    one.count = 3
+    one.count = None  # type: ignore[assignment]  # as above
+    assert list(one.keys()) == ["obs"]
+    with pytest.raises(InvalidValue, match="`obs` of `Checked` must be of type `Tensor`, got None"):
+        one.obs = None  # type: ignore[assignment]  # as above

@@ -163,7 +163,9 @@ def _clear_field(instance: TensorClass, name: str) -> None:
     if declaration.frozen:
         raise _frozen(cls, name, "set")
     instance._kd_check_unlocked(f"set {format_key(name)}")
-    if declaration.converts:
+    if (
+        declaration.converts and declaration.fields[name].init
+    ):  # others have none until they are set
         converted(cls, declaration.options, name, None, instance._kd_desc.unlocked())
     if name in instance._kd_entries:
         instance._kd_del_entry(name)
