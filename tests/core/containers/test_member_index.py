@@ -147,3 +147,15 @@ def test_a_row_that_does_not_fit_a_ragged_member_changes_none() -> None:
     with pytest.raises(ShapeMismatch, match=r"must be broadcastable to \(2, 2\)"):
         lazy_stack(rows, 1)[[0, 1]] = lazy_stack(new, 1)
     assert not any(row["a"].any() for row in rows)
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_a_mask_of_all_dimensions_of_a_leaf(dim: int) -> None:
+    leaf = torch.arange(12).reshape(3, 2, 2)
+    td = TensorDict({"a": leaf.clone()}, [3, 2])
+    stack = lazy_stack(td.unbind(dim), dim)
+    mask = leaf % 5 == 0
+    for index in (mask, mask.tolist(), mask.numpy()):
+        assert stack.get_at("a", index).tolist() == [0, 5, 10]
+    stack.set_at_("a", -1, mask)
+    assert torch.equal(td["a"], leaf.masked_fill(mask, -1))

@@ -100,14 +100,15 @@ def for_nested(index: object, batch: Batch) -> object:
 
 def goes_beyond(index: object, ndim: int) -> bool:
     """Return whether an index of a tensor says something of dimensions behind the first `ndim`."""
-    if not isinstance(index, tuple):
-        return False
     taken = 0
-    for item in index:
+    for item in index if isinstance(index, tuple) else (index,):
         if item is Ellipsis:
-            return True
-        is_mask = isinstance(item, Tensor) and item.dtype is torch.bool
-        taken += 0 if item is None else item.ndim if is_mask else 1
+            return isinstance(index, tuple)
+        if item is None or _is_position(item):
+            taken += item is not None
+        else:
+            rows = _index_tensor(item)
+            taken += rows.ndim if rows.dtype is torch.bool else 1
     return taken > ndim
 
 
