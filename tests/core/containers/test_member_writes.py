@@ -1,6 +1,7 @@
 """Writes into members that are single rows: their values are written as those of a batch are."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -256,3 +257,66 @@ def test_ragged_members_are_written_from_a_stack_of_the_same_shapes() -> None:
     assert all(bool(each.all()) for each in kept)
     with pytest.raises(ShapeMismatch):
         stack.update_at_(TensorDict({"a": torch.ones(4, 1)}, [4]), ...)
+
+
+WHOLE = slice(None)
+SHIFTS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "rows": (lambda td: td[1:], lambda td: td[:-1]),
+    "rows back": (lambda td: td[:-1], lambda td: td[1:]),
+    "columns": (lambda td: td[:, 1:], lambda td: td[:, :-1]),
+    "both": (lambda td: td[1:, 1:], lambda td: td[:-1, :-1]),
+    "across": (lambda td: td[1:, :-1], lambda td: td[:-1, 1:]),
+    "turned": (lambda td: td, lambda td: lazy_stack(td.unbind(0)[::-1])),
+}
+SHIFTED: dict[str, Callable[[Any, Any], object]] = {
+    "[:]": lambda td, rows: td.__setitem__(WHOLE, rows),
+    "[:, :]": lambda td, rows: td.__setitem__((WHOLE, WHOLE), rows),
+    "[numbers]": lambda td, rows: td.__setitem__(torch.arange(td.shape[0]), rows),
+    "[:] of one entry": lambda td, rows: td.__setitem__(WHOLE, rows.select("b")),
+    "update_": lambda td, rows: td.update_(rows),
+    "update_ of one entry": lambda td, rows: td.update_(rows.select("b")),
+    "update_at_": lambda td, rows: td.update_at_(rows, WHOLE),
+    "copy_": lambda td, rows: td.copy_(rows),
+    "add_": lambda td, rows: td.add_(rows),
+    "lerp_": lambda td, rows: td.lerp_(rows, 0.5),
+    "addcmul_": lambda td, rows: td.addcmul_(rows, rows),
+    "nested": lambda td, rows: TensorDict({"n": td}, td.shape).update_({"n": rows}),
+    "nested [:]": lambda td, rows: TensorDict({"n": td}, td.shape).__setitem__(
+        WHOLE, TensorDict({"n": rows}, rows.shape)
+    ),
+}
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("shift", SHIFTS)
+def test_rows_of_a_stack_are_read_before_one_of_them_is_written(shift: str, dim: int) -> None:
+    to, of = SHIFTS[shift]
+    for name, write in SHIFTED.items():
+        leaves = {"a": torch.arange(16.0).reshape(4, 4), "b": torch.arange(16.0, 32).reshape(4, 4)}
+        batch = TensorDict(leaves, [4, 4])
+        dense, views = batch.clone(), lazy_stack(batch.clone().unbind(dim), dim)
+        stack = lazy_stack([row.clone() for row in batch.unbind(dim)], dim)
+        write(to(dense), of(dense).clone())
+        for made in (stack, views):
+            write(to(made), of(made))
+            for key in leaves:
+                assert torch.equal(made[key], dense[key]), (name, key)
+
+
+def test_rows_of_a_batch_are_read_before_a_stack_of_its_rows_is_written() -> None:
+    batch = TensorDict({"a": torch.arange(4)}, [4])
+    stack = lazy_stack(batch.unbind(0))
+    stack[1:] = batch[:-1]
+    assert batch["a"].tolist() == [0, 0, 1, 2]
+    stack[1:].update_(batch[:-1])
+    assert batch["a"].tolist() == [0, 0, 0, 1]
+
+
+def test_compiled_code_reads_rows_of_a_stack_before_it_writes_one() -> None:
+    def shift(stack: TensorDictBase) -> None:
+        stack[1:] = stack[:-1]
+        stack[1:].update_(stack[:-1])
+
+    members = [TensorDict({"a": torch.tensor([i])}, [1]) for i in range(4)]
+    torch.compile(shift, backend="eager", fullgraph=True)(lazy_stack(members))
+    assert [member["a"].item() for member in members] == [0, 0, 0, 1]

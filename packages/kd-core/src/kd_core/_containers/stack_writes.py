@@ -45,8 +45,10 @@ from kd_core._leaves.loops import Selection, explain_shapeless, is_shapeless, ki
 from kd_core._leaves.writes import (
     Targets,
     Write,
+    Written,
     as_source,
     check_same_data,
+    read_first,
     unknown_below,
     without_ones,
     writable_source,
@@ -736,7 +738,7 @@ class MemberStorage(TensorDictBase, Composite):
             taken = self._taken(picked)
             if not picked.inner or _are_views((taken, *self._picked(picked))):
                 stage_rows(taken, value, path, writes)
-                return writes
+                return writes if alone else _read_first(writes)
         if picked is not None and (alone or picked.distinct):
             members = self._picked(picked)
             values: Sequence[object] | None = [value] * len(members)
@@ -857,8 +859,12 @@ class MemberStorage(TensorDictBase, Composite):
     def _kd_collect_pair(
         self, other: Entry, mine: list[Tensor], theirs: list[Tensor], path: tuple[str, ...]
     ) -> None:
+        start, ends = len(theirs), []
         for member, row in zip(self._members, self._rows_of_operand(other), strict=True):
             member._kd_collect_pair(row, mine, theirs, path)
+            ends.append(len(theirs))
+        if isinstance(mine, Written):
+            read_first(mine, theirs, start, ends)
         if isinstance(mine, Targets):
             mine.values = [(own_row(node) or node, new, at) for node, new, at in mine.values]
 
@@ -884,6 +890,15 @@ class MemberStorage(TensorDictBase, Composite):
 
     def _kd_below(self) -> list[TensorDictBase]:
         return self._members
+
+
+def _read_first(writes: list[Write]) -> list[Write]:
+    """Return writes whose sources do not change before they are read."""
+    sources = [source for _, source, _ in writes]
+    read_first([target for target, _, _ in writes], sources, 0, range(1, len(writes) + 1))
+    return [
+        (target, source, where) for (target, _, where), source in zip(writes, sources, strict=True)
+    ]
 
 
 def _are_views(taken: Sequence[TensorDictBase]) -> bool:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final, TypeAlias, TypeGuard, cast
@@ -402,10 +403,8 @@ def run_copies(targets: list[Tensor], sources: list[Tensor], singly: bool) -> No
     singly = singly or len(targets) < 2 or is_compiling() or maybe_current_level() is not None
     start = 0
     if not singly:
-        try:
+        with suppress(NotImplementedError):  # on a GPU for uint16, uint32 and uint64
             start = run_up_to_overlap(torch._foreach_copy_, targets, sources)
-        except NotImplementedError:  # on a GPU for uint16, uint32 and uint64
-            pass
     for target, source in zip(targets[start:], sources[start:], strict=True):
         try:
             target.copy_(source)

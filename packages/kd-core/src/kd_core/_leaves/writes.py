@@ -7,7 +7,7 @@ writes are checked before the first one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Final, TypeAlias, cast
 
@@ -91,10 +91,15 @@ Values: TypeAlias = "tuple[Node, object, tuple[str, ...]]"
 """An entry that holds values of rows, what is written to it, and its path."""
 
 
-class Targets(list[Tensor]):
-    """The leaves of a container that is written, and its entries that hold values of rows.
+class Written(list[Tensor]):
+    """The leaves of a container that are written, one after the other.
 
     It has no `__init__`, which every write in place would pay for: "update_" in the benchmarks.
+    """
+
+
+class Targets(Written):
+    """The leaves of a container that is written, and its entries that hold values of rows.
 
     Attributes:
         values: the entries that hold values of rows.
@@ -130,6 +135,51 @@ def collect_writes(target: Node, source: Node) -> tuple[Targets, list[Tensor]]:
         sources.append(rows.expand(stand_in.shape))
         targets.rows += 1
     return targets, sources
+
+
+def read_first(
+    targets: Sequence[Tensor], sources: list[Tensor], start: int, ends: Iterable[int]
+) -> None:
+    """Clone the sources that are in the storage of a row of a stack which is written before.
+
+    The rows of a stack are one tensor to its users: `stack[1:] = stack[:-1]` reads all of them
+    before it writes one.
+
+    Args:
+        targets: the leaves that are written, row by row.
+        sources: what is written there; clones replace some.
+        start: the position of the first.
+        ends: for each row, the position behind its last one.
+    """
+    if is_compiling():  # which asks no address, and clones nothing in the end
+        sources[start:] = [source.clone() for source in sources[start:]]
+        return
+    mine, theirs = _homes(targets[start:]), _homes(sources[start:])
+    if set(mine).isdisjoint(theirs):
+        return
+    written: set[int] = set()
+    row = 0
+    for end in ends:
+        for position in range(row, end - start):
+            source, home = sources[start + position], theirs[position]
+            if source is targets[start + position]:
+                continue
+            if home in written or home == mine[position]:
+                sources[start + position] = source.clone()
+        written.update(mine[row : end - start])
+        row = end - start
+
+
+def _homes(leaves: Sequence[Tensor]) -> list[int]:
+    """Return the address of the storage of each leaf; a number of its own for those without one."""
+    try:
+        if not any(map(Tensor.storage_offset, leaves)):  # "lazy stacks" in the benchmarks
+            return list(map(Tensor.data_ptr, leaves))
+        return [leaf.untyped_storage().data_ptr() for leaf in leaves]
+    except RuntimeError:  # sparse tensors, those of vmap
+        if len(leaves) == 1:
+            return [-id(leaves[0])]
+        return [home for leaf in leaves for home in _homes([leaf])]
 
 
 Write: TypeAlias = tuple[Tensor, Tensor, Where]

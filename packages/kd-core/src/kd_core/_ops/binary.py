@@ -56,7 +56,14 @@ from kd_core._leaves.loops import (
     name_of_leaf,
     without_shape,
 )
-from kd_core._leaves.writes import Write, check_in_place, check_write, collect_writes, write_all
+from kd_core._leaves.writes import (
+    Write,
+    Written,
+    check_in_place,
+    check_write,
+    collect_writes,
+    write_all,
+)
 from kd_core._nodes import is_data, is_unbatched, tensor_of
 from kd_core._protocol import (
     AbstractContainer,
@@ -605,7 +612,7 @@ def binary_(
         exact: the same for a 0-dim tensor.
         refuse_overlap: see `check_in_place`.
     """
-    leaves: list[Tensor] = []
+    leaves: list[Tensor] = Written()
     theirs: list[Tensor] = []
     if isinstance(other, AbstractContainer):
         td._kd_collect_pair(other, leaves, theirs, ())
@@ -913,7 +920,7 @@ def blend_(td: W, fn: _LeafOp, first: object, second: object, kernel: Kernel | N
         as_it_was(each, leaves_of(td)) if isinstance(each, Tensor) else each
         for each in (first, second)
     ]
-    leaves, columns = _columns(td, *operands)
+    leaves, columns = _columns(td, *operands, written=True)
     if not keeps_batch(td):
         lift_scalars(td, leaves, operands, columns)
     check_in_place(td._kd_entries, leaves, fn, *columns)
@@ -931,7 +938,9 @@ def blend_(td: W, fn: _LeafOp, first: object, second: object, kernel: Kernel | N
     return td
 
 
-def _columns(td: AbstractContainer, *operands: object) -> tuple[list[Tensor], list[list[object]]]:
+def _columns(
+    td: AbstractContainer, *operands: object, written: bool = False
+) -> tuple[list[Tensor], list[list[object]]]:
     """Return the leaves, and for each operand its values, one for each leaf."""
     leaves: list[Tensor] = []
     td._kd_collect(leaves)
@@ -939,7 +948,7 @@ def _columns(td: AbstractContainer, *operands: object) -> tuple[list[Tensor], li
     for operand in operands:
         column: list[Tensor] = []
         if isinstance(operand, AbstractContainer):
-            td._kd_collect_pair(operand, [], column, ())
+            td._kd_collect_pair(operand, Written() if written else [], column, ())
             check_batches(td._kd_desc.batch, operand._kd_desc.batch)
         elif operand is not None:
             value = as_operand(operand)
