@@ -54,6 +54,7 @@ POLICIES = (
     *("stable_baselines3==2.9.2", "sb3_contrib==2.9.2", "torchrl==0.14.1", "rsl-rl-lib==5.5.1"),
     *("skrl==2.1.1", "tianshou==2.0.1", "sensai-utils==1.6.0", "deepdiff==7.0.1"),
     *("rl_games==1.6.5", "gym==0.26.2", "gym_notices==0.1.0"),
+    "leapp==0.7.2",
 )
 DISTRIBUTIONS = ("kd-core", "kd-nn", "kd-probabilistic", "kd-export")
 # One thread: the machines are shared, and the figures of two runs stay comparable.
@@ -142,6 +143,7 @@ def pythons(session: nox.Session) -> None:
 def formats(session: nox.Session) -> None:
     """Run the tests of formats whose packages the other lanes do not install."""
     install(session, "suite", "formats")
+    session.install("--no-deps", "tritonclient==2.73.0")  # it asks for an older protobuf
     names = ("executorch", "openvino", "onnx_opinions")
     tests = [f"tests/export/backends/test_{name}.py" for name in names]
     if shutil.which("npm") is not None:  # what a browser runs models by

@@ -367,7 +367,7 @@ def test_help_shows_an_example_of_each_command(capsys: Capture) -> None:
     with pytest.raises(SystemExit, match="0"):
         main(["--help"])
     names = re.findall(r"^    (\w+)(?:  |$)", capsys.readouterr().out, re.MULTILINE)
-    assert len(names) == 14
+    assert len(names) == 15
     for name in names:
         with pytest.raises(SystemExit, match="0"):
             main([name, "--help"])

@@ -43,6 +43,7 @@ from kd_export._errors import (
 )
 from kd_export._export import DIAGNOSIS_HEADER, ExportOptions, benchmark, diagnose, export, verify
 from kd_export._handover.clients import RESET, STEPS, SUFFIXES, client, header
+from kd_export._handover.folder import hand_over
 from kd_export._precision import adopt
 from kd_export._program import convert
 from kd_export._running.loading import (
@@ -426,6 +427,7 @@ _EXAMPLES = {
     "bench": "policy.onnx policy.pt2 --batch-sizes 1,64 --trusted",
     "header": "policy.onnx -o policy.h",
     "client": "policy.onnx --lang c -o policy_client.c",
+    "handover": "policy.onnx -o policy-handover",
     "doctor": ".onnx .aoti.pt2",
     "export": "train:policy policy.onnx",
     "diagnose": "train:policy --targets .pt2,.onnx",
@@ -456,6 +458,12 @@ def _more(
     made_for.add_argument("--lang", required=True, choices=tuple(SUFFIXES), help="the language")
     made_for.add_argument("--rows", type=int, default=1, help="rows at once (default 1)")
     made_for.add_argument("-o", "--output", type=Path, metavar="OUT", help="default: print it")
+    given = commands.add_parser("handover", help="write a page, clients and server files")
+    given.set_defaults(command=_handover)
+    given.add_argument("file", type=Path, metavar="FILE")
+    given.add_argument("-o", "--output", type=Path, metavar="FOLDER", required=True)
+    given.add_argument("--rows", type=int, default=1, help="rows of clients (default 1)")
+    given.add_argument("--web", type=Path, metavar="FOLDER", help="that of onnxruntime-web")
     doctor = commands.add_parser("doctor", help="list formats, packages, and what to install")
     doctor.set_defaults(command=_doctor)
     doctor.add_argument("suffixes", nargs="*", metavar="SUFFIX", help="exit with 3 without them")
@@ -489,7 +497,7 @@ def _more(
     shell = commands.add_parser("completion", help="print a script that completes these words")
     shell.set_defaults(command=_completion, commands=commands)
     shell.add_argument("shell", choices=SHELLS)
-    return [bench, head, made_for, doctor, write, tried, clean, taken, shell]
+    return [bench, head, made_for, given, doctor, write, tried, clean, taken, shell]
 
 
 def _tolerances(command: argparse.ArgumentParser) -> None:
@@ -659,6 +667,17 @@ def _client(options: argparse.Namespace) -> int:
         print(text, end="")
     else:
         print(f"{printable(str(target))}: {STEPS} steps, a reset before step {RESET}")
+    return OK
+
+
+def _handover(options: argparse.Namespace) -> int:
+    folder: Path = options.output
+    found = hand_over(options.file, folder, web=options.web, rows=options.rows)
+    if options.json:
+        _print_json({"path": str(folder), "bytes": dict(found)})
+    else:
+        rows = [(name, f"{size:,}") for name, size in found.items()]
+        _print_table(str(folder), ("file", "bytes"), rows)
     return OK
 
 

@@ -1,0 +1,94 @@
+"""The page in a real browser, and the server's configuration in the server's own parser.
+
+In the lane `formats`, which installs onnxruntime-web by npm; the browser is that of the machine.
+"""
+
+import importlib
+import importlib.util
+import os
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.export.handover.browser import CHROMIUM, Browser
+from torch import nn
+
+import kd_export
+from kd_export import Signal
+from kd_export._handover.folder import hand_over
+from kd_nn import TensorDictModule
+
+WEB = os.environ.get("KD_NODE_MODULES")
+PARSER = Path(sysconfig.get_path("purelib")) / "tritonclient" / "grpc" / "model_config_pb2.py"
+if WEB is None or CHROMIUM is None or not PARSER.is_file():
+    pytest.skip("the lane `formats` runs it", allow_module_level=True)
+
+
+class Cell(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.GRUCell(3, 8)
+
+    def forward(self, x: torch.Tensor, h: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        after = self.cell(x, h)
+        return after[:, :2].tanh(), after
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("page")
+    torch.manual_seed(0)
+    module = TensorDictModule(
+        Cell(), in_keys=["obs", ("state", "h")], out_keys=["action", ("next", "h")]
+    )
+    kd_export.save(
+        module,
+        folder / "leg.onnx",
+        {"obs": torch.randn(4, 3), "state": {"h": torch.zeros(4, 8)}},
+        state={("state", "h"): ("next", "h")},
+        initial={("state", "h"): torch.linspace(-1, 1, 8)},
+        signals={"obs": Signal(["hip", "knee", "ankle"], "rad", limits=(-3, 3), rate=50)},
+    )
+    hand_over(folder / "leg.onnx", folder / "out", web=Path(str(WEB)) / "onnxruntime-web")
+    return folder / "out"
+
+
+@pytest.mark.parametrize(("width", "dark"), [(390, True), (1100, False)])
+def test_the_model_runs_in_the_page(folder: Path, tmp_path: Path, width: int, dark: bool) -> None:
+    """From a `file:` address, without a network: it gives the numbers of Python."""
+    assert (folder / "index.html").stat().st_size < 6_000_000
+    with Browser(tmp_path / "profile", width, dark=dark) as browser:
+        browser.open(f"file://{folder / 'index.html'}")
+        browser.wait("document.querySelector('#test').className !== ''")
+        told = browser.value("document.querySelector('#test').textContent")
+        assert told.startswith("\u2713 passed: 50 steps with a reset, 100 numbers compared")
+        browser.wait("steps === 1")
+        before = browser.value("document.querySelector('#outputs').textContent")
+        browser.value(
+            "(slider => { slider.value = 3; slider.dispatchEvent(new Event('input')); })"
+            "(document.querySelector('#inputs input'))"
+        )
+        browser.wait("steps === 2")
+        assert browser.value("document.querySelector('#outputs').textContent") != before
+        assert "hip3 rad" in browser.value("document.querySelector('#inputs').textContent")
+        assert browser.value("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_the_parser_of_the_server_reads_its_configuration(folder: Path) -> None:
+    text_format: Any = importlib.import_module("google.protobuf.text_format")
+    # The package imports what speaks to servers, too: the messages stand by themselves.
+    spec = importlib.util.spec_from_file_location("model_config_pb2", PARSER)
+    assert spec is not None
+    assert spec.loader is not None
+    messages = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(messages)
+    text = (folder / "triton/leg/config.pbtxt").read_text("utf-8")
+    found = text_format.Parse(text, messages.ModelConfig())
+    (state,) = found.sequence_batching.state
+    assert (state.input_name, state.output_name) == ("state.h", "next.h")
+    assert [*state.dims] == [8]
+    assert state.initial_state[0].data_file == "state_h"
+    start = (folder / "triton/leg/initial_state/state_h").read_bytes()
+    assert torch.frombuffer(bytearray(start), dtype=torch.float32).tolist()[0] == -1
