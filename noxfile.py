@@ -278,6 +278,16 @@ def bench(session: nox.Session) -> None:
 
 
 @nox.session
+def released(session: nox.Session) -> None:
+    """Fail if a program takes 3 % more than at the last release: `nox -s released -- COMMIT`."""
+    if not session.posargs:
+        session.error("expected the commit of the last release: `nox -s released -- COMMIT`")
+    install(session, "suite")
+    commit, *options = session.posargs
+    session.run("python", "-m", "benchmarks.programs", "--against", commit, *options)
+
+
+@nox.session
 def gpu(session: nox.Session) -> None:
     """Test and time kd on a GPU, in 8 minutes: `nox -s gpu -- RESULTS`; see `tools/gpu_lane.sh`."""
     install(session, "suite", "peer")

@@ -15,6 +15,10 @@ PROGRAMS = {
     "vae": 1,
     "team": 2,
     "evolution": 1,
+    "decisions": 1,
+    "graphs": 1,
+    "bayes": 1,
+    "table": 1,
 }
 
 
