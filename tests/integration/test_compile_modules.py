@@ -12,7 +12,7 @@ from torch._dynamo.testing import CompileCounter
 from torch.distributions import Normal
 
 from kd_core import TensorDict
-from kd_nn import NormalParamExtractor, TensorDictModule, TensorDictSequential
+from kd_nn import EnsembleModule, NormalParamExtractor, TensorDictModule, TensorDictSequential
 from kd_probabilistic import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential
 
 X = torch.arange(6.0).reshape(2, 3)
@@ -224,3 +224,37 @@ def test_flattened_outputs_are_one_graph() -> None:
     assert torch.equal(td["state", "h"], X + 2)
     assert torch.equal(td["z"], -X - 3)
     assert counter.frame_count == 1
+
+
+def test_vmap_over_a_container_is_one_graph() -> None:
+    model = TensorDictModule(nn.Linear(3, 2), ["x"], ["y"])
+    params = TensorDict.from_module(model).data.expand(4).clone()
+
+    def one(params: TensorDict, x: Tensor) -> Tensor:
+        with params.to_module(model):
+            return model(TensorDict({"x": x}))["y"]
+
+    run, counter = compiled(torch.vmap(one))
+    rows = torch.arange(12.0).reshape(4, 3)
+    torch.testing.assert_close(run(params, rows), torch.vmap(one)(params, rows))
+    run(params + 1, rows)
+    assert counter.frame_count == 1
+
+
+@pytest.mark.parametrize("expand", [True, False])
+def test_copies_of_an_ensemble_are_traced_once(expand: bool) -> None:
+    ensemble = EnsembleModule(
+        TensorDictModule(nn.Linear(3, 2), ["x"], ["y"]), num_copies=5, expand_input=expand
+    )
+    td = TensorDict({"x": X if expand else X.expand(5, 2, 3)}, [2] if expand else [5, 2])
+    expected = ensemble(td.clone())
+    graphs: list[torch.fx.GraphModule] = []
+
+    def keep(graph: torch.fx.GraphModule, _: list[Tensor]) -> Callable[..., object]:
+        graphs.append(graph)
+        return graph.forward
+
+    got = torch.compile(ensemble, fullgraph=True, backend=keep)(td.clone())
+    torch.testing.assert_close(got["y"], expected["y"])
+    (graph,) = graphs
+    assert sum(node.target is torch._C._nn.linear for node in graph.graph.nodes) == 1

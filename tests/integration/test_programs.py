@@ -4,6 +4,7 @@ import importlib
 
 import pytest
 import torch
+from benchmarks.programs.compiled import outcome
 
 # How many iterations prove it: all code of a program runs, and parameters have changed.
 PROGRAMS = {
@@ -32,3 +33,14 @@ def test_numbers_are_those_of_plain_dicts(name: str) -> None:
     pairs = list(zip(agent.parameters(), expected_agent.parameters(), strict=True))
     assert pairs
     assert all(torch.equal(mine, expected) for mine, expected in pairs)
+
+
+# Those that compile in less than a second; `python -m benchmarks.programs.compiled` runs all.
+# dynamo reads the gradient of its inputs.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.parametrize("name", ["dqn", "vae", "graphs", "table"])
+def test_a_compiled_step_is_one_graph(name: str) -> None:
+    found = outcome(importlib.import_module(f"examples.learning.{name}"), name)
+    assert set(found.graphs.values()) == {1}
+    assert found.same
+    torch._dynamo.reset()

@@ -116,10 +116,15 @@ class Moved(NamedTuple):
     given: bool
 
 
+def current_level() -> int | None:
+    """Return the level of the innermost transform; `None` outside, and where dynamo traces one."""
+    return None if is_compiling() else maybe_current_level()
+
+
 def level_of(children: Iterable[object]) -> Level | None:
     """Return where a container of these children is taken apart; `None` outside of transforms."""
-    number = maybe_current_level()
-    if number is None or is_compiling():
+    number = current_level()
+    if number is None:
         return None
     mapped = tuple(_as_mapped(tensor, number) for tensor in _tensors(children))
     return Level(number, mapped if any(mapped) else ())
@@ -145,8 +150,8 @@ def moved_by_vmap(children: list[object], before: Level | None, ndim: int) -> Mo
     Raises:
         InvalidValue: if the container has a batch, and the dimension is not one of it.
     """
-    number = maybe_current_level()
-    if number is None or is_compiling():
+    number = current_level()
+    if number is None:
         return None
     if before is None or before.number != number:
         dims = [maybe_get_bdim(each) for each in _tensors(children) if is_mapped(each, number)]
@@ -169,9 +174,9 @@ def stand_for_dims(children: list[object]) -> bool:
     A container counts as one output there, as a tensor does: `out_dims=(0,)` is for all of it.
     So zeros are rebuilt to a tuple of one.
     """
-    if not children or children[0].__class__ is not int or maybe_current_level() is None:
+    if not children or children[0].__class__ is not int or current_level() is None:
         return False
-    return not is_compiling() and all(each.__class__ is int and each == 0 for each in children)
+    return all(each.__class__ is int and each == 0 for each in children)
 
 
 def is_made_of_dims(child: object) -> bool:
@@ -361,8 +366,8 @@ def stack_of(cls: type, members: Iterable[object], structure: Members) -> LazySt
     kind = cast("type[LazyStackedTensorDict]", cls)
     found = cast("list[TensorDictBase]", list(members))
     stack = built_stack(kind, found, structure.dim, structure.name)
-    level = maybe_current_level()
-    if level is not None and not is_compiling():
+    level = current_level()
+    if level is not None:
         before = structure.level
         if before is None or before.number != level:
             leaves: list[Tensor] = []
@@ -490,8 +495,8 @@ def _below_gradients(container: AbstractContainer) -> AbstractContextManager[obj
     transform, and torch cannot wrap them for the same level. So members from outside are stacked
     outside.
     """
-    level = maybe_current_level()
-    if level is None or is_compiling():
+    level = current_level()
+    if level is None:
         return nullcontext()
     found: list[Tensor] = []
     container._kd_collect(found)
@@ -607,7 +612,7 @@ def _unflatten(
     if made is None:
         made = _put_together(cls, iter(children), structure, moved)
     # Inside `torch.func.grad`, which looks for the tensors that it tracks, none may be a view.
-    if structure.stacked < 0 or (moved is None and maybe_current_level() is not None):
+    if structure.stacked < 0 or (moved is None and current_level() is not None):
         return made
     return _stacked_again(cls, made, structure, moved, children)
 
@@ -824,7 +829,7 @@ def _data(
     node = constant.node
     if isinstance(node, (NonTensorStack, HiddenRows)):
         further = desc.ndim - node._kd_desc.ndim
-        if further == -1 and maybe_current_level() is not None and not is_compiling():
+        if further == -1 and current_level() is not None:
             refuse_rows(key, moved)
             return HiddenRows.around(node, desc)
         if further == 1 and isinstance(node, HiddenRows):

@@ -26,7 +26,7 @@ from kd_core import (
     TensorDictBase,
     format_key,
 )
-from kd_core.extending import public_in, signature_of
+from kd_core.extending import is_exporting, public_in, signature_of
 from kd_nn._dispatch import describe, dispatch, keys_of, read_entries, skip_existing, write_entries
 from kd_nn._keys import DISCARD
 from kd_nn._modules.base import TensorDictModuleBase, reset_members
@@ -370,9 +370,10 @@ class EnsembleModule(TensorDictModuleBase):
         mapped = () if self.expand_input else values
         if mapped:
             self._kd_check_parts(mapped)
-        if self._kd_recurrent or torch.compiler.is_compiling():
+        compiling = torch.compiler.is_compiling()
+        if self._kd_recurrent or (compiling and is_exporting()):
             return self._kd_one_by_one(params, values)
-        output = self._kd_at_once(params, values)
+        output = None if compiling else self._kd_at_once(params, values)
         if output is not None:
             return self._kd_all_outputs(output)
         # Plain tensors only, since vmap would flatten and rebuild containers several times. What is

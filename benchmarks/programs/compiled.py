@@ -1,0 +1,171 @@
+"""Run the losses of whole programs compiled, by hand and with kd.
+
+    python -m benchmarks.programs.compiled [--only ppo] [--backend eager] [--mode reduce-overhead]
+
+A program runs as it is; the functions named in `STEPS` are compiled with `fullgraph=True`, so that
+a graph break is an error. *first* is the CPU time of their first calls, *next* the median of the
+others, and *graphs* how often each was compiled.
+"""
+
+import argparse
+import importlib
+import math
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import torch
+
+STEPS = {
+    "ppo": ("loss_of",),
+    "sac": ("critic_loss", "actor_loss"),
+    "world_model": ("imagine", "loss_of"),
+    "grpo": ("score", "loss_of"),
+    "dqn": ("loss_of",),
+    "vae": ("loss_of",),
+    "team": ("loss_of",),
+    "evolution": ("scores_of",),
+    "decisions": ("loss_of",),
+    "graphs": ("joined", "loss_of"),
+    "bayes": ("loss_of",),
+    "table": ("loss_of",),
+}
+# dynamo traces each turn of a loop.
+SHORTER = {
+    "evolution": {"STEPS": 3},
+    "world_model": {"SEEN": 2, "IMAGINED": 2},
+    "grpo": {"ANSWER": 3},
+}
+RECOMPILED = {("grpo", "score"): 2, ("team", "loss_of"): 2}
+"""The graphs of functions that need two: GRPO runs another module without gradients, by hand too;
+the rows of a team hold what compiled code wrote before, which no eager code has read."""
+
+
+class Outcome(NamedTuple):
+    """What the compiled functions of a program took, and what the program gave.
+
+    Attributes:
+        first: the seconds of the first calls.
+        following: the sum over the functions of the median of their other calls, in seconds.
+        graphs: by function, how often it was compiled.
+        same: whether the history is that of eager code.
+    """
+
+    first: float
+    following: float
+    graphs: dict[str, int]
+    same: bool
+
+
+class Timed:
+    """A function that is compiled, and what each of its calls took."""
+
+    def __init__(self, function: Callable[..., object], backend: "Counting") -> None:
+        self.seconds: list[float] = []
+        self._run = torch.compile(function, fullgraph=True, backend=backend)
+
+    def __call__(self, *args: object) -> object:
+        """Call the function."""
+        start = time.process_time()
+        result = self._run(*args)
+        self.seconds.append(time.process_time() - start)
+        return result
+
+
+class Counting:
+    """A backend that counts the graphs it is given."""
+
+    def __init__(self, name: str, mode: str | None) -> None:
+        self.count, self._name, self._mode = 0, name, mode
+
+    def __call__(self, graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
+        """Compile a graph."""
+        self.count += 1
+        if self._name == "eager":
+            return graph.forward
+        from torch._inductor import list_mode_options
+        from torch._inductor.compile_fx import compile_fx
+
+        return compile_fx(
+            graph, inputs, config_patches=list_mode_options(self._mode) if self._mode else None
+        )
+
+
+@contextmanager
+def replaced(module: ModuleType, names: dict[str, Any]) -> Iterator[None]:
+    """Give names of a module other values for a while."""
+    before = {name: getattr(module, name) for name in names}
+    vars(module).update(names)
+    try:
+        yield
+    finally:
+        vars(module).update(before)
+
+
+def outcome(
+    module: ModuleType, name: str, backend: str = "eager", mode: str | None = None
+) -> Outcome:
+    """Run an iteration of a program in eager code, and compiled.
+
+    Args:
+        module: the example, or its twin.
+        name: the name of the program.
+        backend: `eager` or `inductor`.
+        mode: a mode of `torch.compile`.
+    """
+    torch._dynamo.reset()
+    backends = {step: Counting(backend, mode) for step in STEPS[name]}
+    calls = {step: Timed(getattr(module, step), each) for step, each in backends.items()}
+    with replaced(module, dict(SHORTER.get(name, {}))):
+        _, expected = module.train(1)
+        with replaced(module, dict(calls)):
+            _, history = module.train(1)
+    return Outcome(
+        sum(call.seconds[0] for call in calls.values()),
+        sum(statistics.median(call.seconds[1:]) for call in calls.values() if call.seconds[1:]),
+        {step: each.count for step, each in backends.items()},
+        history == expected,
+    )
+
+
+def ratio(one: Outcome, other: Outcome) -> float:
+    """Return how many times longer the further calls take; NaN if there are none."""
+    return one.following / other.following if other.following else math.nan
+
+
+def main() -> None:
+    """Run the programs and print a table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", choices=STEPS, action="append", help="a program")
+    parser.add_argument("--backend", choices=("eager", "inductor"), default="eager")
+    parser.add_argument("--mode", help="of inductor, such as reduce-overhead")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    torch._dynamo.config.allow_rnn = True
+    print(f"{'program':14}{'first':>16}{'kd/hand':>10}{'next':>16}{'kd/hand':>10}  graphs")
+    for name in options.only or STEPS:
+        both = [
+            outcome(
+                importlib.import_module(f"{folder}.{name}"),
+                name,
+                options.backend,
+                options.mode,
+            )
+            for folder in ("benchmarks.programs", "examples.learning")
+        ]
+        hand, kd = both
+        firsts = f"{hand.first:7.2f}s{kd.first:7.2f}s{kd.first / hand.first:10.2f}"
+        nexts = f"{1e6 * hand.following:7.0f}u{1e6 * kd.following:7.0f}u{ratio(kd, hand):10.2f}"
+        graphs = ", ".join(f"{step} {count}" for step, count in kd.graphs.items())
+        print(f"{name:14} {firsts} {nexts}  {graphs}{'' if kd.same else ' OTHER NUMBERS'}")
+
+
+if __name__ == "__main__":
+    main()
