@@ -125,6 +125,16 @@ def test_many_leaves_move_at_once() -> None:
         assert bool((back[str(n)] == n).all())
 
 
+def test_leaves_that_no_kernel_copies_are_cloned() -> None:
+    waves = torch.tensor([1 + 2j, 3 - 1j], device=DEVICE)
+    rest = (torch.bool, torch.uint16, torch.uint32, torch.uint64, torch.bfloat16)
+    leaves = {str(dtype): torch.tensor([1, 0], device=DEVICE).to(dtype) for dtype in rest}
+    td = TensorDict({**leaves, "conj": waves.conj(), "neg": waves.conj().imag}, [2])
+    for key, leaf in td.clone().items():
+        assert leaf.dtype is td[key].dtype
+        assert leaf.tolist() == td[key].tolist()
+
+
 def test_a_leaf_under_two_keys_is_written_twice() -> None:
     shared = torch.full((1024,), 0.5, device=DEVICE)
     td = TensorDict({f"k{n}": torch.ones(1024, device=DEVICE) for n in range(6)}, [1024])

@@ -4,9 +4,10 @@ from random import Random
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensorMode
 
 from kd_core import TensorDict
-from kd_core._leaves.foreach import are_apart
+from kd_core._leaves.foreach import are_apart, clone_leaves
 
 Call = Callable[[TensorDict], TensorDict]
 
@@ -67,3 +68,53 @@ def test_leaves_that_a_gpu_may_write_at_once_have_no_element_in_common() -> None
         if all(leaf.is_contiguous() and leaf.numel() for leaf in [*leaves, *operands]):
             assert apart is not clash
     assert {(True, False), (False, True)} <= seen
+
+
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "whole": lambda leaf: leaf,
+    "transposed": lambda leaf: leaf.T,
+    "expanded": lambda leaf: leaf[:1].expand(2, 3),
+    "conjugated": lambda leaf: leaf.conj(),
+    "negated": lambda leaf: leaf.conj().imag,
+}
+LAYOUTS_OF_DTYPES = [
+    *((name, torch.complex64) for name in LAYOUTS),
+    *(
+        (name, dtype)
+        for name in list(LAYOUTS)[:3]
+        for dtype in (torch.bool, torch.uint16, torch.uint64, torch.bfloat16, torch.float8_e5m2)
+    ),
+]
+
+
+@pytest.mark.parametrize(("layout", "dtype"), LAYOUTS_OF_DTYPES)
+def test_clones_are_those_of_torch(layout: str, dtype: torch.dtype) -> None:
+    leaf = LAYOUTS[layout](torch.arange(6).reshape(2, 3).to(dtype))
+    expected = leaf.clone()
+    for made in clone_leaves([leaf, leaf]):
+        assert (made.dtype, made.stride()) == (expected.dtype, expected.stride())
+        assert (made.is_conj(), made.is_neg()) == (expected.is_conj(), expected.is_neg())
+        assert made.tolist() == leaf.tolist()
+        assert made.untyped_storage().data_ptr() != leaf.untyped_storage().data_ptr()
+
+
+# What a fake tensor says of the strides of an expanded one is not what torch makes of it.
+@pytest.mark.parametrize(
+    ("layout", "dtype"), [each for each in LAYOUTS_OF_DTYPES if each[0] != "expanded"]
+)
+@pytest.mark.parametrize("refused", [False, True])
+def test_clones_on_a_gpu_are_those_of_torch(
+    monkeypatch: pytest.MonkeyPatch, layout: str, dtype: torch.dtype, refused: bool
+) -> None:
+    def refuse(*_: object) -> None:
+        raise NotImplementedError('"foreach_tensor_copy" not implemented for this dtype')
+
+    with FakeTensorMode():
+        leaf = LAYOUTS[layout](torch.empty(2, 3, dtype=dtype, device="cuda"))
+        expected = leaf.clone()
+        if refused:
+            monkeypatch.setattr(torch, "_foreach_copy_", refuse)
+        for made in clone_leaves([leaf, leaf]):
+            assert made.is_cuda
+            assert (made.dtype, made.stride()) == (expected.dtype, expected.stride())
+            assert (made.is_conj(), made.is_neg()) == (expected.is_conj(), expected.is_neg())

@@ -324,8 +324,5 @@ def _results(recording: _Recording, given: list[Tensor], objects: list[object]) 
 def _copies(tensors: list[Tensor]) -> Sequence[Tensor]:
     """Return clones; of plain tensors, which are many at times, together."""
     if len(tensors) > 1 and all(each.__class__ is Tensor for each in tensors):
-        try:
-            return clone_leaves(tensors)
-        except RuntimeError:  # lazy bits and dtypes for which torch has no kernel
-            pass
+        return clone_leaves(tensors)
     return [each.clone() for each in tensors]

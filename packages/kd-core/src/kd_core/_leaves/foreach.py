@@ -417,7 +417,10 @@ def clone_leaves(leaves: list[Tensor]) -> Sequence[Tensor]:
     if not leaves[0].is_cuda or (torch.is_grad_enabled() and any(map(needs_grad, leaves))):
         return clone_all(leaves)
     copies = [torch.empty_like(leaf) for leaf in leaves]
-    torch._foreach_copy_(copies, leaves)
+    try:
+        torch._foreach_copy_(copies, leaves)
+    except RuntimeError:  # lazy bits, and dtypes for which torch has no kernel
+        return clone_all(leaves)
     return copies
 
 
