@@ -21,7 +21,7 @@ from kd_core._ops.filling import Filling
 from kd_core._ops.indexing import Indexing
 from kd_core._ops.modules import Modules
 from kd_core._ops.objects import Objects
-from kd_core._ops.partition import Partition
+from kd_core._ops.partition import Partition, Ragged, as_stack, densified
 from kd_core._ops.placement import Autograd, Placement, dense_copy
 from kd_core._ops.pointwise import (
     Arithmetic,
@@ -34,7 +34,6 @@ from kd_core._ops.pointwise import (
     UnaryInPlace,
 )
 from kd_core._ops.processes import Processes
-from kd_core._ops.ragged import Ragged, as_stack, densified
 from kd_core._ops.reducing import Statistics
 from kd_core._ops.reduction import Reductions
 from kd_core._ops.scopes import Contexts
