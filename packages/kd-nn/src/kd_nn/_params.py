@@ -42,7 +42,7 @@ from kd_core.extending import (
     public_in,
     register,
 )
-from kd_nn._modules.hooks import is_of_fsdp
+from kd_nn._modules.base import is_of_fsdp
 
 if TYPE_CHECKING:
     H = TypeVar("H", bound=Callable[..., object])

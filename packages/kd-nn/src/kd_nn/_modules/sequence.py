@@ -60,8 +60,8 @@ from kd_nn._modules.base import (
     checked_inplace,
     key_node,
     label_of,
+    without_hidden,
 )
-from kd_nn._modules.hooks import without_hidden
 from kd_nn._modules.module import TensorDictModule
 from kd_nn._modules.steps import Modules, StepList, store_steps
 from kd_nn._plan.invalidation import Flag, Flagged, depend_on, lists_in
