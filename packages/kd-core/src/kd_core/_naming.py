@@ -88,15 +88,32 @@ _MODULES = {
 }
 
 
+_packages: set[str] = set()
+"""Packages whose names are looked up here."""
+
+
 class NamesModules:
-    """A finder, asked last, that says where the things of a module are that kd does not have."""
+    """A finder, asked last: it says where a module or a name is that a package does not have.
+
+    `from package import name` looks for a submodule of that name before it raises an error of its
+    own, which would hide what `__getattr__` of the package says.
+    """
 
     @staticmethod
     def find_spec(name: str, path: object = None, target: object = None) -> None:
-        """Raise for `kd_core.nn` and `kd_core.utils`, which are written from habit."""
-        package, _, module = name.rpartition(".")
-        if package == "kd_core" and module in _MODULES:
-            raise ModuleNotFoundError(f"No module named {name!r}. {_MODULES[module]}.", name=name)
+        """Raise for `kd_core.nn`, written from habit, and for names that are elsewhere."""
+        package, _, part = name.rpartition(".")
+        if package == "kd_core" and part in _MODULES:
+            # An error whose `name` is that of the module would be hidden by `from ... import`.
+            raise ModuleNotFoundError(f"No module named {name!r}. {_MODULES[part]}.", name=package)
+        if package not in _packages or part.startswith("_"):
+            return
+        reason = find_reason(part, MODULES)
+        if reason is not None:
+            raise NotOfferedImport(reason)
+        home = find_home(part, package)
+        if home is not None:
+            raise ImportError(home, name=package)
 
 
 sys.meta_path.append(NamesModules)
@@ -127,16 +144,14 @@ def attribute_lookup(package: str) -> Callable[[str], Never]:
     The error says why the name is left out, or which package of kd has it.
     """
 
+    _packages.add(package)
+
     def explain(name: str) -> Never:
         is_public = not name.startswith("_")
         reason = find_reason(name, MODULES) if is_public else None
-        # `from package import name` hides an `AttributeError` behind a message of its own.
-        imported = sys._getframe(2).f_code.co_name == "_handle_fromlist"
         if reason is not None:
-            raise NotOfferedImport(reason) if imported else NotOffered(reason)
+            raise NotOffered(reason)
         home = find_home(name, package) if is_public else None
-        if home is not None and imported:
-            raise ImportError(home, name=package)
         text = home or f"module {package!r} has no attribute {name!r}"
         raise AttributeError(text, name=name, obj=sys.modules[package])
 
