@@ -143,7 +143,6 @@ def attribute_lookup(package: str) -> Callable[[str], Never]:
 
     The error says why the name is left out, or which package of kd has it.
     """
-
     _packages.add(package)
 
     def explain(name: str) -> Never:
