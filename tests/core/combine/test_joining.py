@@ -189,7 +189,7 @@ def test_batch_sizes_that_do_not_fit_name_the_container() -> None:
     ("given", "error", "message"),
     [
         ([], InvalidValue, "at least one container"),
-        (TensorDict({}, [2]), InvalidArgument, "a list or tuple of containers, got a `TensorDict`"),
+        (TensorDict({}), InvalidArgument, "a list or tuple of containers, got a `TensorDict`"),
         ([{"a": 1}], InvalidArgument, "input 0 of .*, got a `dict`"),
         ([TensorDict({}, [2]), {"a": 1}], InvalidArgument, "input 1 of .*, got a `dict`"),
         ([TensorDict({}, [2]), torch.ones(2)], InvalidArgument, "input 1 of .*, got a `Tensor`"),

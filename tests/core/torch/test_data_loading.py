@@ -1,13 +1,13 @@
 """A container goes through loaders and trainers that know mappings of tensors only."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Subset, random_split
 
-from kd_core import InvalidArgument, TensorDict
+from kd_core import InvalidArgument, TensorDict, collate, lazy_stack, stack
 
 BATCH = TensorDict({"input_ids": torch.arange(6).reshape(2, 3), "label": torch.tensor([0, 1])}, [2])
 
@@ -76,3 +76,32 @@ def test_a_loader_that_takes_containers_apart_says_what_to_pass() -> None:
         next(iter(DataLoader(data, batch_size=None)))
     (batch,) = DataLoader(data, batch_size=None, collate_fn=lambda batch: batch)
     assert batch is data[0]
+
+
+@pytest.mark.parametrize("join", [torch.stack, stack, collate, TensorDict.stack, lazy_stack])
+def test_a_function_that_joins_rows_is_a_collate_fn(
+    join: Callable[[Sequence[TensorDict]], TensorDict],
+) -> None:
+    data = TensorDict({"x": torch.arange(6)}, [6])
+    for source in (data, Subset(data, [5, 1, 2, 3]), random_split(data, [4, 2])[0]):
+        for batch in DataLoader(source, batch_size=2, collate_fn=join):
+            assert batch.batch_size == (2,)
+            assert batch["x"].shape == (2,)
+
+
+def test_ragged_rows_are_padded_by_collate_in_a_loader() -> None:
+    ragged = lazy_stack([TensorDict({"x": torch.ones(count)}) for count in (1, 3)])
+    [batch] = DataLoader(
+        ragged, batch_size=2, collate_fn=lambda rows: collate(rows, pad_keys=["x"])
+    )
+    assert batch["x"].shape == (2, 3)
+
+
+def test_one_container_stands_for_its_rows_in_stack() -> None:
+    td = TensorDict({"x": torch.arange(6).view(2, 3)}, [2, 3])
+    joined: Any = torch.stack  # whose types take lists of tensors only
+    assert joined(td).batch_size == (2, 3)
+    assert torch.equal(stack(td, dim=1)["x"], td["x"].T)
+    for wrong in (lambda: joined(td, td), lambda: stack(td[0, 0])):
+        with pytest.raises(InvalidArgument, match=r"Put them in a list: `stack\(\[a, b\]\)`"):
+            wrong()

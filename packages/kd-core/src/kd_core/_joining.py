@@ -190,6 +190,18 @@ def _columns(levels: Sequence[Entries]) -> Iterator[Column] | None:
     return None
 
 
+def rows_of(container: C, name: str, dim: object = 0) -> Sequence[C]:
+    """Return the rows of a container that is passed in place of a sequence of containers.
+
+    Raises:
+        InvalidArgument: if a second container stands where a dimension is expected, or it has no
+            rows.
+    """
+    if isinstance(dim, TensorDictBase) or not container._kd_desc.batch:
+        first_of(container, name)
+    return container._kd_engine.unbind(container, 0)
+
+
 def first_of(containers: object, name: str) -> TensorDictBase:
     """Return the first of a sequence of containers, after checking all.
 
@@ -497,12 +509,13 @@ def _check_leaf_out(how: Join, column: Column, target: Tensor, path: KeyPath) ->
 
 
 @also_named(tensors="input")
-def stack(input: Sequence[C], dim: int | str = 0, *, out: C | None = None) -> C:
+def stack(input: Sequence[C] | C, dim: int | str = 0, *, out: C | None = None) -> C:
     """Stack containers along a new batch dimension; `torch.stack` calls this function too.
 
     Args:
         input: containers of the same keys and batch size. Lazy stacks of the same stacked
-            dimension are stacked member by member: the result is a lazy stack.
+            dimension are stacked member by member: the result is a lazy stack. One container stands
+            for its rows, as a `DataLoader` passes them to `collate_fn`.
         dim: the position of the new dimension; a negative one counts from the end of the result,
             and the name of a dimension is its position.
         out: a container into whose leaves the result is written; entries that it does not have
@@ -519,12 +532,13 @@ def stack(input: Sequence[C], dim: int | str = 0, *, out: C | None = None) -> C:
         >>> stack([TensorDict({"a": torch.zeros(3)}, [3]) for _ in range(2)]).batch_size
         torch.Size([2, 3])
     """
+    rows = rows_of(input, "stack", dim) if isinstance(input, TensorDictBase) else input
     if isinstance(dim, str):
-        dim = new_dim(dim, first_of(input, "stack")._kd_desc.batch)
+        dim = new_dim(dim, first_of(rows, "stack")._kd_desc.batch)
     how = object.__new__(_Stacking)  # calling a class is slow to trace
-    how.dim = how.wrapped(dim, input, 1)
-    joined = how.members(input) if out is None else None
-    return how.combined(input, out) if joined is None else cast("C", joined)
+    how.dim = how.wrapped(dim, rows, 1)
+    joined = how.members(rows) if out is None else None
+    return how.combined(rows, out) if joined is None else cast("C", joined)
 
 
 class _Stacking(Join):

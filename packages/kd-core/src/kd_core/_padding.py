@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import pad_sequence as pad_tensors
 
 from kd_core._base import TensorDictBase
 from kd_core._errors import InvalidArgument, InvalidValue, KeyCollision, UnknownField, wrong_type
-from kd_core._joining import batches_differ, first_of, stack
+from kd_core._joining import batches_differ, first_of, rows_of, stack
 from kd_core._keys import format_key, path_of, several
 from kd_core._naming import also_named
 from kd_core._ops.binary import written_to
@@ -255,7 +255,7 @@ def _masks(container: TensorDictBase, lengths: list[int], dim: int, left: bool) 
 
 
 def collate(
-    batch: Sequence[C],
+    batch: Sequence[C] | C,
     *,
     pad_keys: Mapping[NestedKey, float] | Iterable[NestedKey] = (),
     nested_keys: Iterable[NestedKey] = (),
@@ -265,7 +265,8 @@ def collate(
     """Stack samples, for `DataLoader(collate_fn=...)`; some entries may differ in length.
 
     Args:
-        batch: containers of the same keys, without a batch dimension.
+        batch: containers of the same keys, without a batch dimension; or one that holds them as
+            rows, as a `DataLoader` passes them to `collate_fn`.
         pad_keys: the entries that are padded along their first dimension, with the value that
             stands for what is missing; without values, 0.
         nested_keys: the entries that become nested tensors of the jagged layout.
@@ -286,6 +287,8 @@ def collate(
         >>> got["x"].tolist(), got["y"].tolist(), got["mask", "x"].tolist()
         ([[1.0, -1.0], [1.0, 1.0]], [1.0, 2.0], [[True, False], [True, True]])
     """
+    if isinstance(batch, TensorDictBase):  # a `DataLoader` fetches the rows of a batch at once
+        batch = rows_of(batch, "collate")
     first_of(batch, "collate")
     _check_side(padding_side)
     several(pad_keys, "`pad_keys`")

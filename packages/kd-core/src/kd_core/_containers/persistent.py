@@ -25,7 +25,18 @@ from torch import Tensor
 from kd_core import _registry as registry
 from kd_core._base import TensorDictBase
 from kd_core._containers.tensordict import TensorDict, make_dense
-from kd_core._convert.plain import checked, escaped, load, stored, unescaped
+from kd_core._convert.plain import (
+    LENGTHS,
+    VALUES,
+    checked,
+    escaped,
+    jagged_of,
+    load,
+    ragged_as_jagged,
+    rows_of_jagged,
+    stored,
+    unescaped,
+)
 from kd_core._descriptor import describe
 from kd_core._errors import InvalidArgument, InvalidValue
 from kd_core._keys import format_key
@@ -48,6 +59,9 @@ BATCH: Final = "kd_batch"
 NAMES: Final = "kd_names"
 DTYPE: Final = "kd_dtype"
 DATA: Final = "kd_data"
+RAGGED: Final = "kd_ragged"
+"""The attribute of a group that is a jagged tensor."""
+
 REPLACED: Final = "%replaced"
 """The group of data sets that were replaced: tensors that map them stay as they are."""
 MODES: Final = ("r", "r+", "w", "a", "x", "w-")
@@ -111,9 +125,13 @@ class _Entries(Mapping[str, "Entry"]):
 
     def _read(self, found: Group) -> tuple[Entry, bool]:
         """Return an entry, and whether it stays the same object."""
+        desc = self._owner._kd_desc
+        if RAGGED in found.attrs:
+            lengths = torch.from_numpy(found[LENGTHS][...]).long()
+            rows = jagged_of(self._leaf(found[VALUES]).as_subclass(Tensor).clone(), lengths)
+            return rows if desc.device is None else rows.to(desc.device), False
         if not hasattr(found, "dtype"):
             return self._owner._below_at(found), True
-        desc = self._owner._kd_desc
         if DATA in found.attrs:
             value = json.loads(found.asstr()[()])
             if found.attrs[DATA] == "rows":  # the same object, which rows are written to
@@ -371,6 +389,7 @@ class PersistentTensorDict(TensorDictBase):
             from kd_core._progress import advance, begin
 
             begin("write", len(source._kd_entries), "entries")
+            source = cast("TensorDictBase", ragged_as_jagged(source))
             for key, value in source._kd_entries.items():
                 made._kd_set_entry(key, value)
                 advance()
@@ -422,8 +441,14 @@ class PersistentTensorDict(TensorDictBase):
             made._keep_batch()
             for inner, each in below.items():
                 made._kd_set_entry(inner, each)
+        elif isinstance(value, Tensor) and value.is_nested and value.layout is torch.jagged:
+            rows = rows_of_jagged(value, (key,))
+            made = self._group.create_group(name)
+            made.attrs[RAGGED] = True
+            self._create(VALUES, rows.values, made)
+            self._create(LENGTHS, rows.lengths, made)
         elif isinstance(value, Tensor):
-            self._create(name, value)
+            self._create(name, value, self._group)
         elif is_unbatched(value):
             raise InvalidValue(
                 f"entry {format_key((key,))} is an `UnbatchedTensor`, which a file of HDF5 does "
@@ -440,7 +465,7 @@ class PersistentTensorDict(TensorDictBase):
         found = self._kd_entries._known.get(unescaped(name))
         return type(found) is Tensor and found.shape == value.shape and found.dtype is value.dtype
 
-    def _create(self, name: str, value: Tensor) -> None:
+    def _create(self, name: str, value: Tensor, group: Group) -> None:
         if value.is_nested or value.layout is not torch.strided or value.is_quantized:
             raise InvalidValue(
                 f"entry {format_key((unescaped(name),))} must be a dense tensor, got layout "
@@ -448,7 +473,7 @@ class PersistentTensorDict(TensorDictBase):
             )
         values = stored(value.as_subclass(Tensor)).numpy()
         options = self._options if value.ndim and value.numel() else {}
-        made = self._group.create_dataset(name, data=values, **options)
+        made = group.create_dataset(name, data=values, **options)
         made.attrs[DTYPE] = str(value.dtype).removeprefix("torch.")
 
     def _kd_del_entry(self, key: str) -> None:

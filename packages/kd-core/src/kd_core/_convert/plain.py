@@ -478,11 +478,15 @@ def leaves_of(td: AbstractContainer, path: KeyPath = ()) -> Iterator[Leaf]:
     """Yield the leaves of a container, nested ones too.
 
     Raises:
-        InvalidValue: if a leaf is nested, sparse or quantised, or has no data or batch dimensions.
+        InvalidValue: if a leaf is sparse or quantised, or has no data or batch dimensions, or is a
+            nested tensor that is not jagged.
     """
     for key, value in td._kd_entries.items():
         where = (*path, key)
         if isinstance(value, Tensor):
+            if value.is_nested and value.layout is torch.jagged:
+                yield Leaf(where, value.detach())
+                continue
             if value.is_nested or value.layout is not torch.strided or value.is_quantized:
                 raise InvalidValue(
                     f"entry {format_key(where)} must be a dense tensor, got layout "
@@ -493,6 +497,63 @@ def leaves_of(td: AbstractContainer, path: KeyPath = ()) -> Iterator[Leaf]:
             yield from leaves_of(value, where)
         elif is_unbatched(value):
             refuse_unbatched(td, "written to this format", path)
+
+
+def ragged_as_jagged(td: AbstractContainer) -> AbstractContainer:
+    """Return a container whose lazy stacks are stacked, entries of different shapes as jagged ones.
+
+    Raises:
+        ShapeMismatch: if rows of an entry differ in more than their first dimension.
+    """
+    if isinstance(td, Composite):
+        return td._kd_engine.densify(td, torch.jagged)
+    below = [
+        (key, value)
+        for key, value in (td._kd_entries.items() if td._kd_nested else ())
+        if isinstance(value, AbstractContainer)
+    ]
+    changed = {key: ragged_as_jagged(value) for key, value in below}
+    if all(changed[key] is value for key, value in below):
+        return td
+    return registry.make_dense({**td._kd_entries, **changed}, td._kd_desc)
+
+
+class Rows(NamedTuple):
+    """A jagged tensor as the values of all rows, one behind the other, and their lengths."""
+
+    values: Tensor
+    lengths: Tensor
+
+
+def rows_of_jagged(leaf: Tensor, path: KeyPath) -> Rows:
+    """Return what a jagged tensor holds.
+
+    Raises:
+        InvalidValue: if rows differ in another dimension than their first one.
+    """
+    rows = leaf.unbind()
+    if any(row.shape[1:] != rows[0].shape[1:] for row in rows):
+        raise InvalidValue(
+            f"entry {format_key(path)} must have rows that differ in their first dimension only. "
+            "Convert it with `to_padded_tensor`."
+        )
+    values = torch.cat(rows) if rows else leaf.values()[:0]
+    return Rows(values, torch.tensor([len(row) for row in rows], dtype=torch.int64))
+
+
+def jagged_of(values: Tensor, lengths: Tensor) -> Tensor:
+    """Return the jagged tensor of what `rows_of_jagged` made of it."""
+    offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+    return torch.nested.nested_tensor_from_jagged(values, offsets)
+
+
+def _shape_of(leaf: Leaf) -> list[int | None]:
+    """Return the shape of a leaf, with `None` for the dimension whose size is that of each row."""
+    tensor = leaf.tensor
+    if not tensor.is_nested:
+        return list(tensor.shape)
+    rows = rows_of_jagged(tensor, leaf.path)
+    return [len(rows.lengths), None, *rows.values.shape[1:]]
 
 
 def data_of(td: AbstractContainer, path: KeyPath = ()) -> Iterator[tuple[KeyPath, object, bool]]:
@@ -514,7 +575,7 @@ def layout_of(td: AbstractContainer) -> Plain:
     levels: list[object] = []
     _list_levels(td, (), levels)
     leaves = [
-        [leaf.path, str(leaf.tensor.dtype).removeprefix("torch."), list(leaf.tensor.shape)]
+        [leaf.path, str(leaf.tensor.dtype).removeprefix("torch."), _shape_of(leaf)]
         for leaf in leaves_of(td)
     ]
     data = [[path, checked(path, value), rows] for path, value, rows in data_of(td)]
@@ -546,12 +607,15 @@ def checked(path: KeyPath, value: object) -> object:
     return value
 
 
-def rebuilt(layout: Plain, read: Callable[[KeyPath], Tensor]) -> Tree:
+def rebuilt(
+    layout: Plain, read: Callable[[KeyPath], Tensor], lengths: Callable[[KeyPath], Tensor]
+) -> Tree:
     """Return nested dicts of entries, whose nested containers are built already.
 
     Args:
         layout: what `layout_of` returned, from JSON.
         read: returns the values of a leaf; their dtype and shape may be those of `stored`.
+        lengths: returns the lengths of the rows of a jagged leaf.
     """
     levels = {
         tuple(path): describe(tuple(batch)) for path, batch, _ in _layout_rows(layout, "levels")
@@ -559,7 +623,13 @@ def rebuilt(layout: Plain, read: Callable[[KeyPath], Tensor]) -> Tree:
     # In the order of the keys, each of which is filled below.
     content = {tuple(path): dict.fromkeys(keys) for path, _, keys in _layout_rows(layout, "levels")}
     for path, dtype, shape in _layout_rows(layout, "leaves"):
-        leaf = restored(read(tuple(path)), getattr(torch, dtype), shape)
+        where = tuple(path)
+        if None in shape:
+            count = lengths(where)
+            sizes = [int(count.sum()), *shape[2:]]
+            leaf = jagged_of(restored(read(where), getattr(torch, dtype), sizes), count)
+        else:
+            leaf = restored(read(where), getattr(torch, dtype), shape)
         content[tuple(path[:-1])][path[-1]] = leaf
     for path, value, rows in _layout_rows(layout, "data"):
         level = tuple(path[:-1])
@@ -617,18 +687,28 @@ Group: TypeAlias = Any
 
 LAYOUT: Final = "kd_core"
 
+VALUES: Final = "values"
+LENGTHS: Final = "lengths"
+"""The arrays of a jagged tensor, which is a group."""
+
 
 def write_zarr(td: AbstractContainer, path: str | Path) -> None:
     """Write a store of Zarr."""
     zarr = load("zarr", "to_zarr")
+    td = ragged_as_jagged(td)
     layout = layout_of(td)
     root = zarr.open_group(str(path), mode="w")
     _write_levels(root, td)
     leaves = [*leaves_of(td)]
-    begin("write", sum(leaf.nbytes for _, leaf in leaves), "bytes")
+    begin("write", len(leaves), "arrays")
     for where, leaf in leaves:
-        _create_array(root, _place(where), stored(leaf))
-        advance(leaf.nbytes)
+        if leaf.is_nested:
+            rows = rows_of_jagged(leaf, where)
+            _create_array(root, f"{_place(where)}/{VALUES}", stored(rows.values))
+            _create_array(root, f"{_place(where)}/{LENGTHS}", rows.lengths)
+        else:
+            _create_array(root, _place(where), stored(leaf))
+        advance()
     root.attrs[LAYOUT] = layout
 
 
@@ -645,8 +725,15 @@ def read_zarr(path: str | Path) -> tuple[Tree, tuple[int, ...] | None]:
     layout = root.attrs.get(LAYOUT)
     if layout is None:
         return {**_foreign(root, zarr.Group)}, None
-    tree = rebuilt(layout, lambda where: torch.as_tensor(root[_place(where)][...]))
-    return tree, batch_of_layout(layout)
+
+    def read(where: KeyPath) -> Tensor:
+        found = root[_place(where)]
+        return torch.as_tensor((found[VALUES] if isinstance(found, zarr.Group) else found)[...])
+
+    def lengths(where: KeyPath) -> Tensor:
+        return torch.as_tensor(root[_place(where)][LENGTHS][...])
+
+    return rebuilt(layout, read, lengths), batch_of_layout(layout)
 
 
 def _write_levels(group: Group, td: AbstractContainer) -> None:

@@ -22,12 +22,15 @@ from kd_core._convert.plain import (
     batch_of_layout,
     checked,
     data_of,
+    jagged_of,
     layout_of,
     leaves_of,
     load,
+    ragged_as_jagged,
     rebuilt,
     restored,
     rows_of_data,
+    rows_of_jagged,
     stored,
 )
 from kd_core._errors import InvalidArgument, InvalidKey, InvalidValue, KeyCollision, a_type
@@ -66,8 +69,13 @@ def rows_in(td: AbstractContainer, what: str) -> int:
     return td._kd_desc.batch[0]
 
 
-def columns_of(td: AbstractContainer, separator: str) -> dict[str, Column]:
+def columns_of(td: AbstractContainer, separator: str, *, ragged: bool = False) -> dict[str, Column]:
     """Return the columns of a container: tensors of one dimension, or lists of values.
+
+    Args:
+        td: the container.
+        separator: what joins nested keys.
+        ragged: whether a column may be a jagged tensor.
 
     Raises:
         KeyCollision: if a key holds the separator, or looks like the name of an element.
@@ -76,6 +84,14 @@ def columns_of(td: AbstractContainer, separator: str) -> dict[str, Column]:
     columns: dict[str, Column] = {}
     for path, leaf in leaves_of(td):
         name = joined(path, separator)
+        if leaf.is_nested:
+            if not ragged:
+                raise InvalidValue(
+                    f"entry {format_key(path)} is ragged, which one column of numbers cannot hold. "
+                    "Pad it with `to_padded_tensor`, or use `to_parquet` or `to_json`."
+                )
+            columns[name] = leaf
+            continue
         flat = leaf.flatten(1) if leaf.ndim > 1 else leaf
         for place, suffix in enumerate(_elements(leaf, path)):
             columns[f"{name}{suffix}"] = flat[:, place] if suffix else leaf
@@ -221,9 +237,10 @@ def table_of(td: AbstractContainer, separator: str, purpose: str) -> object:
     """Return a table with one row for each item of the first batch dimension."""
     pyarrow = load("pyarrow", purpose)
     rows = rows_in(td, purpose)
+    td = ragged_as_jagged(td)
     arrays: dict[str, object] = {}
     for path, leaf in leaves_of(td):
-        _add(arrays, path, separator, _array_of(pyarrow, stored(leaf), rows))
+        _add(arrays, path, separator, _column_array(pyarrow, leaf, path, rows))
     for path, value, per_row in data_of(td):
         texts = [json.dumps(each) for each in _rows(value, per_row, rows)]
         plain = [json.loads(text) for text in texts]
@@ -246,6 +263,15 @@ def _add(arrays: dict[str, object], path: tuple[str, ...], separator: str, array
             "`separator`."
         )
     arrays[name] = array
+
+
+def _column_array(pyarrow: Table, leaf: Tensor, path: tuple[str, ...], rows: int) -> object:
+    if not leaf.is_nested:
+        return _array_of(pyarrow, stored(leaf), rows)
+    found = rows_of_jagged(leaf, path)
+    offsets = [0, *found.lengths.cumsum(0).tolist()]
+    inner = _array_of(pyarrow, stored(found.values), len(found.values))
+    return pyarrow.LargeListArray.from_arrays(pyarrow.array(offsets, pyarrow.int64()), inner)
 
 
 def _array_of(pyarrow: Table, leaf: Tensor, rows: int) -> object:
@@ -278,7 +304,11 @@ def tree_of_table(
     layout = _layout_in(table)
     if layout is not None:
         joined = cast("str", layout["separator"])
-        tree = rebuilt(layout, lambda path: _read(table.column(joined.join(path)), pyarrow))
+        tree = rebuilt(
+            layout,
+            lambda path: _read(table.column(joined.join(path)), pyarrow),
+            lambda path: _lengths(table.column(joined.join(path)), pyarrow),
+        )
         return tree, batch_of_layout(layout)
     found: Tree = {}
     masks: list[Tensor] = []
@@ -305,12 +335,21 @@ def _layout_in(table: Table) -> dict[str, object] | None:
 
 
 def _read(column: Table, pyarrow: Table) -> Tensor:
+    array = _one_array(column, pyarrow)
+    while not pyarrow.types.is_primitive(array.type):  # lists, and lists of a fixed size
+        array = array.flatten()
+    return _tensor(array)
+
+
+def _one_array(column: Table, pyarrow: Table) -> Table:
     array = column.combine_chunks()
     if isinstance(array, pyarrow.ChunkedArray):
         array = array.chunk(0) if array.num_chunks else pyarrow.array([], array.type)
-    while pyarrow.types.is_fixed_size_list(array.type):
-        array = array.flatten()
-    return _tensor(array)
+    return array
+
+
+def _lengths(column: Table, pyarrow: Table) -> Tensor:
+    return _tensor(_one_array(column, pyarrow).value_lengths()).long()
 
 
 def _tensor(array: Table) -> Tensor:
@@ -382,10 +421,17 @@ def frame_of(td: AbstractContainer, separator: str) -> object:
     """Return a data frame with one row for each item of the first batch dimension."""
     pandas = load("pandas", "to_pandas")
     rows = rows_in(td, "to_pandas")
+    td = ragged_as_jagged(td)
     columns: dict[str, object] = {}
-    for name, column in columns_of(td, separator).items():
+    ragged: dict[str, str] = {}
+    for name, column in columns_of(td, separator, ragged=True).items():
         if not isinstance(column, Tensor):
             columns[name] = pandas.Series(column, dtype=object)
+            continue
+        if column.is_nested:
+            lists = [row.tolist() for row in column.unbind()]
+            columns[name] = pandas.Series(lists, dtype=object)
+            ragged[name] = str(column.dtype).removeprefix("torch.")
             continue
         try:
             columns[name] = column.cpu().resolve_conj().resolve_neg().numpy()
@@ -394,7 +440,10 @@ def frame_of(td: AbstractContainer, separator: str) -> object:
                 f"column `{name}` is of dtype `{column.dtype}`, which numpy does not have: "
                 f"{error}. Convert it first, as with `td.float()`."
             ) from None
-    return pandas.DataFrame(columns, index=pandas.RangeIndex(rows))
+    frame = pandas.DataFrame(columns, index=pandas.RangeIndex(rows))
+    if ragged:
+        frame.attrs[RAGGED] = ragged
+    return frame
 
 
 def tree_of_frame(frame: object, separator: str | None, dtype: DtypeOf) -> tuple[Tree, int]:
@@ -409,8 +458,12 @@ def tree_of_frame(frame: object, separator: str | None, dtype: DtypeOf) -> tuple
         raise InvalidArgument(f"`dataframe` must be a pandas data frame, got {a_type(frame)}.")
     columns: dict[str, Column] = {}
     paths: dict[tuple[str, ...], Column] = {}
+    ragged = frame.attrs.get(RAGGED, {})
     for at, label in enumerate(frame.columns):
-        column = _column(frame.iloc[:, at])
+        if isinstance(label, str) and label in ragged:
+            column: Column = _jagged_column(frame.iloc[:, at].tolist(), ragged[label])
+        else:
+            column = _column(frame.iloc[:, at])
         if isinstance(label, tuple) and all(isinstance(part, str) for part in label):
             paths[tuple(part for part in label if part) or ("",)] = column
         elif isinstance(label, str):
@@ -423,6 +476,15 @@ def tree_of_frame(frame: object, separator: str | None, dtype: DtypeOf) -> tuple
     tree = tree_of_columns(columns, separator, dtype)
     tree.update(paths)
     return tree, len(frame)
+
+
+RAGGED: Final = "kd_core.ragged"
+"""The attribute of a data frame that names the dtypes of columns of lists."""
+
+
+def _jagged_column(lists: Sequence[Sequence[object]], dtype: str) -> Tensor:
+    values = torch.tensor([item for row in lists for item in row], dtype=getattr(torch, dtype))
+    return jagged_of(values, torch.tensor([len(row) for row in lists], dtype=torch.int64))
 
 
 def _column(series: object) -> Column:
@@ -533,7 +595,7 @@ def _value(column: Column, row: int) -> object:
 def csv_of(td: AbstractContainer, separator: str) -> str:
     """Return a table with a line of names, and one line for each row."""
     rows = rows_in(td, "to_csv")
-    columns = columns_of(td, separator)
+    columns = columns_of(ragged_as_jagged(td), separator)
     lists = [
         column.tolist() if isinstance(column, Tensor) else column for column in columns.values()
     ]
@@ -583,6 +645,7 @@ def text_of(td: AbstractContainer, separator: str | None) -> str:
     """
     if LEVELS in td._kd_entries:
         raise KeyCollision(f"key `{LEVELS}` is reserved in JSON. Rename it with `rename_key_`.")
+    td = ragged_as_jagged(td)
     layout = layout_of(td)
     tree: Plain = {LEVELS: layout}
     for path, leaf in leaves_of(td):
@@ -604,6 +667,8 @@ def _place(tree: Plain, path: tuple[str, ...], value: object, separator: str | N
 
 
 def _numbers(leaf: Tensor) -> object:
+    if leaf.is_nested:
+        return [_numbers(row) for row in leaf.unbind()]
     if leaf.is_complex():
         leaf = torch.view_as_real(leaf.resolve_conj())
     return (leaf.double() if leaf.is_floating_point() else leaf).tolist()
@@ -630,14 +695,25 @@ def tree_of_text(
     rows = cast("list[tuple[list[str], str, list[int]]]", layout["leaves"])
     kinds = {tuple(path): (kind, shape) for path, kind, shape in rows}
 
+    counts: dict[tuple[str, ...], Tensor] = {}
+
     def read(path: tuple[str, ...]) -> Tensor:
         value: object = content[separator.join(path)] if separator is not None else content
         for part in path if separator is None else ():
             value = cast("Plain", value)[part]
         name, shape = kinds[path]
+        if None in shape:
+            rows = cast("list[list[object]]", value)
+            counts[path] = torch.tensor([len(row) for row in rows], dtype=torch.int64)
+            value = [item for row in rows for item in row]
+            shape = [len(value), *shape[2:]]
         return _read_tensor(value, getattr(torch, name), shape)
 
-    return rebuilt(layout, read), batch_of_layout(layout)
+    def lengths(path: tuple[str, ...]) -> Tensor:
+        read(path)
+        return counts[path]
+
+    return rebuilt(layout, read, lengths), batch_of_layout(layout)
 
 
 def _read_tensor(value: object, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:

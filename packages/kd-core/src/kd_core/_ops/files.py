@@ -374,7 +374,7 @@ class Formats(AbstractContainer):
         from kd_core._convert import tables
 
         with writing(self, path, "to_json", exist_ok):
-            text = (tables.lines_of if lines else tables.text_of)(self, separator)
+            text = tables.lines_of(self, separator) if lines else tables.text_of(self, separator)
             if path is None:
                 return text
             tables.write_text(path, text)
