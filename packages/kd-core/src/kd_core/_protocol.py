@@ -348,7 +348,7 @@ class AbstractContainer(Node):
 if TYPE_CHECKING:
 
     class Addable(AbstractContainer, Dataset[Any]):
-        """A container as a dataset, so that `DataLoader(td)` is no error; `+` adds in both."""
+        """A container as a dataset, so that `DataLoader(td)` is allowed; `+` adds in both."""
 
         __slots__ = ()
 

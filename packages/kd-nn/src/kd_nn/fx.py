@@ -143,7 +143,7 @@ def symbolic_trace(module: TensorDictModuleBase) -> TracedModule:
 
 
 def _why(module: nn.Module) -> str:
-    """Return why there is no graph, and what to do."""
+    """Return why a graph cannot be made, and what to do."""
     for step in module.modules():
         if is_sequence(step) and step.__dict__.get("partial_tolerant"):
             return f"{describe(step)} skips steps. Set `partial_tolerant` to False."

@@ -283,7 +283,7 @@ class NonTensorDataBase(Values):
         return self._kd_item() if key == _HELD and isinstance(self, NonTensorData) else default
 
     def set(self, key: object, value: object, **options: object) -> Self:
-        """Write the value, under the key "data": there is no other one; return self.
+        """Write the value, under its only key, "data"; return self.
 
         Raises:
             AttributeError: for another key; `KeyError` if it has one value for each row.
@@ -488,7 +488,7 @@ class NonTensorDataBase(Values):
         return self
 
     def is_empty(self) -> bool:
-        """Return whether there is no value: there is one."""
+        """Return `False`: it holds one value."""
         return False
 
     def is_floating_point(self) -> bool:

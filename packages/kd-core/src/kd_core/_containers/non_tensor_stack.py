@@ -669,7 +669,7 @@ class NonTensorStack(NonTensorDataBase, RowData):
 
     @property
     def grad(self) -> NonTensorDataBase:
-        """The entry: of values there are no gradients."""
+        """The entry itself: values have no gradients."""
         return self._kd_shallow()
 
     def auto_batch_size_(self, batch_dims: int | None = None, **options: object) -> Self:

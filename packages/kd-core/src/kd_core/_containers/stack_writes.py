@@ -720,7 +720,7 @@ class MemberStorage(TensorDictBase, Composite):
         """Return a container with the batch size of the rows that it is written to; see `expand`.
 
         Returns:
-            `None` if it is no container, does not fit, or has that batch size.
+            `None` if it is not a container, does not fit, or has that batch size.
         """
         if not isinstance(value, AbstractContainer):
             return None

@@ -178,7 +178,7 @@ def _whole(value: object, desc: Descriptor) -> object:
 
 
 def _beside_rows(cls: type[TensorClass], key: str, value: object, desc: Descriptor) -> object:
-    """Wrap a number that is no row, which a field of numbers keeps as it is."""
+    """Wrap a number that is not a row, which a field of numbers keeps as it is."""
     if type(value) not in _NUMBERS or not desc.ndim:
         return value
     if cls._kd_declared.more_keys or cls._kd_declared.converts:
@@ -604,7 +604,7 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
     def __replace__(self, **changes: object) -> Self:
         """Return a new instance with some fields changed; called by `copy.replace` too."""
         cls, desc = type(self), self._kd_desc
-        if cls._kd_declared.converts:  # `None` too, which is no value where fields are gathered
+        if cls._kd_declared.converts:  # `None` too: it is not a value where fields are gathered
             changes = _all_as_declared(self, changes)
         new = {key: _beside_rows(cls, key, value, desc) for key, value in changes.items()}
         return _built(cls, {**self._kd_entries, **new}, desc.batch, desc.device)
