@@ -2,6 +2,7 @@
 
 import ast
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -81,3 +82,39 @@ def test_tests_of_a_package_need_what_its_wheel_brings(area: str) -> None:
         if dotted.split(".")[0] in set(IMPORT_NAMES) - BELOW[area]
     }
     assert above == set()
+
+
+# The documentation of torch gives these names, though they begin with an underscore.
+DOCUMENTED = ("foreach_", "inductor")
+
+
+def private_torch_names(source: str) -> list[str]:
+    """Return the private names of torch that `source` imports or reads from `torch`, by line."""
+    tree = ast.parse(source)
+    dotted = [*imported(tree)]
+    dotted += [
+        (node.lineno, ast.unparse(node))
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+    ]
+    private = re.compile(rf"torch(\.\w+)*?\._(?!_|{'|'.join(DOCUMENTED)})\w+(\.\w+)*")
+    return [f"line {line}: {name}" for line, name in dotted if private.fullmatch(name)]
+
+
+def test_private_names_of_torch_stand_in_one_module_of_each_distribution() -> None:
+    elsewhere = {
+        str(path.relative_to(ROOT)): found
+        for path in source_files()
+        if path.name != "_torch_private.py"
+        and (found := private_torch_names(path.read_text(encoding="utf-8")))
+    }
+    assert elsewhere == {}
+
+
+def test_a_private_name_of_torch_is_seen() -> None:
+    source = "from torch.utils import _pytree\nimport torch\ntorch._C._is_tracing()\ntorch.add\n"
+    assert [found.partition(":")[0] for found in private_torch_names(source)] == [
+        "line 1",
+        "line 3",
+        "line 3",
+    ]

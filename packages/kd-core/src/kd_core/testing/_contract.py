@@ -11,7 +11,6 @@ from typing import ClassVar, NamedTuple, TypeAlias, cast
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree
 from torch.utils.data import DataLoader, Dataset
 
 from kd_core._base import TensorDictBase, is_tensor_collection
@@ -31,6 +30,7 @@ from kd_core._joining import cat, stack
 from kd_core._keys import format_key, path_of
 from kd_core._leaves.loops import same_data, unwrapped
 from kd_core._protocol import AbstractContainer
+from kd_core._torch_private import torch_tree
 from kd_core._types import NestedKey
 
 # Comparison of containers in tests, with messages that name the key.
@@ -508,10 +508,10 @@ class CopyContract(Contract):
     def test_it_is_a_pytree(self) -> None:
         td = self.make()
         with unchanged(td):
-            doubled = _pytree.tree_map(lambda leaf: leaf * 2, td)
+            doubled = torch_tree.tree_map(lambda leaf: leaf * 2, td)
         holds(doubled, mapped(self.content(), lambda leaf: leaf * 2))
-        assert len(_pytree.tree_leaves(td)) == 4
-        assert _pytree.tree_structure(td) == _pytree.tree_structure(td.clone())
+        assert len(torch_tree.tree_leaves(td)) == 4
+        assert torch_tree.tree_structure(td) == torch_tree.tree_structure(td.clone())
 
     def test_its_batch_shrinks_inside_vmap(self) -> None:
         seen: list[tuple[int, ...]] = []
