@@ -74,6 +74,65 @@ def test_a_log_gets_lines_and_the_end() -> None:
     assert lines[-1] == "kd: save `x`: ended after 0 s"
 
 
+class Gone(io.StringIO):
+    """A pipe whose reader is gone."""
+
+    def write(self, _text: str) -> int:
+        raise BrokenPipeError
+
+
+class Hung(Gone):
+    """A terminal that was closed."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+class Tee:
+    """What a program may put in the place of the stream: it only writes."""
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def write(self, text: str) -> None:
+        self.text += text
+
+    def flush(self) -> None: ...
+
+
+def closed() -> io.StringIO:
+    stream = io.StringIO()
+    stream.close()
+    return stream
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("watched", [False, True])
+@pytest.mark.parametrize(
+    "stream",
+    [None, closed(), Gone(), Hung(), io.TextIOWrapper(io.BytesIO(), "ascii")],
+    ids=["no console", "closed", "gone", "hung", "ascii"],
+)
+def test_a_stream_that_takes_nothing_does_not_end_the_task(
+    stream: io.StringIO | None, watched: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stderr", stream)
+    with Task("save `ä`", watched=watched) as task:
+        task.begin("wörte", 2)
+        task.advance()
+    assert task.done == 1
+    assert progress._SCREEN.acquire(blocking=False)
+    progress._SCREEN.release()
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_stream_that_only_writes_is_a_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stderr", tee := Tee())
+    with Task("save `x`") as task:
+        task.begin("write", 2)
+    assert tee.text.splitlines()[-1] == "kd: save `x`: ended after 0 s"
+
+
 @pytest.mark.usefixtures("impatient")
 def test_nothing_is_shown_when_quiet(screen: Screen, monkeypatch: pytest.MonkeyPatch) -> None:
     with store.progress(quiet=True):

@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Final, Protocol, TextIO, TypeAlias, TypeVar
 
@@ -41,6 +41,10 @@ _REDRAW: Final = 0.2
 """Seconds between two pictures of a bar."""
 
 _NEVER: Final = float("inf")
+
+_UNWRITABLE: Final = (OSError, ValueError)
+"""What a stream raises that is closed, whose reader is gone, or that lacks a character: the task
+goes on unseen."""
 
 VARIABLE: Final = "KD_PROGRESS"
 """The variable of the environment that says whether tasks are shown."""
@@ -187,7 +191,8 @@ class Task:
         with self._guard:
             self._ended = True
             if self._shown is not None:
-                self._shown.close(self)
+                with suppress(*_UNWRITABLE):
+                    self._shown.close(self)
                 self._shown = None
                 _SCREEN.release()
         if self._watch is not None:
@@ -226,8 +231,16 @@ class Task:
                     self._show(now, stream)
 
     def _show(self, now: float, stream: TextIO | None) -> None:
+        try:
+            self._draw(now, stream or sys.stderr)
+        except _UNWRITABLE:
+            self._due = _NEVER
+
+    def _draw(self, now: float, stream: TextIO | None) -> None:
+        if stream is None:  # a program without a console, such as one of pythonw
+            self._due = _NEVER
+            return
         if self._shown is None:
-            stream = stream or sys.stderr
             looks = _is_looked_at(stream)
             if self._patience and not looks and now < self._begun + LOG_EVERY:
                 self._due = self._begun + LOG_EVERY
@@ -235,7 +248,11 @@ class Task:
             if not _SCREEN.acquire(blocking=False):
                 self._due = now + PATIENCE
                 return
-            self._shown = _shown_on(stream) if looks else _Lines(stream)
+            try:
+                self._shown = _shown_on(stream) if looks else _Lines(stream)
+            except BaseException:
+                _SCREEN.release()
+                raise
         self._shown.draw(self)
         self._due = now + self._shown.every
 
@@ -359,7 +376,8 @@ def _is_notebook(stream: TextIO) -> bool:
 
 def _is_looked_at(stream: TextIO) -> bool:
     """Return whether a stream is a terminal or a notebook, not a log."""
-    return _is_notebook(stream) or stream.isatty()
+    asks = getattr(stream, "isatty", None)  # what takes the place of a stream may only write
+    return _is_notebook(stream) or (asks is not None and asks())
 
 
 def _shown_on(stream: TextIO) -> _Shown:
@@ -419,12 +437,18 @@ class _Bar:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn
 
+        class Bearing(Console):
+            """A console that does not end the program where nobody reads it any more."""
+
+            def on_broken_pipe(self) -> None:
+                raise BrokenPipeError
+
         plain = TextColumn("{task.fields[figures]}", markup=False)
         self._bar: Progress = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(24),
             plain,
-            console=Console(file=None if notebook else stream, stderr=notebook),
+            console=Bearing(file=None if notebook else stream, stderr=notebook),
             transient=True,
             redirect_stdout=False,
             redirect_stderr=False,
