@@ -411,6 +411,7 @@ def test_the_package_runs_as_a_command(capsys: Capture, monkeypatch: pytest.Monk
         (["insepct", "x.onnx"], "inspect"),
         (["inspect", "x.onnx", "--jsn"], "--json"),
         (["completion", "fsh"], "fish"),
+        (["client", "x.onnx", "--lagn", "c"], "--lang"),
     ],
 )
 def test_a_misspelt_word_gets_a_suggestion(words: list[str], meant: str, capsys: Capture) -> None:
@@ -425,3 +426,8 @@ def test_a_store_is_told_from_an_artefact(tmp_path: Path, capsys: Capture) -> No
     error = capsys.readouterr().err
     assert "is a store of a container, not an exported program" in error
     assert f"python -m kd_core inspect {tmp_path / 'data.kd'}" in error
+    TensorDict(a=torch.zeros(2)).save(tmp_path / "data.safetensors")
+    assert main(["inspect", str(tmp_path / "data.safetensors")]) == 3
+    error = capsys.readouterr().err
+    assert "holds tensors, not an exported program" in error
+    assert f"python -m kd_core inspect {tmp_path / 'data.safetensors'}" in error

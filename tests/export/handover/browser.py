@@ -20,9 +20,12 @@ class Browser:
         profile: A folder for what the browser keeps.
         width: That of the window, in pixels.
         dark: Whether the page is told that its reader prefers a dark one.
+        offline: Whether there is no network.
     """
 
-    def __init__(self, profile: Path, width: int = 1100, *, dark: bool = False) -> None:
+    def __init__(
+        self, profile: Path, width: int = 1100, *, dark: bool = False, offline: bool = True
+    ) -> None:
         assert CHROMIUM is not None
         take, self._write = os.pipe()
         self._read, give = os.pipe()
@@ -50,10 +53,9 @@ class Browser:
         self.ask("Emulation.setDeviceMetricsOverride", **size)
         feature = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.ask("Emulation.setEmulatedMedia", features=[feature])
-        # There is no network: what a page asks for is not answered.
-        offline = {"offline": True, "latency": 0, "downloadThroughput": 0, "uploadThroughput": 0}
+        speed = {"latency": 0, "downloadThroughput": -1, "uploadThroughput": -1}
         self.ask("Network.enable")
-        self.ask("Network.emulateNetworkConditions", **offline)
+        self.ask("Network.emulateNetworkConditions", offline=offline, **speed)
         self.ask("Page.enable")
 
     def __enter__(self) -> "Browser":

@@ -5,6 +5,7 @@ onnxruntime-web by npm.
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from tests.export.handover.test_clients import stepped
 from torch import Tensor, nn
 
 import kd_export
+from kd_export import Axis, Entry, Schema
 from kd_export._handover.clients import SUFFIXES, client
 from kd_nn import TensorDictModule, TensorDictSequential
 
@@ -157,3 +159,16 @@ def test_a_client_refuses_another_file(language: str, folder: Path) -> None:
     done = subprocess.run(run, cwd=folder, capture_output=True, text=True)
     assert done.returncode != 0
     assert "expected" in done.stderr or "the file is not the one" in done.stderr
+
+
+def test_the_class_is_used_as_the_page_says(tmp_path: Path) -> None:
+    """The C++ of "In the browser and in C++", beside the client of its file."""
+    docs = Path(__file__).parents[3] / "docs" / "how-to" / "onnx-runtime.md"
+    (fence,) = re.findall(r"^```cpp\n(.*?)^```", docs.read_text("utf-8"), re.DOTALL | re.MULTILINE)
+    inputs = (Entry(("obs", "state"), "obs.state", "float32", ("batch", 4)),)
+    outputs = (Entry(("action",), "action", "float32", ("batch", 2)),)
+    text = client(Schema(inputs, outputs, {"batch": Axis()}), "model.onnx", "cpp")
+    own = tmp_path / "own.cpp"
+    own.write_text(f"{text[: text.index('int main')]}int main() {{\n{fence}}}\n", "utf-8")
+    options = ("-std=c++17", "-Wall", "-Wextra", "-fsyntax-only")
+    subprocess.run(["g++", *options, str(own)], check=True)

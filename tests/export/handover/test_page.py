@@ -6,7 +6,11 @@ In the lane `formats`, which installs onnxruntime-web by npm; the browser is tha
 import importlib
 import importlib.util
 import os
+import re
 import sysconfig
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +21,7 @@ from torch import nn
 
 import kd_export
 from kd_export import Signal
+from kd_export._handover.clients import client
 from kd_export._handover.folder import hand_over
 from kd_nn import TensorDictModule
 
@@ -74,6 +79,37 @@ def test_the_model_runs_in_the_page(folder: Path, tmp_path: Path, width: int, da
         assert browser.value("document.querySelector('#outputs').textContent") != before
         assert "hip3 rad" in browser.value("document.querySelector('#inputs').textContent")
         assert browser.value("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_the_page_of_the_docs_runs(tmp_path: Path) -> None:
+    """The HTML of "In the browser and in C++", with a client, served as it says."""
+    docs = Path(__file__).parents[3] / "docs" / "how-to" / "onnx-runtime.md"
+    (text,) = re.findall(r"^```html\n(.*?)^```", docs.read_text("utf-8"), re.DOTALL | re.MULTILINE)
+    (tmp_path / "index.html").write_text(text, "utf-8")
+    (tmp_path / "node_modules").symlink_to(str(WEB))
+    module = TensorDictModule(nn.Linear(4, 2), in_keys=[("obs", "state")], out_keys=["action"])
+    path = tmp_path / "model.onnx"
+    kd_export.save(module, path, {"obs": {"state": torch.zeros(2, 4)}})
+    made = client(kd_export.inspect(path), path.name, "js")
+    (tmp_path / "model_client.mjs").write_text(made, "utf-8")
+    handler = partial(Quiet, directory=str(tmp_path))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with Browser(tmp_path / "profile", offline=False) as browser:
+            browser.open(f"http://127.0.0.1:{server.server_port}/")
+            browser.wait("document.querySelector('#out')?.textContent")
+            told = browser.value("document.querySelector('#out').textContent")
+        server.shutdown()
+    assert isinstance(module.module, nn.Linear)
+    expected = module.module.bias.tolist()
+    assert [float(word) for word in told.split()] == pytest.approx(expected, rel=1e-5)
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    """A server that prints nothing."""
+
+    def log_message(self, format: str, *args: object) -> None:  # its name there
+        pass
 
 
 def test_the_parser_of_the_server_reads_its_configuration(folder: Path) -> None:

@@ -357,8 +357,21 @@ def _in_words(message: str) -> str:
 class _Parser(argparse.ArgumentParser):
     """A parser that suggests the nearest command or option for a misspelt one."""
 
+    _words: Sequence[str] = ()
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Keep the words, to find one that stands for a required option."""
+        self._words = [*(sys.argv[1:] if args is None else args)]
+        return super().parse_known_args(args, namespace)
+
     def error(self, message: str) -> NoReturn:
         """Print what is wrong, and what may have been meant."""
+        if "arguments are required" in message:
+            known = [option for action in self._actions for option in action.option_strings]
+            unknown = [one for one in self._words if one.startswith("--") and one not in known]
+            for given in unknown:
+                likely = nearest(given, known)
+                message += "" if likely is None else f". Did you mean `{likely}`?"
         wrong = re.search(r"invalid choice: '([^']*)'|unrecognized arguments: (\S+)", message)
         if wrong is not None:
             words = [str(word) for action in self._actions for word in action.choices or ()]

@@ -298,6 +298,13 @@ def backend_for(path: Path) -> Backend:
                 got=path.suffix,
                 hint=f"Read it with `python -m kd_core inspect {path}`.",
             )
+        if path.suffix == ".safetensors":
+            raise BackendMissing(
+                f"`{path.name}` holds tensors, not an exported program.",
+                expected=tuple(sorted(known)),
+                got=path.suffix,
+                hint=f"Read it with `python -m kd_core inspect {path}`.",
+            )
         if path.is_dir():
             raise BackendMissing(
                 f"expected the file of a program, got the directory `{path}`.",

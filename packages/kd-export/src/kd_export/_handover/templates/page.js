@@ -122,7 +122,7 @@ async function selfTest() {
   policy.reset();
   const ok = largest <= 1e-4 * Math.max(size, 1);
   $("test").className = ok ? "good" : "bad";
-  $("test").textContent = `${ok ? "\u2713 passed" : "\u2717 FAILED"}: ${DATA.expected.length} steps with a reset, ${count} numbers compared with Python, largest difference ${largest.toExponential(1)}.`;
+  $("test").textContent = `${ok ? "\u2713 passed" : "\u2717 FAILED"}: ${DATA.expected.length} steps with a reset, ${count} numbers compared with Python, largest difference ${largest === 0 ? 0 : largest.toExponential(1)}.`;
   $("here").textContent = `in this browser ${each.toFixed(2)} ms`;
   return ok;
 }
