@@ -339,6 +339,44 @@ def runtimes() -> str:
     return picture.svg()
 
 
+def memory() -> str:
+    """Draw the key graph of a policy that carries a memory."""
+    memory = ("memory", "h")
+    model = TensorDictSequential(
+        TensorDictModule(torch.nn.GRUCell(2, 16), ["obs", memory], [memory]),
+        TensorDictModule(torch.nn.Linear(16, 2), [memory], ["logits"]),
+    )
+    return with_dark(model.key_graph().to_svg())
+
+
+def robot() -> str:
+    """Draw the key graph of a policy with what stands before and behind its network."""
+    following = ("next", "memory", "h")
+    model = TensorDictSequential(
+        TensorDictModule(torch.nn.BatchNorm1d(1), [("obs", "position")], ["normal"]),
+        TensorDictModule(torch.nn.GRUCell(1, 16), ["normal", ("memory", "h")], [following]),
+        TensorDictModule(torch.nn.Linear(16, 1), [following], ["raw"]),
+        TensorDictModule(torch.nn.Hardtanh(-2.0, 2.0), ["raw"], [("action", "force")]),
+    )
+    return with_dark(model.key_graph().to_svg())
+
+
+def target() -> str:
+    """Draw how the weights of a slow copy follow those of a network."""
+    source, slow = TensorDict({"w": torch.zeros(3)}), TensorDict({"w": torch.zeros(3)})
+    picture = Picture(560, 52 + ROW * 4)
+    for x, title in ((20, ""), (170, "network"), (370, "target.lerp_(source, 0.5)")):
+        picture.text(x, 22, title, "title")
+    for step in range(4):
+        source["w"][:] = torch.tensor([8.0, 16.0, -8.0]) if step else 0.0
+        slow.lerp_(source, 0.5)
+        picture.text(20, 52 + ROW * step, f"after step {step}")
+        for x, held in ((170, source), (370, slow)):
+            values = [f"{value:g}" for value in held["w"].tolist()]
+            picture.cells(x, 52 + ROW * step, values, ["batch"] * len(values))
+    return picture.svg()
+
+
 def molecule() -> str:
     """Draw the key graph of the network on graphs."""
 
@@ -371,7 +409,10 @@ PICTURES: dict[str, Callable[[], str]] = {
     "episodes.svg": episodes,
     "sweep.svg": sweep,
     "runtimes.svg": runtimes,
+    "memory.svg": memory,
     "molecule.svg": molecule,
+    "robot.svg": robot,
+    "target.svg": target,
     "shapes.svg": shapes,
     "indexing.svg": indexing,
     "lazy-stack.svg": stacks,
