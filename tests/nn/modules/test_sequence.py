@@ -1,5 +1,6 @@
 import copy
 import pickle
+import warnings
 from collections.abc import Callable
 from typing import ClassVar
 
@@ -7,7 +8,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from kd_core import InvalidArgument, KeyNotFound, TensorDict, TensorDictBase, lazy_stack
+from kd_core import (
+    InvalidArgument,
+    KeyNotFound,
+    NestedKey,
+    TensorDict,
+    TensorDictBase,
+    lazy_stack,
+)
 from kd_nn import (
     EmptySubsequence,
     InputMissing,
@@ -380,6 +388,45 @@ def test_lost_write_warns_at_build() -> None:
         )
 
 
+def keyed(reads: list[NestedKey], writes: list[NestedKey]) -> TensorDictModule:
+    return TensorDictModule(lambda *given: [sum(given)] * len(writes), reads, writes)
+
+
+def test_steps_in_the_wrong_order_are_said_at_build() -> None:
+    value, action, other = (
+        keyed(["obs", "action"], ["value"]),
+        keyed(["obs"], ["action"]),
+        keyed(["obs"], ["noise"]),
+    )
+    message = (
+        r"step 0 .* reads `action`, which step 2 .* writes later. Put step 2 before step 0, or"
+    )
+    with pytest.warns(KeyGraphWarning, match=message):
+        TensorDictSequential(value, other, action)
+    nested = keyed(["obs"], [("n", "action")])
+    with pytest.warns(KeyGraphWarning, match=r"reads `\('n', 'action'\)`, which step 1"):
+        TensorDictSequential(keyed([("n", "action")], ["value"]), nested)
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [(["x"], ["step"]), (["x", "step"], ["x"])],  # which refines what was read
+        [(["x"], ["code"]), (["code"], ["x"])],  # which needs the reader
+        [(["x"], ["a"]), (["a"], ["b"]), (["b"], ["x"])],
+        [(["obs", "action"], ["q"]), (["obs"], ["action"]), (["obs", "action"], ["other"])],
+        [(["x", "h"], ["y", "h"]), (["y"], ["z"])],
+        [(["obs"], ["action"]), (["action"], ["value"])],
+    ],
+)
+def test_keys_that_are_written_again_on_purpose_are_not_warned_of(
+    steps: list[tuple[list[NestedKey], list[NestedKey]]],
+) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        TensorDictSequential(*[keyed(reads, writes) for reads, writes in steps])
+
+
 def test_subsequence_is_cut_at_both_ends_and_shares_modules() -> None:
     model = chain()
     part = model.select_subsequence(out_keys=["b"])
@@ -467,6 +514,7 @@ def test_gradients_equal_those_of_plain_modules() -> None:
     torch.testing.assert_close(got, expected, rtol=0, atol=0)
 
 
+@pytest.mark.filterwarnings("ignore::kd_nn.KeyGraphWarning")
 @pytest.mark.parametrize("calls_before", [0, 3])
 def test_steps_in_the_wrong_order_are_named(calls_before: int) -> None:
     model = TensorDictSequential(

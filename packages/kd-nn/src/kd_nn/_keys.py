@@ -414,6 +414,34 @@ class KeyFlow:
                     lost.append((idx, key))
         return lost[::-1]
 
+    def late_writes(self) -> list[tuple[int, NestedKey, int]]:
+        """Return step, key and writer of each key that is read before the step that writes it.
+
+        One that is meant so is left out: its writer refines it, or needs the reader, or a step
+        behind the writer reads it again.
+        """
+        late = []
+        for idx, node in enumerate(self.nodes):
+            for key in node.reads:
+                after = self._next_writer(idx, key)
+                if after is None or self.producers(idx, key) or overlaps(key, node.writes):
+                    continue
+                again = overlaps(key, self.nodes[after].may_read) or self._is_read_after(after, key)
+                if not again and idx not in self._steps_above(after):
+                    late.append((idx, key, after))
+        return late
+
+    def _steps_above(self, idx: int) -> set[int]:
+        """Return the steps whose results a step needs, by way of others too."""
+        found: set[int] = set()
+        todo = [idx]
+        while todo:
+            step = todo.pop()
+            above = {i for key in self.nodes[step].may_read for i in self.producers(step, key)}
+            todo += above - found
+            found |= above
+        return found
+
     def needed_for(self, out_keys: Iterable[NestedKey]) -> tuple[int, ...]:
         """Return the indices of the steps that `out_keys` need, in order.
 

@@ -575,7 +575,8 @@ class TensorDictSequential(StepList, TensorDictModule):  # type: ignore[misc]  #
         OutKeyUnknown: If a selected key is not written by any step.
 
     Warns:
-        KeyGraphWarning: If a step writes what a later one replaces before anyone reads it.
+        KeyGraphWarning: If a step writes what a later one replaces before anyone reads it, or reads
+            what only a later step writes, which does not need it.
 
     Example:
         >>> import torch
@@ -873,6 +874,15 @@ class TensorDictSequential(StepList, TensorDictModule):  # type: ignore[misc]  #
                 f"step {idx} (`{label_of(self[idx])}`) of {describe(self)} writes "
                 f"{format_key(key)}, which a later step replaces before anyone reads it. "
                 'Discard it with the out key `"_"`, or write to another key.',
+                KeyGraphWarning,
+                stacklevel=3,
+            )
+        for idx, key, after in self._kd_resolve().graph.late_writes():
+            warnings.warn(
+                f"step {idx} (`{label_of(self[idx])}`) of {describe(self)} reads "
+                f"{format_key(key)}, which step {after} (`{label_of(self[after])}`) writes later. "
+                f"Put step {after} before step {idx}, or write to another key if the one of the "
+                "input is meant.",
                 KeyGraphWarning,
                 stacklevel=3,
             )
