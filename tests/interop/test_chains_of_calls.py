@@ -6,6 +6,7 @@ and more of them for `KD_FUZZ_MINUTES`.
 
 import os
 import time
+from fnmatch import fnmatchcase
 from random import Random
 from typing import Final
 
@@ -13,21 +14,34 @@ import pytest
 
 pytest.importorskip("tensordict")
 
-from tests.interop.calls.chains import OPTIONS, chains, pairs, tried
+from tests.interop.calls.chains import OPTIONS, Tried, chains, pairs, tried
 
 FEW: Final = 120
 MINUTES: Final = float(os.environ.get("KD_FUZZ_MINUTES", "0"))
-OPEN: Final[dict[str, int]] = {
-    "step": 11,
-    "sequence": 1,
-    "draw": 7,
-    "policy": 1,
-    "ensemble": 18,
-    "wrap": 3,
-    "own": 2,
-    "chains": 6,
-}
-"""How many of the few programs differ: those on purpose (`tensordict_out`) and those not mended."""
+DECIDED: Final[tuple[tuple[str, str], ...]] = (
+    ("*", "m(td, tensordict_out=*: result: batch length *"),
+    ("*", "m({'x': td[[]'x'], *: result: *"),
+    ("EnsembleModule(*", "sorted(m.state_dict()): result: 'params.*' != 'module.*"),
+    ("TensorDictSequential((lambda *(lambda *", "skipping(m, td): after: *"),
+    ("Installing(*use_state_dict=True*", "m.[adfklt]*: result: *"),
+    ("Installing(*, Layers().eval().requires_grad_(False))", "m.[adfklt]*: result: *"),
+    ("Installing(*preserve_module_state=False)", "m.[af]*: result: 'mean' != 'w'"),
+)
+"""Differences that are on purpose: how a module is made, and its call with what differs.
+
+Rows of `differences.toml` say why: those of `tensordict_out`, of `TensorDictParams`, of plain
+callables under `set_skip_existing`, and of `to_module`.
+"""
+
+OPEN: Final[dict[str, int]] = {"policy": 1, "chains": 3}
+"""How many of the few programs differ and are not mended yet; none may be added."""
+
+
+def differs(one: Tried) -> bool:
+    """Return whether a program does something else here, not on purpose."""
+    told = f"{one.call}: {one.found}"
+    on_purpose = any(fnmatchcase(one.made, at) and fnmatchcase(told, what) for at, what in DECIDED)
+    return one.found is not None and not on_purpose
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -35,10 +49,10 @@ OPEN: Final[dict[str, int]] = {
 def test_a_program_of_modules_does_what_it_does_there(form: str) -> None:
     programs = [*(chains(range(FEW // 4)) if form == "chains" else pairs(form))]
     Random(0).shuffle(programs)
-    found = [each for each in (tried(*program) for program in programs[:FEW]) if each.found]
+    found = [each for each in (tried(*program) for program in programs[:FEW]) if differs(each)]
     shown = "\n".join(f"{one.call}: {one.found}\n    {one.made}" for one in found)
     assert len(found) <= OPEN.get(form, 0), shown
     rest, share = programs[FEW:], max(len(programs[FEW:]), 1) / FEW
     ends = time.monotonic() + MINUTES * 60 / (len(OPTIONS) + 1)
-    more = [one for one in rest if time.monotonic() < ends and tried(*one).found]
+    more = [one for one in rest if time.monotonic() < ends and differs(tried(*one))]
     assert len(more) <= (OPEN.get(form, 0) + 10) * share

@@ -455,3 +455,29 @@ def test_another_batch_size_is_that_of_an_empty_copy() -> None:
 def test_an_entry_is_made_of_a_container_alone() -> None:
     with pytest.raises(RuntimeError, match="must be a container"):
         NonTensorData.from_tensordict(NonTensorData("a"))  # type: ignore[arg-type]  # what is refused
+
+
+class Uncopied:
+    def __deepcopy__(self, memo: dict[int, object]) -> "Uncopied":
+        raise TypeError("no copies")
+
+
+def test_a_clone_has_values_of_its_own() -> None:
+    td: Any = TensorDict({"n": {"d": NonTensorData({"t": torch.ones(2), "l": [1]})}}, [2])
+    td["rows"] = NonTensorStack([1], [2])
+    cloned: Any = td.clone()
+    cloned["n", "d"]["l"].append(2)
+    cloned["n", "d"]["t"].zero_()
+    cloned["rows"][0].append(3)
+    assert td["n", "d"]["l"] == [1]
+    assert td["n", "d"]["t"].tolist() == [1, 1]
+    assert td["rows"] == [[1], [2]]
+    assert td.clone(recurse=False)["n", "d"] is td["n", "d"]
+
+
+def test_a_clone_shares_values_that_cannot_be_copied() -> None:
+    value = Uncopied()
+    td: Any = TensorDict({"d": NonTensorData(value), "rows": NonTensorStack(value, 1)}, [2])
+    assert td.clone()["d"] is value
+    assert td.clone()["rows"][0] is value
+    assert lazy_stack([td, td]).clone()[0]["d"] is value

@@ -248,6 +248,23 @@ class Open(TypedTensorDict):
     late: NotRequired[Tensor]  # type: ignore[misc, valid-type]  # the point of the test
 
 
+def test_one_that_takes_further_keys_is_no_dataclass() -> None:
+    assert not dataclasses.is_dataclass(Open)
+    made: Any = Open
+    assert not dataclasses.is_dataclass(lazy_stack([made(x=X, batch_size=[3])]))
+
+
+def test_a_frozen_instance_that_is_not_constructed_is_not_locked() -> None:
+    class Frozen(TensorClass, frozen=True):
+        x: Tensor
+
+    assert Frozen(x=X, batch_size=[3]).is_locked
+    for made in (Frozen.from_dict({"x": X}), Frozen.from_tensordict(TensorDict({"x": X}))):
+        assert not made.is_locked
+        with pytest.raises(FrozenInstanceError):
+            made.x = X  # type: ignore[misc]  # the point of the test
+
+
 def test_a_typed_container_reads_defaults_and_lacks_what_is_not_required() -> None:
     made = Open(x=X, batch_size=[3])  # type: ignore[call-arg]  # `late` need not be there
     assert (made.note, list(made.keys())) == ("n", ["x"])

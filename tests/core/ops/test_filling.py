@@ -1,6 +1,7 @@
 """Values written into leaves, and containers of fresh leaves."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from kd_core import (
     InvalidArgument,
     InvalidValue,
     KeyNotFound,
+    Locked,
     ShapeMismatch,
     TensorDict,
     TensorDictBase,
@@ -167,6 +169,19 @@ def test_like_functions(fn: Callable[[object], Tensor], td: TensorDict) -> None:
     assert made["n", "b"].dtype is torch.int32
     if fn is not torch.empty_like:
         assert torch.equal(made["n", "b"], fn(td["n", "b"]))
+
+
+def test_what_is_made_like_a_locked_container_is_locked() -> None:
+    td: Any = TensorDict({"n": {"a": torch.ones(2)}}, [2]).lock_()
+    made: Any
+    for made in (torch.zeros_like(td), torch.ones_like(td, dtype=torch.int64)):
+        assert made.is_locked
+        with pytest.raises(Locked):
+            made["n", "b"] = torch.zeros(2)
+    made = torch.empty_like(td, device="meta")
+    assert made.is_locked
+    made = torch.zeros_like(td.unlock_())
+    assert not made.is_locked
 
 
 def test_random_like_functions(td: TensorDict) -> None:

@@ -585,3 +585,16 @@ def test_a_module_that_loads_a_state_dict_gives_its_own_parameters_back() -> Non
     assert net.weight is weight
     assert swap["weight"].requires_grad
     assert torch.equal(swap["weight"], before)
+
+
+@pytest.mark.parametrize("preserves", [True, False])
+def test_a_parameter_in_the_place_of_a_buffer(preserves: bool) -> None:
+    net = torch.nn.BatchNorm1d(2)
+    mean = torch.nn.Parameter(torch.ones(2))
+    with TensorDict({"running_mean": mean}).to_module(net, preserve_module_state=preserves):
+        placed = net.running_mean
+        assert isinstance(placed, torch.nn.Parameter) is not preserves
+        assert placed is not None
+        placed.sum().backward()
+    assert mean.grad is not None
+    assert not isinstance(net.running_mean, torch.nn.Parameter)

@@ -64,6 +64,93 @@ class Net(nn.Module):
         return x * scale
 
 
+class Layers(nn.Module):
+    """A module with a parameter, a buffer and a sub-module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.full((2,), 2.0))
+        self.inner = nn.Linear(2, 2)
+        self.register_buffer("mean", torch.zeros(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = self.inner(x) * self.w + self.mean
+        return made
+
+
+class Installing:
+    """A module, and values that `to_module` installs in it."""
+
+    def __init__(self, values: Any, module: nn.Module, dest: bool = False, **options: Any) -> None:
+        self.values, self.module, self.options = values, module, options
+        self.before = dict(self.tensors())
+        if dest:
+            self.options["swap_dest"] = values.clone().data.zero_()
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for path, module in self.module.named_modules():
+            for name, value in {**module._parameters, **module._buffers, **vars(module)}.items():
+                if isinstance(value, torch.Tensor):
+                    yield f"{path}.{name}", value
+
+    def state(self) -> Any:
+        """Return what the tensors of the module are, and which of them it or the values had."""
+        mine = {id(value): name for name, value in self.before.items()}
+        given = {id(value): str(name) for name, value in self.values.items(True, True)}
+        mapped = {value.data_ptr(): str(name) for name, value in self.values.items(True, True)}
+        return [
+            (name, type(value).__name__, value.tolist(), value.requires_grad,
+             mine.get(id(value)), given.get(id(value)), mapped.get(value.data_ptr()))
+            for name, value in sorted(self.tensors())
+        ], sorted(self.module.state_dict()), [name for name, _ in self.module.named_parameters()]  # fmt: skip
+
+    def kept(self) -> Any:
+        self.values.to_module(self.module, **self.options)
+        return self.state()
+
+    def during(self) -> Any:
+        with self.values.to_module(self.module, **self.options):
+            return self.state(), self.module(torch.ones(2))
+
+    def after(self) -> Any:
+        with self.values.to_module(self.module, **self.options):
+            pass
+        return self.state()
+
+    def failed(self) -> Any:
+        try:
+            with self.values.to_module(self.module, **self.options):
+                raise ArithmeticError
+        except ArithmeticError:
+            return self.state()
+
+    def twice(self) -> Any:
+        with self.values.to_module(self.module, **self.options):
+            with self.values.apply(lambda x: x + 1).to_module(self.module, **self.options):
+                inside = self.state()
+            return inside, self.state()
+
+    def returned(self) -> Any:
+        found = self.values.to_module(self.module, **self.options)
+        if found is None:
+            return None
+        before = {id(value): name for name, value in self.before.items()}
+        return [
+            (str(name), type(value).__name__, value.tolist(), before.get(id(value)))
+            for name, value in sorted(found.items(True, True), key=lambda item: str(item[0]))
+        ]
+
+    def swapped(self) -> Any:
+        found = self.values.to_module(self.module, **self.options)
+        return found is self.options.get("swap_dest"), found is self.values
+
+    def learned(self) -> Any:
+        with self.values.to_module(self.module, **self.options):
+            self.module(torch.ones(2)).sum().backward()
+        grads = [(str(name), x.grad) for name, x in sorted(self.values.items(True, True), key=str)]
+        return grads, [(name, value.grad) for name, value in sorted(self.tensors())]
+
+
 NAMES: Final = (
     *("TensorDict", "TensorDictModule", "TensorDictSequential", "ProbabilisticTensorDictModule"),
     *("ProbabilisticTensorDictSequential", "EnsembleModule", "WrapModule", "InteractionType"),
@@ -75,7 +162,15 @@ NAMES: Final = (
 
 def _scope(lib: Library) -> dict[str, Any]:
     names = {name: getattr(lib, name) for name in NAMES}
-    own: dict[str, Any] = {"plus": plus, "both": both, "Net": Net, "torch": torch, "nn": nn}
+    own: dict[str, Any] = {
+        "Layers": Layers,
+        "Installing": Installing,
+        "plus": plus,
+        "both": both,
+        "Net": Net,
+        "torch": torch,
+        "nn": nn,
+    }
     names |= own | {"Normal": Normal, "Categorical": Categorical}
 
     class Dispatched(nn.Module):
@@ -147,6 +242,8 @@ def tried(made: str, call: str) -> Tried:
     ours, theirs = seen
     if str(theirs.get("text")).startswith("made"):
         return Tried(made, call, None, "", "")
+    if str(ours.get("text")).startswith("made") and not runs(names, lib):
+        return Tried(made, call, None, "", "")  # it is refused before the first call here
     found = difference(ours, theirs)
     if found == "raises here":
         found += f": {str(ours['text']).partition(': ')[0]}"
@@ -154,6 +251,11 @@ def tried(made: str, call: str) -> Tried:
     if found and found.startswith(("after", "moved")):
         told = [str(each.get("after"))[:400] for each in seen]
     return Tried(made, call, found, *told)
+
+
+def runs(names: dict[str, Any], lib: Library) -> bool:
+    """Return whether a module can be called at all."""
+    return "error" not in outcome(lambda: names["m"](names["td"]), names["td"], lib)
 
 
 CALLS: Final = (
@@ -291,6 +393,25 @@ OPTIONS: Final[dict[str, tuple[str, tuple[str, ...], dict[str, tuple[str, ...]]]
         (*CALLS, "m.other(td)", "m.other(td['x'])", "m.other(x=td['x'])", "m(td['x'], td['x'])", "m(x=td['x'], n_h=td['x'])",
          "m(td, 2.0)", "m(td['x'], k=2.0)"),
         {"made": ("Dispatched()", "Based()", "TensorDictModuleWrapper(Based())")},
+    ),
+    "install": (
+        "Installing({values}, {net}{more})",
+        ("m.kept()", "m.during()", "m.after()", "m.failed()", "m.twice()", "m.returned()", "m.swapped()", "m.learned()"),
+        {
+            "values": ("TensorDict.from_module(Layers()).detach().clone()", "TensorDict.from_module(Layers())",
+                       "TensorDict.from_module(Layers()).clone().select('w')", "TensorDictParams(TensorDict.from_module(Layers()).clone())",
+                       "TensorDict.from_module(Layers()).detach().clone().lock_()", "TensorDict.from_module(Layers()).data + 1",
+                       "TensorDict({'w': torch.ones(2, requires_grad=True), 'inner': {'bias': torch.ones(2, requires_grad=True)}})",
+                       "TensorDict({'w': nn.Parameter(torch.ones(2)), 'mean': nn.Parameter(torch.ones(2))})"),
+            "net": ("Layers()", "Layers().eval().requires_grad_(False)"),
+            "inplace": ("True", "False", "None"),
+            "return_swap": ("False", "True"),
+            "dest": ("True",),
+            "use_state_dict": ("True",),
+            "non_blocking": ("True",),
+            "preserve_module_state": ("False", "True"),
+            "memo": ("None", "{}"),
+        },
     ),
 }  # fmt: skip
 """For each form of a module: its text, its calls, and for each option some values."""

@@ -224,7 +224,8 @@ ACCIDENTS = (
     "positional argument", "invalid combination of arguments", "unsupported operand type",
     "object cannot be interpreted", "Is a directory", "of a 0-d tensor",
     "got multiple values for argument", "cannot convert dictionary update sequence",
-    "KeyError: '0'", "pop from empty list", "Failed to convert the metadata to json",
+    "KeyError: '0'", "KeyError: 'swap_dest'", "pop from empty list",
+    "Failed to convert the metadata to json",
 )  # fmt: skip
 
 

@@ -55,7 +55,7 @@ from kd_core._leaves.loops import explain_shapeless, joined_rows
 from kd_core._leaves.writes import check_write, is_converted, writable_source, write_all
 from kd_core._naming import also_named
 from kd_core._nodes import is_node, is_row_data, is_unbatched
-from kd_core._ops.binary import written_to
+from kd_core._ops.binary import cloned, written_to
 from kd_core._protocol import Composite
 from kd_core._shapes import new_dim, plain_size, resized, without_names, wrap_dim
 
@@ -652,7 +652,7 @@ class _Concatenating(Join):
             members = [member for column in rows for member in column]
             if any(member._kd_desc.batch != batch for member in members):
                 return None
-            return first._of([member._kd_engine.clone(member) for member in members])
+            return first._of([cloned(member) for member in members])
         if any(len(column) != len(rows[0]) for column in rows):
             return None
         inner = dim - (dim > at)

@@ -160,6 +160,10 @@ class Values(Data):
     if TYPE_CHECKING:
 
         @abstractmethod
+        def _copy_values(self) -> None:
+            """Replace each value by a copy, where one can be made."""
+
+        @abstractmethod
         def _kd_describe(self, desc: Descriptor) -> None:
             """Replace the descriptor, by one of as many rows."""
 

@@ -551,6 +551,10 @@ class Dispatched(Generic[M]):
         self, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]
     ) -> object:
         names = self.names_of(module)
+        if not names.names and len(args) == 1 and not kwargs:
+            call = getattr(type(module), "_kd_call_bare", None)
+            if call is not None:
+                return call(module, args[0])
         extras: dict[str, object] = {}
         if self.extras:
             count = len(names.names)
@@ -561,6 +565,12 @@ class Dispatched(Generic[M]):
             kwargs = {k: v for k, v in kwargs.items() if k not in extras}
         if self.takes_any and hasattr(type(module), "_kd_takes"):
             takes = cast("Callable[[str], bool]", module._kd_takes)
+            count, places = len(names.names), cast("Sequence[str]", ())
+            if hasattr(type(module), "_kd_places"):
+                places = cast("Sequence[str]", module._kd_places)
+            if count < len(args) <= count + len(places):
+                extras |= dict(zip(places, args[count:], strict=False))
+                args = args[:count]
             further = {k: v for k, v in kwargs.items() if k not in names.names and takes(k)}
             extras |= further
             kwargs = {k: v for k, v in kwargs.items() if k not in further}

@@ -311,15 +311,8 @@ class EnsembleModule(TensorDictModuleBase):
         """How many copies there are."""
         return int(cast(TensorDictParams, self._modules["params"]).batch_size[0])
 
-    @property
-    def _kd_has_value_form(self) -> bool:
-        """Whether outputs fit the container of the inputs: not if all get a new dimension."""
-        return not self.expand_input
-
-    @property
-    def _kd_replaces_container(self) -> bool:
-        """Whether the result is another container than the input."""
-        return self.expand_input
+    _kd_has_value_form = False
+    _kd_replaces_container = True
 
     def train(self, mode: bool = True) -> Self:
         """Set the mode of all copies."""
@@ -346,8 +339,8 @@ class EnsembleModule(TensorDictModuleBase):
             tensordict: What each copy reads.
 
         Returns:
-            With `expand_input` a new container whose batch size starts with the number of copies,
-            inputs expanded; else the same container.
+            A new container; with `expand_input` its batch size starts with the number of copies,
+            inputs expanded.
 
         Raises:
             InputMissing: If an entry that the module reads is missing.
@@ -356,7 +349,7 @@ class EnsembleModule(TensorDictModuleBase):
         outputs = self._kd_forward_values(
             *read_entries(tensordict, self._kd_own_in_keys(), lambda: describe(self))
         )
-        target = tensordict
+        target = tensordict.copy()
         if self.expand_input:
             target = tensordict.expand(self.num_copies, *tensordict.batch_size)
         made = dict(zip(self.out_keys_source, outputs, strict=True))

@@ -31,7 +31,7 @@ class NotKeyed(KdError, TypeError):
     """An object that is not a keyed module is given where one is expected."""
 
 
-class DispatchError(KdError, TypeError, RuntimeError):
+class DispatchError(KdError, TypeError, ValueError, RuntimeError):
     """A call with tensors does not fit the keys of the module."""
 
 

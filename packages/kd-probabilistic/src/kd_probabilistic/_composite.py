@@ -382,11 +382,7 @@ def log_prob_key_of(sample_key: NestedKey) -> NestedKey:
     Example:
         >>> log_prob_key_of(("agent", "action"))
         ('agent', 'action_log_prob')
-        >>> log_prob_key_of("_")
-        'sample_log_prob'
     """
-    if unravel_key_to_tuple(sample_key)[-1] == "_":
-        sample_key = (*unravel_key_to_tuple(sample_key)[:-1], "sample")
     return with_suffix(sample_key, "_log_prob")
 
 

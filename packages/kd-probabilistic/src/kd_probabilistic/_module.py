@@ -455,8 +455,13 @@ class ConfiguredModule(TensorDictModuleBase):
 
     @property
     def _kd_has_value_form(self) -> bool:
-        """Whether bare parameters are enough: not for `num_samples` or a generator in an entry."""
-        return self.num_samples is None and not isinstance(self.generator, (str, tuple))
+        """Whether bare parameters are enough: not for `num_samples` or a generator in an entry.
+
+        Nor without a key for the value: it is written at `"_"`, which plans leave out.
+        """
+        if self.num_samples is not None or DISCARD in self._kd_settings.sample_keys:
+            return False
+        return not isinstance(self.generator, (str, tuple))
 
     @property
     def _kd_node_label(self) -> str:
@@ -721,7 +726,7 @@ class ProbabilisticTensorDictModule(ConfiguredModule):
             target = tensordict.expand(*_shape_of(self), *tensordict.batch_size)
         visible = self.out_keys
         made = zip(self.out_keys_source, outputs, strict=True)
-        written = {key: value for key, value in made if key != DISCARD and key in visible}
+        written = {key: value for key, value in made if key in visible}
         if len(written) == 1:
             ((key, value),) = written.items()
             return target.set(key, value)

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import Field, dataclass, fields
+from types import NoneType
 from typing import TYPE_CHECKING, Final, cast
 
 import torch
@@ -59,6 +61,17 @@ if TYPE_CHECKING:
 
 
 _HELD: Final = "data"
+_IMMUTABLE: Final = frozenset({str, int, float, bool, NoneType, bytes, complex})
+
+
+def copy_of_value(value: object) -> object:
+    """Return a deep copy of a value; the value itself if it cannot be copied."""
+    if value.__class__ in _IMMUTABLE or is_node(value):
+        return value
+    try:
+        return deepcopy(value)
+    except Exception:  # what the copy of any class may raise
+        return value
 
 
 def _holding(node: NonTensorDataBase) -> AbstractContainer:
@@ -529,7 +542,7 @@ class NonTensorDataBase(Values):
         return cast("tuple[NonTensorDataBase, ...]", _all_taken(made))
 
     def clone(self, recurse: bool = True) -> NonTensorDataBase:
-        """Return a copy; the values themselves are not copied."""
+        """Return a copy, as `TensorDict.clone` does."""
         return self._called("clone", recurse)
 
     def __copy__(self) -> NonTensorDataBase:
@@ -931,6 +944,12 @@ class NonTensorData(NonTensorDataBase, Encodes):
                 name = format_key(path)
                 raise one_value_for_all(name, unwrapped(self), unwrapped(value), self._kd_desc.ndim)
         return stand_in_for(self, value)
+
+    def _copy_values(self) -> None:
+        value = self.data
+        copied = copy_of_value(value)
+        if copied is not value:
+            self._boxed = (copied,)
 
     def _is_row_of_batch(self) -> bool:
         """Return whether it is a row of a batch that has one value, which a write cannot reach."""

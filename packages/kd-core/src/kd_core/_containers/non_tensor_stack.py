@@ -826,6 +826,10 @@ class NonTensorStack(NonTensorDataBase, RowData):
         new._loose, new._kd_desc = None, desc._unlocked
         return new
 
+    def _copy_values(self) -> None:
+        cells = cells_of(self)
+        cells.values = [_with_own_lists(value) for value in cells.values]
+
     def _kd_shallow(self) -> NonTensorDataBase:
         return self._with(self._positions, self._kd_desc)
 
@@ -930,6 +934,9 @@ class HiddenRows(NonTensorData):
         new._boxed, new._kd_desc, new._of_batch = (node,), desc._unlocked, False
         return new
 
+    def _copy_values(self) -> None:
+        """Leave the values as they are: inside of `vmap` they are read alone."""
+
     def refusal(self) -> InvalidValue:
         """Return the error for what would move or write rows."""
         return InvalidValue(
@@ -1029,6 +1036,17 @@ def join_data(
         return first._under(desc)
     pool, columns = pool_rows(nodes)
     return wrap_rows(pool, call(columns, dim), desc)
+
+
+def _with_own_lists(value: object) -> object:
+    """Return a value with lists, tuples and dicts of its own; what they hold is shared."""
+    if value.__class__ is dict:
+        pairs = cast("dict[object, object]", value).items()
+        return {key: _with_own_lists(each) for key, each in pairs}
+    if value.__class__ is list or value.__class__ is tuple:
+        own = [_with_own_lists(each) for each in cast("Sequence[object]", value)]
+        return own if value.__class__ is list else tuple(own)
+    return value
 
 
 def wrap_rows(pool: list[object], positions: Tensor, desc: Descriptor) -> NonTensorStack:

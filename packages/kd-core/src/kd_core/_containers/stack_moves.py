@@ -18,6 +18,7 @@ from torch import Tensor
 from kd_core import _registry as registry
 from kd_core._descriptor import device_beside
 from kd_core._nodes import is_data
+from kd_core._ops.binary import cloned
 from kd_core._ops.indexing import plain_index, resolve
 from kd_core._ops.shaping import resize_plan
 from kd_core._protocol import map_by
@@ -321,7 +322,7 @@ def _rows_seen(stack: Composite, rows: _Rows, shares: bool = True) -> AbstractCo
         index = rows.index
         of = member._kd_engine
         seen = of.__getitem__(member, index) if index else _reshaped(member, rows.shape)
-    return seen if shares else seen._kd_engine.clone(seen)
+    return seen if shares else cloned(seen)
 
 
 def _parts_seen(stack: Composite, parts: Sequence[_Rows], shares: bool) -> list[AbstractContainer]:
@@ -336,7 +337,7 @@ def _parts_seen(stack: Composite, parts: Sequence[_Rows], shares: bool) -> list[
             member = stack._members[part.member]
             unbound[part.member] = member._kd_engine.unbind(member, 0)
         row = unbound[part.member][part.index[0]]
-        found.append(row if shares else row._kd_engine.clone(row))
+        found.append(row if shares else cloned(row))
     return found
 
 
@@ -585,7 +586,9 @@ def _body(cls: type, plain: type, cell: CellType) -> dict[str, object]:
     body["__new__"] = build  # `type(self)(...)` in a method builds a dense instance
     body["__getattr__"] = rebound(getattr(cls, "__getattr__"), cell)  # noqa: B009  # hidden from checkers
     body["__qualname__"] = f"LazyStacked{cls.__name__}"
-    body["__dataclass_fields__"] = getattr(cls, "__dataclass_fields__")  # noqa: B009  # of tensor classes
+    fields = getattr(cls, "__dataclass_fields__", None)  # of tensor classes that take no other keys
+    if fields is not None:
+        body["__dataclass_fields__"] = fields
     body["__replace__"] = getattr(plain, "_replaced")  # noqa: B009  # of stacks alone
     body["_plain_class"] = plain
     declaration = cls._kd_declared  # type: ignore[attr-defined]  # of a tensor class

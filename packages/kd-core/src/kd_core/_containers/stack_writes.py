@@ -54,6 +54,7 @@ from kd_core._leaves.writes import (
     writable_source,
 )
 from kd_core._nodes import is_node, is_row_data, is_unbatched, tensor_of
+from kd_core._ops.binary import cloned
 from kd_core._ops.indexing import for_nested
 from kd_core._protocol import (
     AbstractContainer,
@@ -747,7 +748,7 @@ class MemberStorage(TensorDictBase, Composite):
                 values = None if lone else rows_at(picked, value)
             if values is not None:
                 for member, row in zip(members, values, strict=True):
-                    copy = member._kd_engine.clone(member)
+                    copy = cloned(member)
                     copy[picked.inner] = row
                     stage_rows(member, copy, path, writes)
                 return writes
@@ -776,7 +777,7 @@ class MemberStorage(TensorDictBase, Composite):
             member = inner.pop(self._dim)
             if member not in copies:
                 held = self._members[member]
-                copies[member] = held._kd_engine.clone(held)
+                copies[member] = cloned(held)
             row = value[position] if isinstance(value, TensorDictBase) else value
             copies[member][tuple(inner)] = row
         writes: list[Write] = []
@@ -836,7 +837,7 @@ class MemberStorage(TensorDictBase, Composite):
         """Return the result of an index: not locked, and a copy where torch copies."""
         taken = self._taken(picked)
         if picked.in_place and not picked.views:
-            return taken._kd_engine.clone(taken)
+            return cloned(taken)
         return taken._kd_shallow() if self._kd_desc.frozen else taken
 
     def _kd_map_to_parts(

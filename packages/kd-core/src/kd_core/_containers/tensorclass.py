@@ -194,10 +194,13 @@ _NUMBERS: Final[frozenset[object]] = frozenset((bool, int, float))
 class _DataclassFields:
     """The attribute by which `dataclasses.fields`, `replace` and `is_dataclass` know the fields.
 
-    That of an instance, which `replace` reads, has the batch size, device and names, too.
+    That of an instance, which `replace` reads, has the batch size, device and names, too. A class
+    that takes further keys is no dataclass: its fields are not all that an instance holds.
     """
 
     def __get__(self, instance: object, owner: type[TensorClass]) -> dict[str, Field[object]]:
+        if owner._kd_declared.more_keys:
+            raise AttributeError(f"`{owner.__name__}` is no dataclass: it takes further keys.")
         known, fields = dataclass_fields(owner._kd_declared), owner._kd_declared.fields
         return known if instance is not None else {name: known[name] for name in fields}
 
@@ -449,7 +452,7 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
                 device, names, lock = [given.get(name, NO_DEFAULT) for name in STORED[1:]]
             device = None if device is NO_DEFAULT else device
             names = None if names is NO_DEFAULT else names
-            lock = None if lock is NO_DEFAULT else lock
+            lock = None if lock is NO_DEFAULT else lock or None
             bound = _bind(cls, values, named)
             self._kd_desc = describe_on(() if batch_size is None else batch_of(batch_size), device)
             if declaration.converts:
@@ -715,7 +718,7 @@ def _complete(
         self: the instance.
         given: the values by name.
         names: the name of each batch dimension.
-        locked: whether the instance is locked.
+        locked: whether the instance is locked; `False` leaves one of a frozen class unlocked, too.
         by_attribute: whether values are set by the `__setattr__` of the author.
     """
     cls = type(self)
@@ -733,7 +736,7 @@ def _complete(
     after = getattr(cls, "__post_init__", None)
     if after is not None and MISSING not in arguments:
         after(self, *arguments)
-    if declaration.frozen:
+    if declaration.frozen and locked is not False:
         lock(self, FROZEN)
     elif locked:
         lock(self)
@@ -818,7 +821,8 @@ def _built(
         values = _all_as_declared(new, values)
     for name, spec in cls._kd_declared.init_vars.items():
         values[name] = left_out(spec)
-    _complete(new, {name: value for name, value in values.items() if value is not MISSING})
+    given = {name: value for name, value in values.items() if value is not MISSING}
+    _complete(new, given, locked=False)
     return new
 
 

@@ -33,6 +33,7 @@ from kd_core._leaves.foreach import (
     Kernel,
     are_mixed,
     as_it_was,
+    clone_leaves,
     exact_constant,
     is_ragged,
     run,
@@ -485,6 +486,12 @@ def unary(td: W, fn: _LeafOp, kernel: Kernel | None = None) -> W:
         note_entry(error, td, fn)
         raise
     return lock(result) if td._kd_desc.frozen else result
+
+
+def cloned(td: W) -> W:
+    """Return a copy, not locked, that shares values that are not tensors."""
+    copy = unary(td, torch.clone, clone_leaves)
+    return unlock(copy) if td._kd_desc.frozen else copy
 
 
 def unary_(td: W, fn: _LeafOp, kernel: Kernel | None = None, refuse_overlap: bool = True) -> W:

@@ -20,12 +20,12 @@ from kd_core._ops.access import Staged, Update, commit_all, sources_of, stage_wr
 from kd_core._ops.binary import binary_, blended, unary_
 from kd_core._ops.description import put_on
 from kd_core._ops.indexing import check_mask, from_the_first
-from kd_core._protocol import AbstractContainer, Composite, check_has, level_at
+from kd_core._protocol import AbstractContainer, Composite, check_has, level_at, lock
 from kd_core._shapes import Fresh, has_names, names_of, sizes_of, with_names, without_names
 from kd_core._types import NO_DEFAULT
 
 if TYPE_CHECKING:
-    from typing import Self, TypeVar
+    from typing import Any, Self, TypeVar
 
     from kd_core._nodes import AnyKey, Entry, Source
     from kd_core._types import Batch, DeviceLike, NestedKey, NoDefault
@@ -288,11 +288,14 @@ def _copy_some(td: W, source: object, non_blocking: bool) -> W:
 
 
 def fill_like(fn: Callable[..., Tensor]) -> Callable[..., object]:
-    """Convert `torch.zeros_like` or a similar function to a function of containers."""
+    """Convert `torch.zeros_like` or a similar function to a function of containers.
+
+    The result of a container that is locked is locked.
+    """
 
     def filled(
         input: AbstractContainer, *args: object, device: DeviceLike | None = None, **options: object
-    ) -> object:
+    ) -> AbstractContainer:
         if device is None and not args and not options:
             return input._kd_map_each(fn)
         if device is None:
@@ -300,7 +303,11 @@ def fill_like(fn: Callable[..., Tensor]) -> Callable[..., object]:
         made = input._kd_map_each(lambda leaf: fn(leaf, *args, device=device, **options))
         return made._kd_with_descriptor(describe_on(made._kd_desc.batch, device))
 
-    return filled
+    def locked_as(input: AbstractContainer, *args: object, **options: Any) -> AbstractContainer:
+        made = filled(input, *args, **options)
+        return lock(made) if input._kd_desc.frozen else made
+
+    return locked_as
 
 
 def _key_and_value(*given: object, **named: object) -> tuple[object, object]:

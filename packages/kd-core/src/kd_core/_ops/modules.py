@@ -304,6 +304,8 @@ class MovingScope(ModuleScope):
                 new = first.setdefault(id(old), new)
             if self._preserves and type(new) is Tensor and name in parameters:
                 new = _as_parameter(new, old)
+            elif self._preserves and type(new) is nn.Parameter and name in buffers:
+                new = new.view_as(new)
             if isinstance(new, nn.Parameter):
                 home = parameters
             elif name in buffers or isinstance(module, AbstractContainer):
@@ -596,6 +598,8 @@ class _Route:
                 before[name] = old = store[name]
                 if wraps and new.__class__ is Tensor and not new.requires_grad:
                     new = _as_parameter(new, old)
+                elif new.__class__ is nn.Parameter and home == "_buffers":
+                    new = new.view_as(new)  # a buffer stays one, through which gradients go
                 store[name] = new
             held += before.values()
         if not reached or _has_twice(held):

@@ -23,12 +23,12 @@ from kd_core._errors import (
     shape_text,
     wrong_type,
 )
-from kd_core._leaves.foreach import clone_leaves, wraps_tensors
+from kd_core._leaves.foreach import wraps_tensors
 from kd_core._leaves.loops import kinds_of, stored_in
 from kd_core._naming import also_named, public_in
-from kd_core._nodes import is_row_data, is_unbatched, tensor_of
+from kd_core._nodes import is_data, is_row_data, is_unbatched, tensor_of
 from kd_core._ops.access import dict_of
-from kd_core._ops.binary import cast_leaves, unary
+from kd_core._ops.binary import cast_leaves, cloned
 from kd_core._ops.description import become
 from kd_core._protocol import (
     AbstractContainer,
@@ -410,7 +410,8 @@ class Placement(AbstractContainer):
         """Copy the container; the copy is not locked.
 
         Args:
-            recurse: copy the tensors too; else the copy shares them.
+            recurse: copy the tensors too, and one value for all rows by `copy.deepcopy`, if it can
+                be copied; of values of rows lists, tuples and dicts alone. Else all are shared.
 
         Example:
             >>> import torch
@@ -421,8 +422,10 @@ class Placement(AbstractContainer):
         """
         if not recurse:
             return self._kd_shallow()
-        copy = unary(self, torch.clone, clone_leaves)
-        return unlock(copy) if self._kd_desc.frozen else copy
+        copy = cloned(self)
+        if copy._kd_nested and not is_compiling():
+            _copy_values(copy)
+        return copy
 
     def copy(self) -> Self:
         """Copy the container and its nested ones; tensors are shared."""
@@ -453,6 +456,19 @@ class Placement(AbstractContainer):
             {'a': {'b': [1.0, 2.0]}}
         """
         return dict_of(self, retain_none, convert_tensors, tolist_first)
+
+
+def _copy_values(td: AbstractContainer) -> None:
+    """Give a copy values of its own where they are not tensors."""
+    if isinstance(td, Composite):
+        for member in td._members:
+            _copy_values(member)
+    elif td._kd_nested:
+        for _, value in kinds_of(td._kd_entries):
+            if isinstance(value, AbstractContainer):
+                _copy_values(value)
+            elif is_data(value):
+                value._copy_values()
 
 
 def _holds_rows(td: AbstractContainer) -> bool:

@@ -918,7 +918,7 @@ class TensorDictModuleBase(TensorHooks, ModuleFacts):
         keys = parse_keys(list(out_keys), "out_keys")
         known = self.out_keys_source
         for key in keys:
-            if key not in known or key == DISCARD:
+            if key not in known:
                 raise out_key_unknown(key, describe(self), [k for k in known if k != DISCARD])
         self.__dict__["_kd_selected"] = unique(keys)
         self._kd_flag_change()

@@ -595,6 +595,15 @@ class TensorDictModuleWrapper(TensorDictModuleBase):
         result: TensorDictBase = self.td_module(tensordict, *args, **kwargs)
         return result
 
+    @property
+    def _kd_places(self) -> Sequence[str]:
+        """The names of arguments that the wrapped module takes by position after its inputs."""
+        inner = self.td_module
+        forward = type(inner).forward
+        if isinstance(forward, Dispatched) and forward.written is not None:
+            return forward.by_place
+        return getattr(inner, "_kd_places", ())
+
     def _kd_takes(self, name: str) -> bool:
         """Return whether the wrapped module takes an argument of a name that is not an input."""
         inner = self.td_module
@@ -703,11 +712,14 @@ class WrapModule(TensorDictModuleBase):
         """The name of the function, for tables and pictures."""
         return str(getattr(self.func, "__name__", type(self.func).__name__))
 
+    def _kd_call_bare(self, value: object) -> object:
+        """Call the function with what is no container: without keys it is not put into one."""
+        func = cast("Callable[[object], object]", self.func)
+        return func(value)
+
     @dispatch(auto_batch_size=False)
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Call the function."""
-        if outputs_exist(self, tensordict):
-            return tensordict
         result = self.func(tensordict)
         if not is_tensor_collection(result):
             raise InvalidArgument(

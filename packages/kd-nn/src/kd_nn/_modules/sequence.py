@@ -225,7 +225,8 @@ def run_steps(
         return work
     if replaced:
         outputs = tuple(key for key in outputs if has_entry(work, key))
-    target = work.empty() if target is None else target
+    if target is None:  # a step that makes a container of its own may give it no batch
+        target = (work if work.batch_dims else tensordict).empty()
     _commit(sequence, work, target, tensordict, outputs)
     return target
 
@@ -611,7 +612,7 @@ class TensorDictSequential(StepList, TensorDictModule):  # type: ignore[misc]  #
         self._kd_settle(partial_tolerant=partial_tolerant, inplace=inplace)
         start = super().__init__
         if getattr(start, "__func__", None) is TensorDictModule.__init__:
-            TensorDictModuleBase.__init__(self)
+            super(TensorDictModuleBase, self).__init__()  # a mixin behind them is a module, too
             self.module = steps
         else:  # a class between the two gets what `TensorDictModule` takes
             held = steps._modules.items()
@@ -790,7 +791,7 @@ class TensorDictSequential(StepList, TensorDictModule):  # type: ignore[misc]  #
             else:
                 continue
             kept[name] = step
-        if not kept:
+        if not kept or (out_keys is not None and known == list(given)):  # plain callables alone
             raise EmptySubsequence(
                 f"no step of {describe(self)} is left for in_keys {list_keys(given)} and out_keys "
                 f"{list_keys(wanted)}. It reads {list_keys(graph.inputs)} and writes "
