@@ -370,7 +370,7 @@ def test_a_frozen_class_is_built_with_names() -> None:
 
     made = Frozen.from_dict({"x": torch.zeros(2, 3)}, auto_batch_size=True, names=["a", "b"])
     assert made.names == ["a", "b"]
-    assert made.is_locked
+    assert not made.is_locked
     assert Frozen.from_any({"x": torch.zeros(2, 3)}, batch_dims=1).batch_size == (2,)
 
 
