@@ -95,11 +95,14 @@ def _fast_resizing(batch: Batch, new: Batch, name: str) -> Plan:
     single = (*new, -1)
 
     def resize_leaf(leaf: Tensor) -> Tensor:
-        if leaf.ndim == ndim + 1:
+        further = leaf.ndim - ndim
+        if further == 1:
             try:
                 return call(leaf, *single)
             except RuntimeError:
                 pass  # -1 is ambiguous too where vmap maps over no rows
+        elif not further and new:
+            return call(leaf, *new)
         return call(leaf, (*new, *leaf.shape[ndim:]))
 
     if name == "view":
