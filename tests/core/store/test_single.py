@@ -1,6 +1,7 @@
 """The single file form, and files of safetensors of other origins."""
 
 import errno
+import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -188,3 +189,19 @@ def test_a_failure_at_any_call_of_a_second_pass_keeps_what_was_there(
         assert names_in(tmp_path) == [path.name]
     assert_same(TensorDict.load(path, verify="full"), new)
     assert seen.count("truncate") == 1
+
+
+@pytest.mark.parametrize("name", ["td.safetensors", "td.kd"])
+def test_a_save_that_is_not_durable_does_not_wait_for_the_disk(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    td = TensorDict({"a": torch.arange(3)}, [3])
+    td.save(tmp_path / name)
+    waits: list[int] = []
+    monkeypatch.setattr(os, "fsync", waits.append)
+    (td + 1).save(tmp_path / name, durable=False)
+    assert not waits
+    loaded = TensorDict.load(tmp_path / name, verify="full")
+    assert loaded["a"].tolist() == [1, 2, 3]
+    td.save(tmp_path / name)
+    assert waits

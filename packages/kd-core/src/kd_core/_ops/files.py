@@ -79,6 +79,7 @@ class Saving(AbstractContainer):
         compression: str | int | None = None,
         atomic: bool = False,
         exist_ok: bool = True,
+        durable: bool = True,
     ) -> Self:
         """Write the container to a directory, or to one file; return self.
 
@@ -101,6 +102,8 @@ class Saving(AbstractContainer):
             compression: nothing: what is mapped is not compressed.
             atomic: nothing: every save is seen whole or not at all.
             exist_ok: whether what is at the path is replaced; else that is an error.
+            durable: wait until the content is on the disk. Without, a machine that stops may lose
+                it, which `load` notices; a process that is killed loses nothing.
 
         Raises:
             AlreadyExists: if something is at the path, and `exist_ok` is false.
@@ -125,7 +128,7 @@ class Saving(AbstractContainer):
         single = forms.is_single(prefix) if archive is None else archive
         forms.check_compression(compression, single)
         refuse_existing(prefix, exist_ok)
-        forms.save(self, prefix, single)
+        forms.save(self, prefix, single, durable=durable)
         return self
 
     dumps = save

@@ -94,9 +94,14 @@ def reading(folder: int, path: Path | str, opened: Callable[[Manifest], T]) -> T
 
 
 class Writer:
-    """A store that is locked for changes."""
+    """A store that is locked for changes.
+
+    Attributes:
+        durable: whether a commit waits until it is on the disk.
+    """
 
     def __init__(self, folder: int, path: Path) -> None:
+        self.durable = True
         self._folder = folder
         self._made: list[str] = []
         self._path = path
@@ -127,7 +132,7 @@ class Writer:
         """
         name = f"seg-{token_hex(16)}.safetensors"
         self._made.append(name)
-        return self._put(name, fill)._replace(name=name)
+        return self._put(name, fill, durable=self.durable)._replace(name=name)
 
     def add_arena(self, fill: Callable[[int], Segment]) -> Segment:
         """Write a segment that will change, and does not have to be on the disk."""
@@ -147,13 +152,14 @@ class Writer:
         generation, parent = (1, None) if old is None else (old.generation + 1, old.digest)
         new = Manifest(generation, parent, segments, tree, sealed)
         data = text_of(new)
-        if sealed:
+        waits = sealed and self.durable
+        if waits:
             if old is None or not old.sealed:
                 with files.opened_folder("..", self._folder) as above:
                     files.sync(above)  # the name of the directory
             files.sync(self._folder)  # the names of the segments, before a manifest names them
-        self._put(MANIFEST, lambda descriptor: files.write(descriptor, data), durable=sealed)
-        if sealed:
+        self._put(MANIFEST, lambda descriptor: files.write(descriptor, data), durable=waits)
+        if waits:
             files.sync(self._folder)
         self.current = new
         kept = {MANIFEST, LOCK} | {segment.name for segment in segments}

@@ -48,11 +48,18 @@ if TYPE_CHECKING:
     from kd_core._types import NestedKey
 
 
-def save(td: AbstractContainer, path: Path) -> None:
-    """Write a container to a directory, in place of what the store there holds."""
+def save(td: AbstractContainer, path: Path, durable: bool = True) -> None:
+    """Write a container to a directory, in place of what the store there holds.
+
+    Args:
+        td: the container.
+        path: the directory.
+        durable: wait until it is on the disk.
+    """
     encoder = Encoder()
     tree = encoder.node_of(td)
     with writing(path) as writer:
+        writer.durable = durable
         filled = encoder.specs
         segments = [writer.add_segment(lambda fd: _fill(fd, encoder))] if filled else []
         writer.commit(segments, tree)

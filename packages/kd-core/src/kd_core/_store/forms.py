@@ -26,21 +26,24 @@ SUFFIXES: Final = frozenset((".bin", ".ckpt", ".pt", ".pth", ".safetensors", ".s
 """What a reader takes for a file: a directory of such a name would be a surprise."""
 
 
-def save(td: AbstractContainer, path: str | Path, archive: bool | None = None) -> None:
+def save(
+    td: AbstractContainer, path: str | Path, archive: bool | None = None, *, durable: bool = True
+) -> None:
     """Write a container to a path, in place of what is there.
 
     Args:
         td: the container.
         path: the directory or the file; directories above it are created.
         archive: whether it is a single file; `None`: the name says so.
+        durable: wait until it is on the disk.
     """
     place = Path(path)
     files.make_folders(place.parent)
     with Task(f"save `{place.name}`"):
         if is_single(place) if archive is None else archive:
-            single.save(td, place)
+            single.save(td, place, durable)
         else:
-            directory.save(td, place)
+            directory.save(td, place, durable)
 
 
 def load(

@@ -58,8 +58,14 @@ _LARGEST_HEADER: Final = 100_000_000
 """Bytes; the limit of safetensors."""
 
 
-def save(td: AbstractContainer, path: Path) -> None:
-    """Write a container to one file, in place of what is there."""
+def save(td: AbstractContainer, path: Path, durable: bool = True) -> None:
+    """Write a container to one file, in place of what is there.
+
+    Args:
+        td: the container.
+        path: the file.
+        durable: wait until it is on the disk.
+    """
     if path.is_dir():
         raise InvalidValue(f"`{path}` must be a file, got a directory. Choose another path.")
     writing = _Writing(td, path)
@@ -67,9 +73,11 @@ def save(td: AbstractContainer, path: Path) -> None:
         sweep(folder, path.name)
         with temporary(path.name, folder) as (name, descriptor):
             writing.fill(descriptor)
-            files.sync(descriptor)
+            if durable:
+                files.sync(descriptor)
             files.rename(name, path.name, folder)
-        files.sync(folder)
+        if durable:
+            files.sync(folder)
 
 
 class _Writing:
