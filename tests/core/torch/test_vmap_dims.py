@@ -289,3 +289,24 @@ def test_values_of_rows_beside_lazy_stacks_alone_are_not_mapped() -> None:
     stack = lazy_stack([td[row] for row in range(3)], 0)
     with pytest.raises(InvalidValue, match="maps only lazy stacks beside it"):
         torch.vmap(lambda part: part + 1, 1, 1)(stack)
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_values_of_rows_that_vmap_does_not_map_are_repeated(stacked: bool) -> None:
+    words = [["a", "b", "c"], ["d", "e", "f"]]
+    dense = TensorDict({"x": torch.zeros(2, 3), "w": words, "n": {"w": words}}, [2, 3])
+    td: TensorDictBase = lazy_stack(dense.unbind(0)) if stacked else dense
+    for fn in (lambda row, _: row, lambda row, _: row + 1, lambda row, _: row.clone()):
+        made = torch.vmap(fn, (None, 0))(td, torch.arange(4))
+        assert made.batch_size == (4, 2, 3)
+        assert made["w"] == made["n", "w"] == [words] * 4
+    alone = torch.vmap(lambda _: td[0], randomness="error")(torch.arange(4))
+    assert alone["w"] == alone["n", "w"] == [words[0]] * 4
+    assert torch.vmap(lambda _: td, out_dims=None)(torch.arange(4))["w"] == words
+
+
+def test_mapped_values_of_rows_may_stand_beside_a_leaf_that_is_not_mapped() -> None:
+    td = TensorDict({"x": torch.zeros(2, 3), "w": [["a", "b", "c"], ["d", "e", "f"]]}, [2, 3])
+    made = torch.vmap(lambda row: row.exclude("x").set("y", torch.ones(3)))(td)
+    assert made["w"] == td["w"]
+    assert made["y"].tolist() == [[1, 1, 1], [1, 1, 1]]

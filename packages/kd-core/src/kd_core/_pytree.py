@@ -82,7 +82,7 @@ class Mapped(NamedTuple):
     """A tensor as it was inside `vmap`.
 
     Attributes:
-        hidden: the dimension that the level hides.
+        hidden: the dimension that the level hides; -1 if it hides none.
         shape: its shape with the hidden dimension.
         strides: its strides with the hidden dimension.
     """
@@ -97,7 +97,7 @@ class Level(NamedTuple):
 
     Attributes:
         number: the level.
-        mapped: its tensors, as far as `vmap` maps them there.
+        mapped: its tensors, as far as they have strides.
     """
 
     number: int
@@ -131,12 +131,12 @@ def level_of(children: Iterable[object]) -> Level | None:
 
 
 def _as_mapped(tensor: Tensor, number: int) -> Mapped | None:
-    if not is_mapped(tensor, number):
-        return None
-    inside = get_unwrapped(tensor)
+    hides = is_mapped(tensor, number)
+    inside = get_unwrapped(tensor) if hides else tensor
     if inside.layout is not torch.strided or inside.is_nested:
         return None
-    return Mapped(maybe_get_bdim(tensor), tuple(inside.shape), inside.stride())
+    hidden = maybe_get_bdim(tensor) if hides else -1
+    return Mapped(hidden, tuple(inside.shape), inside.stride())
 
 
 def moved_by_vmap(children: list[object], before: Level | None, ndim: int) -> Moved | None:
@@ -194,8 +194,10 @@ def _put_back(tensor: Tensor, before: Mapped) -> int:
     if tensor.layout is not torch.strided or tensor.is_nested:
         return -1
     sizes, strides, hidden = list(before.shape), list(before.strides), before.hidden
-    size, stride = sizes.pop(hidden), strides.pop(hidden)
     shape, found = tuple(tensor.shape), tensor.stride()
+    if hidden < 0:
+        return _repeated_along(shape, found, before)
+    size, stride = sizes.pop(hidden), strides.pop(hidden)
     for dim in range(len(sizes) + 1):
         if shape == (*sizes[:dim], size, *sizes[dim:]) and found == (
             *strides[:dim],
@@ -204,6 +206,23 @@ def _put_back(tensor: Tensor, before: Mapped) -> int:
         ):
             return dim
     return -1
+
+
+def _repeated_along(shape: tuple[int, ...], strides: tuple[int, ...], before: Mapped) -> int:
+    """Return the dimension along which `vmap` repeated a tensor that it did not map.
+
+    It is -1 if nothing was repeated, or if several dimensions would give the same tensor.
+    """
+    count = len(before.shape)
+    found = [
+        dim
+        for dim in range(len(shape))
+        if len(shape) == count + 1
+        and (not strides[dim] or shape[dim] == 1)
+        and shape[:dim] + shape[dim + 1 :] == before.shape
+        and strides[:dim] + strides[dim + 1 :] == before.strides
+    ]
+    return found[0] if found and (len(found) == 1 or shape[found[0]] == 1) else -1
 
 
 def _tensors(children: Iterable[object]) -> Iterator[Tensor]:
@@ -834,6 +853,11 @@ def _data(
             return HiddenRows.around(node, desc)
         if further == 1 and isinstance(node, HiddenRows):
             refuse_rows(key, moved)
+        if further == 1 and isinstance(node, NonTensorStack) and moved is not None and moved.given:
+            repeated = node._kd_map_each(
+                lambda rows: rows.unsqueeze(moved.dim).expand(desc.size), lambda _: desc.batch
+            )
+            return repeated._kd_with_descriptor(desc)
         if not further and hollow and isinstance(node, HiddenRows):
             return node  # its container gets the batch of its parent later
     return node._restored(desc, ndim)
