@@ -17,6 +17,7 @@ from kd_core import (
     InvalidArgument,
     InvalidValue,
     KeyCollision,
+    MetaData,
     NestedKey,
     NonTensorData,
     ShapeMismatch,
@@ -422,3 +423,20 @@ def test_data_of_a_field_is_read_as_its_value() -> None:
 def test_a_container_is_wanted_where_an_instance_is_built_of_one() -> None:
     with pytest.raises(RuntimeError, match="`tensordict` must be a container"):
         Sample.from_tensordict({"image": torch.zeros(2)})  # type: ignore[arg-type]  # on purpose
+
+
+def test_data_below_a_field_is_read_as_its_container_reads_it() -> None:
+    class Note(TensorClass):
+        text: str
+
+    class Outer(TensorClass):
+        plain: TensorDict
+        note: Note
+
+    plain = TensorDict({"text": MetaData("a", [2])}, [2])
+    outer = Outer(plain=plain, note=Note(text="b", batch_size=[2]), batch_size=[2])
+    assert isinstance(outer.get(("plain", "text")), MetaData)
+    assert outer.get(("note", "text")) == "b"
+    assert outer["plain", "text"] == "a"
+    default = NonTensorData("none")
+    assert outer.get(("missing", "text"), default) == "none"

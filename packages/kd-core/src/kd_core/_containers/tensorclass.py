@@ -59,7 +59,7 @@ from kd_core._errors import (
     listed,
     wrong_type,
 )
-from kd_core._keys import format_key, nearest_key
+from kd_core._keys import format_key, nearest_key, path_of
 from kd_core._naming import explain_attribute
 from kd_core._nodes import Entry, Node, is_data, tensor_of
 from kd_core._ops.conversion import build
@@ -567,12 +567,15 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
     if not TYPE_CHECKING:  # the types are those of any container
 
         def get(self, key, default=None, *how, **named):
-            """Read the entry at a key; data that is not a tensor as its value."""
+            """Read the entry at a key; data that is not a tensor, in a field, as its value."""
             if key.__class__ is str and not how and not named:
                 found = self._kd_entries.get(key, default)
             else:
                 found = super().get(key, default, *how, **named)
             if found.__class__ is Tensor or not is_data(found) or self._kd_declared.more_keys:
+                return found
+            above = () if key.__class__ is str or found is default else path_of(key)[:-1]
+            if above and self._kd_read(above)._kd_tensor_class is None:  # of a plain container
                 return found
             return found._kd_item()
 
