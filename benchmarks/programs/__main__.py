@@ -116,17 +116,16 @@ def run(train: Train, iterations: int) -> Run:
     start = cpu_time()
     agent, history = train(iterations)
     seconds = cpu_time() - start
-    params = list(agent.parameters())
-    # The peer lists the module of an ensemble beside the parameters that it trains.
-    trained = [param for param in params if param.grad is not None] or params
-    return Run(seconds, history["loss"], [param.detach() for param in trained])
+    return Run(seconds, history["loss"], [p.detach() for p in agent.parameters()])
 
 
 def is_equal(run: Run, other: Run) -> bool:
     """Return whether two runs gave the same losses and parameters, up to rounding."""
+    # The peer lists the module of an ensemble before the parameters of its copies.
+    ours = run.parameters[-len(other.parameters) :]
     return torch.allclose(torch.tensor(run.losses), torch.tensor(other.losses), rtol=1e-4) and all(
         torch.allclose(mine, its, rtol=1e-3, atol=1e-5)
-        for mine, its in zip(run.parameters, other.parameters, strict=True)
+        for mine, its in zip(ours, other.parameters, strict=True)
     )
 
 
