@@ -163,6 +163,15 @@ def formats(session: nox.Session) -> None:
 
 
 @nox.session
+def litert(session: nox.Session) -> None:
+    """Run the tests of `.tflite` files; the converter is heavy, and brings a torchao of its own."""
+    install(session, "suite", "litert")
+    # A plugin for pytest that it brings asks for names that pytest gives with a warning only.
+    options = ("-p", "no:anyio")
+    session.run("pytest", *options, "tests/export/backends/test_litert.py", *session.posargs)
+
+
+@nox.session
 def interop(session: nox.Session) -> None:
     """Run containers through real trainers and actors, and exchange them with the peer."""
     install(session, "test", "trainers", "actors", "peer")

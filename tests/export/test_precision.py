@@ -153,6 +153,29 @@ def test_each_precision_is_measured(save: Save, precision: str) -> None:
     assert report.to_data()["reduction"] == found.to_data()
 
 
+@pytest.mark.parametrize("precision", ["int8-weights", "fp16"])
+def test_a_program_of_torch_holds_weights_of_fewer_bits(precision: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net, path = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.Linear(64, 2)), tmp_path
+    module = TensorDictModule(net, ["x"], [("next", "y")])
+    program = kd_export.export(module, {"x": torch.randn(2, 8)})
+    save = partial(program.save, batch_sizes=(2,), precision=precision, keep_float=["0"])
+    example = {"x": torch.randn(64, 8)}
+    report = save(path / "a.pt2", calibration=example, budget={"max": 0.05})
+    assert report.reduction is not None
+    assert report.reduction.kept == ("0",)
+    assert report.reduction.layers == ("0", "1")
+    assert kd_export.verify(path / "a.pt2", trusted=True).ok
+    session = kd_export.open(path / "a.pt2", trusted=True)
+    held = session.runner.held.values()  # type: ignore[attr-defined]  # of torch's runner alone
+    narrow = torch.float16 if precision == "fp16" else torch.int8
+    assert [tuple(one.shape) for one in held if one.dtype is narrow] == [(2, 64)]
+    assert sum(one.dtype is torch.float32 and one.ndim == 2 and len(one) > 2 for one in held) == 1
+    with pytest.raises(VerifyError, match=f"{precision} cannot meet the budget"):
+        save(path / "b.pt2", calibration=example, budget={"max": 1e-9})
+    assert not (path / "b.pt2").exists()
+
+
 def test_weights_alone_are_rounded_more_finely(save: Save) -> None:
     finer, coarser = (
         save(precision=one, calibration=rows(600)).reduction for one in ("int8-weights", "int8")
@@ -297,7 +320,13 @@ def test_a_calibration_is_checked(save: Save, calibration: object, message: str)
     [
         ("int9", "a.onnx", None, "Did you mean `int8`"),
         ("int8", "a.onnx", None, "`int8` needs `calibration`"),
-        ("int8", "a.pt2", rows(2), "`precision` cannot be combined with torch.export"),
+        (
+            "int8",
+            "a.pt2",
+            rows(2),
+            "`precision='int8'` cannot be combined with torch.export. Pass one",
+        ),
+        ("int8", "a.c", rows(2), "`precision` cannot be combined with C. Save it as `.onnx`"),
     ],
 )
 def test_a_precision_is_checked(

@@ -172,3 +172,19 @@ def test_changed_and_cut_files_are_refused(path: Path, tmp_path: Path) -> None:
         target.write_bytes(content[:size])
         with pytest.raises(ExportError, match=r"is empty|not a whole ExecuTorch program"):
             kd_export.inspect(target)
+
+
+@pytest.mark.parametrize("precision", ["int8", "int8-weights", "fp16"])
+def test_fewer_bits_stay_within_their_budget(precision: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 2))
+    module, path = Keyed(net, ["x"], [("next", "y")]), tmp_path / "a.pte"
+    program = kd_export.export(module, {"x": torch.randn(1, 8)}, dynamic={"batch": (1, 64)})
+    rows = {"x": torch.randn(512, 8)}
+    report = program.save(
+        path, precision=precision, calibration=rows, budget={"max": 0.1, "rms": 0.02}, keep_float=()
+    )
+    assert report.reduction is not None
+    assert report.reduction.bytes < report.reduction.other_bytes
+    assert report.reduction.layers == ("net.0", "net.2")
+    assert kd_export.verify(path, trusted=True).ok

@@ -12,13 +12,15 @@ from __future__ import annotations
 import math
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, BinaryIO, cast
+from typing import TYPE_CHECKING, BinaryIO, Self, cast
 
+from kd_export._backends.onnx import ArrayRunner
 from kd_export._console import plain_table, stage
 from kd_export._errors import ExportError, Key, KeyMismatch, VerifyError, kind_of, nearest, quoted
 from kd_export._running.loading import check_weights, load, open  # noqa: A004  # the package's own
@@ -27,8 +29,10 @@ from kd_export._running.session import (
     Backend,
     Carried,
     Configurable,
+    ProgramReducer,
     Reducer,
     Reduces,
+    ReducesPrograms,
     Runner,
     Seals,
     Session,
@@ -67,6 +71,7 @@ from kd_export._verification.trials import BATCH_SIZES, trial_sizes
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+    from torch.export import ExportedProgram
 
     Array = NDArray[np.generic]
     Batch = dict[str, Array]
@@ -111,12 +116,18 @@ def check_precision(precision: object, backend: Backend, calibration: object) ->
             got=precision,
             hint=None if close is None else f"Did you mean `{close}`?",
         )
-    if not isinstance(backend, Reduces):
+    known: tuple[str, ...] = PRECISIONS if isinstance(backend, Reduces) else ()
+    known = backend.precisions if isinstance(backend, ReducesPrograms) else known
+    if precision not in known:
+        named = f"`precision={precision!r}`" if known else "`precision`"
         raise ExportError(
-            f"`precision` cannot be combined with {backend.name}.",
-            expected="an `.onnx` or `.xml` file",
-            got=backend.suffixes[0],
-            hint="Save it as `.onnx` or `.xml`, which hold numbers of fewer bits.",
+            f"{named} cannot be combined with {backend.name}.",
+            expected=known or "an `.onnx`, `.xml`, `.pte`, `.tflite` or `.pt2` file",
+            got=precision if known else backend.suffixes[0],
+            hint=f"Pass one of {quoted(known)}, or save it as `.onnx`, which has it."
+            if known
+            else "Save it as `.onnx`, `.xml`, `.pte` or `.tflite`, which hold numbers of fewer "
+            "bits.",
         )
     if precision == "int8" and calibration is None:
         raise ExportError(
@@ -188,6 +199,7 @@ def save_reduced(
     source: Path,
     target: Path,
     backend: Backend,
+    program: ExportedProgram | None = None,
     *,
     precision: str,
     calibration: object,
@@ -201,6 +213,7 @@ def save_reduced(
         source: The float file, verified.
         target: The file to write.
         backend: The format of both.
+        program: What the float file was written of, for formats that are written of programs.
         precision: One of `PRECISIONS`.
         calibration: A container or dict of rows, or an iterable of such; ``None`` is none.
         drawn: Rows to judge on where there is no calibration.
@@ -211,8 +224,6 @@ def save_reduced(
         VerifyError: The budget cannot be met.
         ExportError: An argument is wrong.
     """
-    assert isinstance(backend, Reduces)
-    assert isinstance(backend, Seals)
     before = _loaded(backend, source)
     if before.schema.mode == RANDOM:
         raise ExportError(
@@ -234,19 +245,18 @@ def save_reduced(
         for inputs, _ in _walk(before, run)
     ]
     with stage(f"calibrate `{target.name}`"):
-        reducer = backend.reducer(source, precision, samples)
-    if not reducer.layers:
+        maker = _maker(backend, source, program, before.schema, precision, samples)
+    if not maker.layers:
         raise ExportError(
             f"the program has no layer that {precision} can be written of.",
             hint="Leave `precision` out.",
         )
     judge = _Judge(before, rows.held)
-    with tempfile.TemporaryDirectory() as folder, stage(f"write `{target.name}` in {precision}"):
-        maker = _Maker(backend, reducer, before.schema, Path(folder), precision)
+    with maker, stage(f"write `{target.name}` in {precision}"):
         if budget is None:
             read_budget(None, before.schema, judge.deviations(maker.made(()), Budget()))
         limits = read_budget(budget, before.schema)
-        kept = _kept(keep_float, reducer, judge, maker, limits)
+        kept = _kept(keep_float, judge, maker, limits)
         found = judge.deviations(maker.made(kept), limits)
         _check_budget(target, precision, found, limits, kept)
         schema = replace(
@@ -256,13 +266,13 @@ def save_reduced(
             precision=Precision(precision, limits, kept, judge.rows),
         )
         return _sealed(
-            maker.path,
+            maker.seal,
             source,
             target,
             backend,
             schema,
             before,
-            _told(judge, found, kept, reducer.layers, limits, precision),
+            _told(judge, found, kept, maker.layers, limits, precision),
             _notes(judge, calibration),
         )
 
@@ -358,7 +368,8 @@ def adopt(
                 tolerance={},
                 precision=Precision(ADOPTED, limits, (), judge.rows),
             )
-        return _sealed(path, like, path, backend, schema, before, reduction, ())
+        seal = partial(backend.seal, path)
+        return _sealed(seal, like, path, backend, schema, before, reduction, ())
 
 
 def _of_other_tool(backend: Backend, file: BinaryIO, path: Path, like: Path) -> Session:
@@ -426,7 +437,7 @@ def _notes(judge: _Judge, calibration: object) -> tuple[str, ...]:
 
 
 def _sealed(
-    made: Path,
+    seal: Callable[[Schema, Path], None],
     source: Path,
     target: Path,
     backend: Backend,
@@ -436,12 +447,11 @@ def _sealed(
     notes: tuple[str, ...],
 ) -> Report:
     """Give a file its schema and its place, once it passes its own stored tests and is timed."""
-    assert isinstance(backend, Seals)
     precision = schema.precision
     rtol, atol = (schema.tolerance.get(name) for name in ("rtol", "atol"))
     allowed = Tolerance(rtol, atol, None if precision is None else precision.budget)
     with replacing(target) as temporary:
-        backend.seal(made, schema, temporary)
+        seal(schema, temporary)
         with open_regular(temporary) as file:
             session = load(backend, file, temporary)
             check_weights(session, backend, file, temporary)
@@ -478,29 +488,117 @@ def _size(path: Path) -> int:
 
 
 def _loaded(backend: Backend, path: Path) -> Session:
+    """Open a file; its arrays are those of numpy, whatever its runtime takes."""
     with open_regular(path) as file:
-        return load(backend, file, path)
+        session = load(backend, file, path)
+    if isinstance(session.runner, ArrayRunner):
+        return session
+    return Session(session.schema, _OnArrays(session.runner))
+
+
+class _OnArrays(ArrayRunner):
+    """Run a program of a runtime that takes tensors on numpy arrays."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+
+    def __call__(
+        self, arrays: Sequence[object], names: Sequence[str] | None = None
+    ) -> Sequence[object]:
+        import torch
+
+        results = self._runner([torch.from_numpy(array) for array in arrays], names)
+        return [cast("torch.Tensor", result).numpy() for result in results]
+
+
+def _maker(
+    backend: Backend,
+    source: Path,
+    program: ExportedProgram | None,
+    schema: Schema,
+    precision: str,
+    samples: Sequence[Mapping[str, object]],
+) -> _Maker:
+    if isinstance(backend, Reduces):
+        return _FileMaker(backend, backend.reducer(source, precision, samples), schema, precision)
+    assert program is not None
+    from kd_export._backends.program_precision import ProgramReducer
+
+    reducer = ProgramReducer(program, schema, precision, samples)
+    return _ProgramMaker(backend, reducer, schema, precision)
 
 
 class _Maker:
-    """Writes a float file again and again, with other layers kept float."""
+    """Writes a program again and again, with other layers kept float."""
 
-    def __init__(
-        self, backend: Backend, reducer: Reducer, schema: Schema, folder: Path, precision: str
-    ) -> None:
+    layers: tuple[str, ...]
+
+    def __init__(self, backend: Backend, schema: Schema, precision: str) -> None:
         self._backend = backend
-        self._reducer = reducer
         self._schema = replace(schema, vectors=(), precision=Precision(precision, Budget()))
-        (folder / "plain").mkdir()
-        self.path = folder / "plain" / f"model{backend.suffixes[0]}"
-        self._sealed = folder / f"model{backend.suffixes[0]}"
+        self._folder = tempfile.TemporaryDirectory()
+        self.path = Path(self._folder.name) / f"model{backend.suffixes[0]}"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._folder.cleanup()
 
     def made(self, kept: Iterable[str]) -> Session:
         """Return a session of the file in which these layers are float."""
+        self._make(frozenset(kept))
+        self.seal(self._schema, self.path)
+        return _loaded(self._backend, self.path)
+
+    def _make(self, kept: frozenset[str]) -> None:
+        raise NotImplementedError
+
+    def seal(self, schema: Schema, target: Path) -> None:
+        """Write what was made last with a schema."""
+        raise NotImplementedError
+
+
+class _FileMaker(_Maker):
+    """Makes files of a file, which get their schema afterwards."""
+
+    def __init__(self, backend: Backend, reducer: Reducer, schema: Schema, precision: str) -> None:
+        super().__init__(backend, schema, precision)
+        self.layers = reducer.layers
+        self._reducer = reducer
+        self._plain = self.path.parent / "plain" / self.path.name
+        self._plain.parent.mkdir()
+
+    def _make(self, kept: frozenset[str]) -> None:
+        self._reducer.write(self._plain, kept)
+
+    def seal(self, schema: Schema, target: Path) -> None:
+        """Write what was made last with a schema."""
         assert isinstance(self._backend, Seals)
-        self._reducer.write(self.path, frozenset(kept))
-        self._backend.seal(self.path, self._schema, self._sealed)
-        return _loaded(self._backend, self._sealed)
+        self._backend.seal(self._plain, schema, target)
+
+
+class _ProgramMaker(_Maker):
+    """Makes files of a program, which are written with their schema."""
+
+    def __init__(
+        self, backend: Backend, reducer: ProgramReducer, schema: Schema, precision: str
+    ) -> None:
+        super().__init__(backend, schema, precision)
+        self.layers = reducer.layers
+        self._reducer = reducer
+        self._program: ExportedProgram | None = None
+
+    def _make(self, kept: frozenset[str]) -> None:
+        self._program = self._reducer.program(kept)
+
+    def seal(self, schema: Schema, target: Path) -> None:
+        """Write what was made last with a schema."""
+        from kd_export._running.torch_runner import digest_of, held_by
+
+        assert self._program is not None
+        known = digest_of(held_by(self._program))
+        self._backend.write(self._program, replace(schema, weights=known), target)
 
 
 class _Judge:
@@ -580,7 +678,6 @@ def _excess(found: Iterable[Deviation], budget: Budget) -> float:
 
 def _kept(
     keep_float: str | Iterable[str] | None,
-    reducer: Reducer,
     judge: _Judge,
     maker: _Maker,
     budget: Budget,
@@ -591,19 +688,19 @@ def _kept(
     if keep_float != "auto":
         named = [keep_float] if isinstance(keep_float, str) else [*keep_float]
         for name in named:
-            if name not in reducer.layers:
-                close = nearest(str(name), reducer.layers)
+            if name not in maker.layers:
+                close = nearest(str(name), maker.layers)
                 raise KeyMismatch(
                     f"layer `{name}` of `keep_float` not found; available layers: "
-                    f"{quoted(reducer.layers)}.",
-                    expected=reducer.layers,
+                    f"{quoted(maker.layers)}.",
+                    expected=maker.layers,
                     got=name,
                     hint=None if close is None else f"Did you mean `{close}`?",
                 )
-        return tuple(layer for layer in reducer.layers if layer in named)
+        return tuple(layer for layer in maker.layers if layer in named)
     if _excess(judge.deviations(maker.made(()), budget), budget) <= 1:
         return ()
-    return _fewest(reducer.layers, judge, maker, budget)
+    return _fewest(maker.layers, judge, maker, budget)
 
 
 def _fewest(

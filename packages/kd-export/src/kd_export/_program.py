@@ -171,9 +171,10 @@ class KeyedProgram:
                 an older one; by default that of torch.
             kernels: What runs a ``.pte`` file: ``"xnnpack"``, by default where ExecuTorch has it,
                 or ``"portable"``, for a board whose runtime is built without it.
-            precision: Write an ``.onnx`` or ``.xml`` file with fewer bits: ``"int8"``, where
-                the layers compute on integers, ``"int8-weights"``, where the weights alone are
-                rounded, or ``"fp16"``. The float file is verified first, and this one then judged
+            precision: Write a file with fewer bits: ``"int8"``, where the layers compute on
+                integers, ``"int8-weights"``, where the weights alone are rounded, or ``"fp16"``.
+                All in an ``.onnx``, ``.xml``, ``.pte`` or ``.tflite`` file; in a ``.pt2`` file
+                the last two. The float file is verified first, and this one then judged
                 beside it.
             calibration: Rows that the program meets: a container or dict, or an iterable of such.
                 Half of them calibrate, the others judge. A program with a state takes (rows, time)
@@ -219,6 +220,7 @@ class KeyedProgram:
                     source,
                     path,
                     backend,
+                    self.exported_program,
                     precision=precision,
                     calibration=calibration,
                     drawn=self._many_rows() if calibration is None else None,

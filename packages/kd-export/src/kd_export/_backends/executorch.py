@@ -38,7 +38,15 @@ from kd_export._errors import (
     raised_as,
 )
 from kd_export._running.loading import check_digest
-from kd_export._running.session import KERNELS, PORTABLE, XNNPACK, Runner, picked, require
+from kd_export._running.session import (
+    KERNELS,
+    PORTABLE,
+    PRECISIONS,
+    XNNPACK,
+    Runner,
+    picked,
+    require,
+)
 from kd_export._schema.files import check_schema_size, foreign
 from kd_export._schema.schema import Entry, Schema, check_fit, fixed
 
@@ -276,6 +284,7 @@ class ExecuTorchBackend:
     name = "ExecuTorch"
     suffixes = (".pte",)
     executes = True
+    precisions = PRECISIONS
 
     def read_schema(self, file: BinaryIO) -> Schema:
         """Read the schema out of the method that gives it."""

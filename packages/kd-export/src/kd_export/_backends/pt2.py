@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, BinaryIO, cast
 
 from kd_export._console import silenced
 from kd_export._errors import ExportError, NotExportable, UntrustedArtifact, printable, raised_as
+from kd_export._running.session import WEIGHTS
 from kd_export._schema.derived import derived_program
 from kd_export._schema.files import SCHEMA_FILE, read_zip_schema
 from kd_export._schema.schema import Schema, check_fit, fixed
@@ -47,6 +48,7 @@ class Pt2Backend:
     name = "torch.export"
     suffixes = (".pt2",)
     executes = True
+    precisions = ("fp16", WEIGHTS)
 
     def read_schema(self, file: BinaryIO) -> Schema:
         """Read the schema as a file of the zip archive, or derive it from the program."""

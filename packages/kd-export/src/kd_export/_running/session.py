@@ -214,6 +214,30 @@ class Reduces(Protocol):
         """
 
 
+class ProgramReducer(Protocol):
+    """A program that can be written with fewer bits.
+
+    Attributes:
+        layers: The names of the layers that may stay float, in the order of the program.
+    """
+
+    layers: tuple[str, ...]
+
+    def program(self, kept: Collection[str]) -> ExportedProgram:
+        """Return it; the layers of these names stay float."""
+
+
+@runtime_checkable
+class ReducesPrograms(Protocol):
+    """What a backend offers beside the rest if programs of fewer bits can be written.
+
+    Attributes:
+        precisions: Those of `PRECISIONS` that there are.
+    """
+
+    precisions: tuple[str, ...]
+
+
 @runtime_checkable
 class Seals(Protocol):
     """What a backend offers beside the rest if a schema can be put into a file that exists."""
@@ -251,6 +275,7 @@ _known: dict[str, str | Backend] = {
     ".xml": "kd_export._backends.openvino:backend",
     ".pte": "kd_export._backends.executorch:backend",
     ".c": "kd_export._backends.c:backend",
+    ".tflite": "kd_export._backends.litert:backend",
 }
 
 
@@ -365,6 +390,7 @@ _NEEDS: dict[str, tuple[tuple[str, ...], str]] = {
     ".aoti.pt2": (("torch", "C++ compiler"), ""),
     ".pte": (("torch", "executorch"), "executorch"),
     ".c": (("numpy", "onnx", "onnxruntime", "onnxscript", "C compiler"), "onnx"),
+    ".tflite": (("numpy", "litert_torch", "ai_edge_litert"), "litert"),
     ".xml": (("numpy", "onnx", "onnxruntime", "onnxscript", "openvino"), "openvino"),
 }
 """The packages of each format of our own, and the extra that installs them."""
