@@ -25,6 +25,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Protocol, cast
 
+from kd_export._backends.litert_precision import Sizes, signature_of
 from kd_export._backends.onnx import ArrayRunner
 from kd_export._console import muted
 from kd_export._errors import ExportError, NotExportable, quoted, raised_as
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
     Array = NDArray[np.generic]
-    Sizes = Mapping[str, int]
 
 MOST_SIZES = 64
 """How many signatures a file has at most."""
@@ -48,15 +48,6 @@ MOST_SIZES = 64
 _EXTRA = "litert"
 _IDENTIFIER, _IDENTIFIER_AT = b"TFL3", 4
 _CHUNK = 1 << 20
-
-
-def signature_of(sizes: Sizes) -> str:
-    """Return the name of the signature that serves some sizes.
-
-    >>> signature_of({"batch": 3, "time": 8}), signature_of({})
-    ('batch_3_time_8', 'main')
-    """
-    return "_".join(f"{axis}_{size}" for axis, size in sizes.items()) or "main"
 
 
 def all_sizes(schema: Schema) -> list[dict[str, int]]:

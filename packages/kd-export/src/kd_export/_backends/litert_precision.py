@@ -45,6 +45,18 @@ _NUMBER = re.compile(r";\d*$")
 """What the converter adds to a name that is taken."""
 
 
+Sizes = Mapping[str, int]
+
+
+def signature_of(sizes: Sizes) -> str:
+    """Return the name of the signature that serves some sizes.
+
+    >>> signature_of({"batch": 3, "time": 8}), signature_of({})
+    ('batch_3_time_8', 'main')
+    """
+    return "_".join(f"{axis}_{size}" for axis, size in sizes.items()) or "main"
+
+
 class LiteRtReducer:
     """A float model whose layers can be written with fewer bits.
 
@@ -187,8 +199,6 @@ def _layer(model: _Read, part: _Part, operator: _Node, kind: str, utils: _Utils)
 
 def _signature(schema: Schema, sample: Mapping[str, object]) -> str:
     """Return the name of the signature that serves a sample."""
-    from kd_export._backends.litert import signature_of
-
     sizes = {
         linear.axis: linear.axis_at(cast("_Shaped", sample[entry.name]).shape[dim]) or 0
         for entry in schema.inputs
