@@ -177,9 +177,9 @@ def test_changed_and_cut_files_are_refused(path: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("precision", ["int8", "int8-weights", "fp16"])
 def test_fewer_bits_stay_within_their_budget(precision: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 2))
+    net = nn.Sequential(nn.Linear(8, 256), nn.ReLU(), nn.Linear(256, 16))
     module, path = Keyed(net, ["x"], [("next", "y")]), tmp_path / "a.pte"
-    program = kd_export.export(module, {"x": torch.randn(1, 8)}, dynamic={"batch": (1, 64)})
+    program = kd_export.export(module, {"x": torch.randn(1, 8)}, dynamic={"batch": (1, 16)})
     rows = {"x": torch.randn(512, 8)}
     report = program.save(
         path, precision=precision, calibration=rows, budget={"max": 0.1, "rms": 0.02}, keep_float=()
