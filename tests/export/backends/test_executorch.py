@@ -182,7 +182,7 @@ def test_fewer_bits_stay_within_their_budget(precision: str, tmp_path: Path) -> 
     program = kd_export.export(module, {"x": torch.randn(1, 8)}, dynamic={"batch": (1, 16)})
     rows = {"x": torch.randn(512, 8)}
     report = program.save(
-        path, precision=precision, calibration=rows, budget={"max": 0.1, "rms": 0.02}, keep_float=()
+        path, precision=precision, calibration=rows, budget={"max": 0.3, "rms": 0.02}, keep_float=()
     )
     assert report.reduction is not None
     assert report.reduction.bytes < report.reduction.other_bytes
