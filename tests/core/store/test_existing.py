@@ -83,6 +83,10 @@ def test_an_arena_is_opened_or_created_and_grows(tmp_path: Path) -> None:
         assert rows["n", "b"].sum() == 2 * start
         rows["n", "b"][start] = 1
     store.resize(path, 6)
+    with pytest.raises(InvalidValue, match="resized"):  # it would write to the rows of before
+        rows["n", "b"].fill_(7)
+    with pytest.raises(InvalidValue, match="resized"):
+        rows.update_(rows.clone())
     row.apply(torch.ones_like).expand(2).contiguous().append_to(path)
     found = TensorDict.load_memmap(path)
     assert found["a"].tolist() == [0, 0, 0, 0, 0, 0, 1, 1]

@@ -114,7 +114,8 @@ def resize(path: str | Path, rows: int) -> None:
     """Give an arena another number of rows; those that are new are zeros.
 
     What it holds is copied, so resize in large steps. Readers see the old rows or all new ones. A
-    container that was loaded before keeps the old rows: load it again.
+    container that was loaded before keeps the old rows, and refuses to write in this process, since
+    the write would be lost: load it again. Let other processes do so, too, before they write.
 
     Args:
         path: the directory that `memmap` or `memmap_like` wrote.

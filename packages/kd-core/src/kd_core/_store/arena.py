@@ -42,7 +42,15 @@ from kd_core._store.codec import (
 from kd_core._store.commit import Writer, read_manifest, reading, writing
 from kd_core._store.files import reported
 from kd_core._store.manifest import Manifest, Segment
-from kd_core._store.mapped_tensor import freeze, memory_of, place_of, record, record_root, root_of
+from kd_core._store.mapped_tensor import (
+    freeze,
+    memory_of,
+    place_of,
+    record,
+    record_root,
+    root_of,
+    roots_at,
+)
 from kd_core._store.segments import (
     BLOCK,
     MappedFile,
@@ -175,7 +183,9 @@ def _replace_rows(
             engine.update(
                 engine.__getitem__(made, mine), engine.__getitem__(source, theirs), inplace=True
             )
+        before = roots_at(place)
         writer.commit(segments, tree, sealed=False)
+        freeze(root for root in before if root is not made)
 
 
 _RESIZED: Final = frozenset(("td", "class", "tensor", "data"))
@@ -333,7 +343,7 @@ def seal(path: Path) -> None:
             segments = [_sealed(folder, segment, writer) for segment in manifest.segments]
         writer.commit(segments, manifest.tree)
         writer.drop(manifest.segments)
-    freeze(os.path.realpath(path))
+    freeze(roots_at(os.path.realpath(path)))
 
 
 def _sealed(folder: int, segment: Segment, writer: Writer) -> Segment:

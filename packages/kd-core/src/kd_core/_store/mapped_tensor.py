@@ -711,8 +711,8 @@ class SealedTensor(Tensor):
             written += args[:1] if args else list(given.values())[:1]
         if any(map(_holds_sealed, written)):
             raise InvalidValue(
-                "the store of this tensor was sealed, opened for reading, or compressed, and its "
-                f"tensors must not change: `{name}` would write to one. Open the store for "
+                "the store of this tensor was sealed, resized, opened for reading, or compressed, "
+                f"and its tensors must not change: `{name}` would write to one. Open the store for "
                 "writing, set the entry, or `clone()` the tensor."
             )
         with without_torch_function():
@@ -784,9 +784,9 @@ def _holds_sealed(value: object) -> bool:
     return isinstance(value, SealedTensor)
 
 
-def freeze(path: str) -> None:
-    """Refuse writes to the leaves of containers that are the whole of the arena in a directory."""
-    for root in roots_at(path):
+def freeze(roots: Iterable[object]) -> None:
+    """Refuse writes to the leaves of containers that are the whole of an arena."""
+    for root in roots:
         for leaf in leaves_of(cast("AbstractContainer", root)):
             if type(leaf) is Tensor and place_of(leaf) is not None:
                 leaf.__class__ = SealedTensor
