@@ -84,6 +84,18 @@ def muted(*names: str) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def muted_tool() -> Iterator[None]:
+    """Suppress all that a tool, and what it imports, says by warnings, logs and print."""
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with muted():
+            yield
+    finally:
+        logging.disable(level)
+
+
 LOGGER = logging.getLogger("kd_export")
 
 

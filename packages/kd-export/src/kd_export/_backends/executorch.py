@@ -17,18 +17,15 @@ FlatBuffers documentation on internals, the numbers of the fields are those of E
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import logging
 import os
-import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Protocol, cast
 
-from kd_export._console import muted
+from kd_export._console import muted_tool
 from kd_export._errors import (
     BackendMissing,
     ExportError,
@@ -320,7 +317,7 @@ class ExecuTorchBackend:
         delegated = schema.versions[KERNELS] == XNNPACK
         hint = f"Pass `{KERNELS}='{PORTABLE}'`, or s" if delegated else "S"
         hint += "ave it as `.pt2` or `.onnx`."
-        with raised_as(NotExportable, "ExecuTorch cannot express the program", hint), _quiet():
+        with raised_as(NotExportable, "ExecuTorch cannot express the program", hint), muted_tool():
             parts = [_partitioner()] if delegated else []
             whole = {op for part in parts for op in part.ops_to_not_decompose(program)[0]}
             sliced = _sliced(program, whole)
@@ -376,21 +373,8 @@ def _has_xnnpack() -> bool:
 
 def _required(module: str) -> object:
     """Import a part of executorch, which warns of itself."""
-    with _quiet():
+    with muted_tool():
         return require(module, _EXTRA)
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Suppress what executorch, and what it imports, logs and prints."""
-    level = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with muted(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(level)
 
 
 def _sliced(program: ExportedProgram, whole: Collection[object]) -> ExportedProgram:

@@ -17,9 +17,8 @@ import io
 import itertools
 import math
 import os
-import warnings
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -27,7 +26,7 @@ from typing import TYPE_CHECKING, BinaryIO, Protocol, cast
 
 from kd_export._backends.litert_precision import Sizes, signature_of
 from kd_export._backends.onnx import ArrayRunner
-from kd_export._console import muted
+from kd_export._console import muted_tool
 from kd_export._errors import ExportError, NotExportable, quoted, raised_as
 from kd_export._running.loading import check_digest
 from kd_export._running.session import Reducer, Runner, picked, require
@@ -148,7 +147,7 @@ class LiteRtBackend:
         hint = "Save it as `.pt2` or `.onnx`."
         with (
             raised_as(NotExportable, "LiteRT cannot express the program", hint),
-            _quiet(),
+            muted_tool(),
             contextlib.redirect_stderr(io.StringIO()),
         ):
             for sizes in all_sizes(schema):
@@ -178,7 +177,7 @@ class LiteRtBackend:
         """Load the model, once its bytes are known to be those that were written."""
         model = model_of(file)
         check_digest(hashlib.sha256(model).hexdigest(), schema, path)
-        with _quiet():
+        with muted_tool():
             runtime = cast("_Runtime", require("ai_edge_litert.interpreter", _EXTRA))
         with raised_as(ExportError, "LiteRT cannot load the file", "The file may be damaged."):
             interpreter = runtime.Interpreter(model_content=model, num_threads=self._threads)
@@ -202,16 +201,8 @@ backend = LiteRtBackend()
 
 
 def _converter() -> _Converter:
-    with _quiet():
+    with muted_tool():
         return cast("_Converter", require("litert_torch", _EXTRA))
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Suppress what the converter, and what it imports, logs and prints."""
-    with muted(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 def _at(

@@ -12,13 +12,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
-import logging
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
-from kd_export._console import muted
+from kd_export._console import muted_tool
 from kd_export._errors import NotExportable, raised_as
 from kd_export._running.session import WEIGHTS, require
 from kd_export._schema.schema import LinearSize, Schema
@@ -221,13 +220,8 @@ def _joined(one: Mapping[str, object], other: Mapping[str, object]) -> Mapping[s
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    with muted("absl"), contextlib.redirect_stderr(io.StringIO()):
-        level = logging.root.manager.disable
-        logging.disable(logging.WARNING)
-        try:
-            yield
-        finally:
-            logging.disable(level)
+    with muted_tool(), contextlib.redirect_stderr(io.StringIO()):
+        yield
 
 
 @contextlib.contextmanager

@@ -9,9 +9,6 @@ integers, by the quantizer of ExecuTorch's XNNPACK, which takes them as they are
 
 from __future__ import annotations
 
-import contextlib
-import logging
-import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Protocol, cast
 
@@ -19,7 +16,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.export import Dim, ExportedProgram
 
-from kd_export._console import muted
+from kd_export._console import muted_tool
 from kd_export._errors import NotExportable, raised_as
 from kd_export._running.session import WEIGHTS, require
 from kd_export._schema.schema import LinearSize, Schema
@@ -72,7 +69,7 @@ class ProgramReducer:
         module: fx.GraphModule = self._program.module()
         hint = "Leave `precision` out, or take another one."
         what = f"the program cannot be written in {self._precision}"
-        with raised_as(NotExportable, what, hint), _quiet(), torch.no_grad():
+        with raised_as(NotExportable, what, hint), muted_tool(), torch.no_grad():
             made = self._made(module, chosen)
             return torch.export.export(made, (), self._example(), dynamic_shapes=self._dimensions())
 
@@ -185,19 +182,6 @@ def _rounded(value: Tensor) -> tuple[Tensor, Tensor]:
     scale = value.abs().amax(tuple(range(1, value.dim())), keepdim=True) / 127
     scale = torch.where(scale == 0, 1, scale)
     return (value / scale).round().clamp(-127, 127).to(torch.int8), scale
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Suppress what torchao, and what it imports, logs and prints."""
-    level = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with muted(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(level)
 
 
 class _Tool(Protocol):
