@@ -161,7 +161,6 @@ def test_the_type_says_what_a_node_is(value: Any) -> None:
         td,
         td + 1,
         td[0],
-        td.clone(),
         td.reshape(3, 1),
         stack([td, td])[0, 0],
         td.to_dict(),
@@ -169,6 +168,9 @@ def test_the_type_says_what_a_node_is(value: Any) -> None:
         for key in ("v", "x", "y"):
             assert each[key] is value
     assert td["n", "w"] is value
+    copied = td.clone()  # of data, too
+    names = {type(copied[key]).__name__ for key in ("v", "x", "y")}  # a mock has its own class
+    assert names == {type(value).__name__}
     wrong = (KdError, TypeError)
     calls: list[Callable[[], object]] = [
         lambda: stack([td, value]),  # type: ignore[type-var]  # known at run time

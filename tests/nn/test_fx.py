@@ -102,7 +102,6 @@ MODELS: dict[str, Callable[[], TensorDictModuleBase]] = {
     "own class": Double,
     "own class of a callable": lambda: Twice(torch.neg, ["x"], ["y"]),
     "keyed in keyed": lambda: Module(Module(torch.neg, ["x"], ["y"]), ["x"], ["z"]),
-    "ensemble": lambda: EnsembleModule(Module(nn.Linear(3, 3), ["x"], ["y"]), 2, False),
 }
 
 
@@ -268,6 +267,10 @@ def test_traced_module_is_a_step_and_takes_typed_containers() -> None:
         (
             Sequence(Double(), WrapModule(lambda td: td, False, ["y"], ["z"])),
             "`WrapModule` must be given a container. Trace the steps before and after it",
+        ),
+        (
+            EnsembleModule(Module(nn.Linear(3, 3), ["x"], ["y"]), 2, False),
+            "`EnsembleModule` must be given a container",
         ),
         (
             Sequence(

@@ -330,7 +330,7 @@ def amount(count: float, unit: str) -> str:
     """Return a count with its unit.
 
     >>> amount(3 << 20, "bytes"), amount(12, "rows"), amount(2.5, "")
-    ('3.1 MB', '12 rows', '2.5')
+    ('3.15 MB', '12 rows', '2.5')
     """
     if unit == "bytes":
         for name in ("B", "KB", "MB", "GB"):
