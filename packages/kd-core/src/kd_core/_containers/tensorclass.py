@@ -195,12 +195,12 @@ class _DataclassFields:
     """The attribute by which `dataclasses.fields`, `replace` and `is_dataclass` know the fields.
 
     That of an instance, which `replace` reads, has the batch size, device and names, too. A class
-    that takes further keys is no dataclass: its fields are not all that an instance holds.
+    that takes further keys is not a dataclass: its fields are not all that an instance holds.
     """
 
     def __get__(self, instance: object, owner: type[TensorClass]) -> dict[str, Field[object]]:
         if owner._kd_declared.more_keys:
-            raise AttributeError(f"`{owner.__name__}` is no dataclass: it takes further keys.")
+            raise AttributeError(f"`{owner.__name__}` is not a dataclass: it takes further keys.")
         known, fields = dataclass_fields(owner._kd_declared), owner._kd_declared.fields
         return known if instance is not None else {name: known[name] for name in fields}
 

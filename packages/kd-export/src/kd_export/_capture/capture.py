@@ -170,7 +170,7 @@ def specialized(
         got=size if needed is None else str(needed),
         hint=_UNKNOWN if allowed is None else _remedy(allowed),
     )
-    if allowed is None and size is not None and dim in dims:  # which is no remedy
+    if allowed is None and size is not None and dim in dims:  # a fixed size is not a remedy
         fixed_axis = dims[dim].axis
         kept = {other: _renamed(named, fixed_axis, None) for other, named in shapes.names.items()}
         allowed = _argument(shapes.axes, kept)

@@ -713,7 +713,7 @@ class WrapModule(TensorDictModuleBase):
         return str(getattr(self.func, "__name__", type(self.func).__name__))
 
     def _kd_call_bare(self, value: object) -> object:
-        """Call the function with what is no container: without keys it is not put into one."""
+        """Call the function with a bare value: without keys it is not put into a container."""
         func = cast("Callable[[object], object]", self.func)
         return func(value)
 
