@@ -12,6 +12,7 @@ import math
 import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Protocol, cast
 
 from kd_export._errors import ExportError, NotExportable
 from kd_export._export import benchmark, verify
@@ -26,6 +27,7 @@ from kd_export._handover.clients import (
 )
 from kd_export._handover.page import page, rollout, runtime
 from kd_export._running.loading import inspect, open  # noqa: A004  # the package's own
+from kd_export._running.session import require
 from kd_export._schema.files import Json, Number, contents, open_regular, replacing
 from kd_export._schema.onnx_file import check_external, companion
 from kd_export._schema.schema import Entry
@@ -187,21 +189,27 @@ def _starts(name: str) -> str:
     return f"{name}_initial_values.safetensors"
 
 
+class _Numpy(Protocol):
+    def asarray(self, values: object, dtype: str) -> _Array: ...
+
+
+class _Array(Protocol):
+    def reshape(self, shape: tuple[int, ...]) -> _Array: ...
+
+
+class _Safetensors(Protocol):
+    def save(self, tensors: Mapping[str, _Array]) -> bytes: ...
+
+
 def _safetensors(parts: Mapping[str, Part]) -> bytes:
     """Return what states start with as a safetensors file."""
-    words = {"float32": "F32", "float64": "F64", "bool": "BOOL"}
-    table: dict[str, Json] = {}
-    data = b""
-    for name, part in parts.items():
-        packed = _packed(part.entry, part.start)
-        dtype = part.entry.dtype
-        word = words.get(dtype, dtype.replace("uint", "U").replace("int", "I"))
-        offsets: list[Json] = [len(data), len(data) + len(packed)]
-        table[name] = {"dtype": word, "shape": [*part.shape], "data_offsets": offsets}
-        data += packed
-    text = json.dumps(table).encode()
-    text += b" " * (-len(text) % 8)
-    return struct.pack("<Q", len(text)) + text + data
+    numpy = cast("_Numpy", require("numpy", "onnx"))
+    return cast("_Safetensors", require("safetensors.numpy", "cli")).save(
+        {
+            name: numpy.asarray(part.start, part.entry.dtype).reshape(part.shape)
+            for name, part in parts.items()
+        }
+    )
 
 
 def leapp(interface: Interface, file: str, model: bytes, name: str) -> str:
