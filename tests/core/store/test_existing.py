@@ -1,6 +1,7 @@
 """What each writer does where something is: it replaces it, or says so and writes nothing."""
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
@@ -98,6 +99,19 @@ def test_an_arena_is_opened_or_created_and_grows(tmp_path: Path) -> None:
     assert len([each for each in path.iterdir() if each.name.startswith("arena")]) <= 2
 
 
+def test_rows_that_are_appended_to_an_arena_side_by_side_are_all_there(tmp_path: Path) -> None:
+    path = tmp_path / "rows.arena"
+    TensorDict({"a": [0]}, [1]).memmap(path)
+
+    def append(number: int) -> None:
+        TensorDict({"a": [number, number]}, [2]).append_to(path)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(append, range(1, 9)))
+    expected = [0, *(number for number in range(1, 9) for _ in range(2))]
+    assert sorted(TensorDict.load_memmap(path)["a"].tolist()) == expected
+
+
 def test_an_arena_of_a_class_with_data_grows(tmp_path: Path) -> None:
     path = tmp_path / "points.arena"
     Point(x=torch.arange(2.0), batch_size=[2]).memmap(path)
@@ -126,6 +140,8 @@ def test_rows_that_are_not_of_tensors_are_not_resized(
         store.resize(tmp_path / "td", 5)
     with pytest.raises(InvalidValue, match="negative"):
         store.resize(tmp_path / "td", -1)
+    with pytest.raises(InvalidValue):
+        (made if made.batch_size else made.expand(2)).append_to(tmp_path / "td")
 
 
 def test_rows_that_do_not_fit_leave_an_arena_as_it_is(tmp_path: Path) -> None:

@@ -135,28 +135,35 @@ def _exists(path: Path) -> InvalidValue:
 
 def resize(path: Path, rows: int) -> None:
     """Give an arena another number of rows: what it holds is copied, and new rows are zeros."""
-    old = load_open(path)
-    _replace_rows(path, old, rows, [(0, old)])
+    with writing(path, create=False) as writer:
+        check_open(writer.checked(), path)
+        old = load_open(path)
+        _replace_rows(writer, path, old, rows, [(0, old)])
 
 
 def append(td: AbstractContainer, path: Path) -> None:
     """Add rows to an arena, which is copied."""
-    old = load_open(path)
-    encoder = Encoder()
-    with files.opened_folder(path) as folder:
-        known = read_manifest(folder, path).tree
-    new = _without_device(encoder.node_of(td))
-    check_fits(cast("Json", new), cast("Json", _without_device(known)))
-    count = old._kd_desc.batch[0]
-    _replace_rows(path, old, count + td._kd_desc.batch[0], [(0, old), (count, td)])
+    new = _without_device(Encoder().node_of(td))
+    with writing(path, create=False) as writer:
+        manifest = writer.checked()
+        check_open(manifest, path)
+        check_fits(cast("Json", new), cast("Json", _without_device(manifest.tree)))
+        old = load_open(path)
+        count = old._kd_desc.batch[0] if old._kd_desc.batch else 0  # it is refused then
+        _replace_rows(writer, path, old, count + td._kd_desc.batch[0], [(0, old), (count, td)])
 
 
 def _replace_rows(
-    path: Path, old: AbstractContainer, rows: int, sources: list[tuple[int, AbstractContainer]]
+    writer: Writer,
+    path: Path,
+    old: AbstractContainer,
+    rows: int,
+    sources: list[tuple[int, AbstractContainer]],
 ) -> None:
     """Replace an arena by one of another number of rows; nothing is seen before all is there.
 
     Args:
+        writer: the writer of its store.
         path: its directory.
         old: the container in it.
         rows: how many rows it has then.
@@ -165,27 +172,23 @@ def _replace_rows(
     encoder = Encoder()
     tree = encoder.node_of(_with_rows(old, rows, path))
     layout = layout_of(encoder.specs)
-    with writing(path, create=False) as writer:
-        manifest = writer.checked()
-        check_open(manifest, path)
-        _check_same_arena(old, manifest, path)
-        segments = []
-        if encoder.specs:
-            segments.append(writer.add_arena(lambda fd: fill(fd, encoder, layout, filled=False)))
-        place = os.path.realpath(path)
-        with files.opened_folder(path) as folder:
-            opened = [map_segment(folder, place, segment.name, layout) for segment in segments]
-        made = _container(place, [encoder.specs] if segments else [], opened, tree)
-        engine = made._kd_engine
-        for start, source in sources:
-            count = min(source._kd_desc.batch[0], rows - start)
-            mine, theirs = slice(start, start + count), slice(count)
-            engine.update(
-                engine.__getitem__(made, mine), engine.__getitem__(source, theirs), inplace=True
-            )
-        before = roots_at(place)
-        writer.commit(segments, tree, sealed=False)
-        freeze(root for root in before if root is not made)
+    segments = []
+    if encoder.specs:
+        segments.append(writer.add_arena(lambda fd: fill(fd, encoder, layout, filled=False)))
+    place = os.path.realpath(path)
+    with files.opened_folder(path) as folder:
+        opened = [map_segment(folder, place, segment.name, layout) for segment in segments]
+    made = _container(place, [encoder.specs] if segments else [], opened, tree)
+    engine = made._kd_engine
+    for start, source in sources:
+        count = min(source._kd_desc.batch[0], rows - start)
+        mine, theirs = slice(start, start + count), slice(count)
+        engine.update(
+            engine.__getitem__(made, mine), engine.__getitem__(source, theirs), inplace=True
+        )
+    before = roots_at(place)
+    writer.commit(segments, tree, sealed=False)
+    freeze(root for root in before if root is not made)
 
 
 _RESIZED: Final = frozenset(("td", "class", "tensor", "data"))
