@@ -88,7 +88,7 @@ def explained(
 ) -> ExportError:
     text = str(error)
     frozen = re.search(r"specialized it to be a constant \((\d+)\)", text)
-    unequal = frozen is not None or any(sign in text for sign in UNEQUAL)
+    unequal = frozen is not None or UNEQUAL in text or SOLVED.search(text) is not None
     if shapes.axes and unequal:
         size = None if frozen is None else int(frozen[1])
         return specialized(text, flat, shapes, size, narrower)
@@ -120,8 +120,10 @@ def explained(
     )
 
 
-UNEQUAL = ("Constraints violated", "Expected op to be '=='")
-"""What torch says where sizes do not fit; the second where its solver fails on a `min` or `max`."""
+UNEQUAL = "Constraints violated"
+"""What torch says where sizes do not fit."""
+SOLVED = re.compile(r"^(?:Expected op to be '==', got \S+ for )?(\S+) <= (\S+)$")
+"""What its solver says where it fails on a `min` or `max`; torch 2.10 the last part alone."""
 DERIVATIVE = ("autograd.grad", ".backward()", "functorch tensor", "does not require grad and")
 """What torch says, or the line that it names, where a module differentiates."""
 
@@ -273,7 +275,7 @@ def _remedy(allowed: Allowed) -> str:
 
 def _limits(text: str) -> Iterator[tuple[str, Axis]]:
     """Iterate over the limits of axes that torch's solver failed on."""
-    found = re.search(r"Expected op to be '==', got \S+ for (\S+) <= (\S+)$", text)
+    found = SOLVED.search(text)
     if found is None:
         return
     low, high = (Fraction(part) if part[0].isdigit() else None for part in found.groups())
