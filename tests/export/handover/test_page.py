@@ -86,7 +86,7 @@ def test_the_page_of_the_docs_runs(tmp_path: Path) -> None:
     docs = Path(__file__).parents[3] / "docs" / "how-to" / "onnx-runtime.md"
     (text,) = re.findall(r"^```html\n(.*?)^```", docs.read_text("utf-8"), re.DOTALL | re.MULTILINE)
     (tmp_path / "index.html").write_text(text, "utf-8")
-    (tmp_path / "node_modules").symlink_to(str(WEB))
+    (tmp_path / "node_modules").symlink_to(Path(str(WEB)).resolve())
     module = TensorDictModule(nn.Linear(4, 2), in_keys=[("obs", "state")], out_keys=["action"])
     path = tmp_path / "model.onnx"
     kd_export.save(module, path, {"obs": {"state": torch.zeros(2, 4)}})
