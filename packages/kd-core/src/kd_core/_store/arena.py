@@ -284,16 +284,14 @@ def load_open(path: Path | str) -> AbstractContainer:
 
 def _open_for_writing(path: Path) -> None:
     """Make a saved store an arena, whose tensors may change; its files stay where they are."""
-    while True:
-        with writing(path, create=False) as writer:
-            manifest = writer.checked()
-            if not manifest.sealed:
-                return
-            if len(parts_of(manifest.tree)) == 1:
-                open_ = [segment._replace(checksums=[]) for segment in manifest.segments]
-                writer.commit(open_, manifest.tree, sealed=False)
-                return
-        directory.compact(path)  # joined parts are copies; another process may append meanwhile
+    with writing(path, create=False) as writer:
+        manifest = writer.checked()
+        if not manifest.sealed:
+            return
+        if len(parts_of(manifest.tree)) > 1:
+            manifest = directory.rewrite(writer, path)  # joined parts are copies
+        open_ = [segment._replace(checksums=[]) for segment in manifest.segments]
+        writer.commit(open_, manifest.tree, sealed=False)
 
 
 def check_open(manifest: Manifest, path: Path | str) -> None:

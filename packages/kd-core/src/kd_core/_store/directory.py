@@ -24,6 +24,7 @@ from kd_core._store.codec import (
 from kd_core._store.commit import (
     Joiner,
     StoreInfo,
+    Writer,
     info_of,
     read_manifest,
     reading,
@@ -106,13 +107,18 @@ def _invalid_tree(path: Path, error: BaseException) -> FormatError:
 def compact(path: Path) -> None:
     """Rewrite a store in one segment."""
     with writing(path, create=False) as writer:
-        manifest = writer.checked()
-        with files.opened_folder(path) as folder:
-            opened = _opened_segments(folder, path, manifest, full=True)
-        encoder = Encoder()
-        tree = _joined(opened.decoder(), encoder, manifest.tree, path)
-        segments = [writer.add_segment(lambda fd: _fill(fd, encoder))] if encoder.specs else []
-        writer.commit(segments, tree)
+        rewrite(writer, path)
+
+
+def rewrite(writer: Writer, path: Path) -> Manifest:
+    """Rewrite the store of a writer in one segment; return its new manifest."""
+    manifest = writer.checked()
+    with files.opened_folder(path) as folder:
+        opened = _opened_segments(folder, path, manifest, full=True)
+    encoder = Encoder()
+    tree = _joined(opened.decoder(), encoder, manifest.tree, path)
+    segments = [writer.add_segment(lambda fd: _fill(fd, encoder))] if encoder.specs else []
+    return writer.commit(segments, tree)
 
 
 def _joined(decoder: Decoder, encoder: Encoder, tree: object, path: Path) -> Json:
