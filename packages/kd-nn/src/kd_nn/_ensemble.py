@@ -1,8 +1,8 @@
 """`EnsembleModule`: several copies of a module, run at once.
 
 The parameters of all copies are stacked in one container; one copy without values is the template
-that computes. Eagerly it runs at once where that is known, else under `vmap`. While a graph is
-captured the copies run one by one, so that an exported program has no vmap call; so do recurrent
+that computes. It runs at once where that is known, else, and in compiled code, under `vmap`. While
+a program is exported the copies run one by one, so that it has no vmap call; so do recurrent
 layers, for which torch has no vmap.
 """
 
