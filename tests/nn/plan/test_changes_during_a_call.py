@@ -8,8 +8,8 @@ import torch
 from tests.nn.plans import module_calls
 from torch import Tensor, nn
 
-from kd_core import InvalidArgument, TensorDict
-from kd_nn import TensorDictModule, TensorDictSequential
+from kd_core import InvalidArgument, ShapeMismatch, TensorDict
+from kd_nn import KeyGraphWarning, TensorDictModule, TensorDictSequential
 
 X = torch.linspace(-1, 1, 6).view(2, 3)
 
@@ -147,3 +147,51 @@ def test_a_step_of_other_keys_is_refused_in_the_middle_of_a_call(calls: int) -> 
     with pytest.raises(InvalidArgument, match=r"step `3` .* while the sequence ran"):
         model(td)
     assert list(td.keys()) == ["x"]
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("calls", [0, 4])
+def test_an_output_that_does_not_fit_is_noted_with_its_step(calls: int, nested: bool) -> None:
+    """A rest that is run one by one begins with what the plan has made."""
+    meddler = Meddler()
+    meddling = TensorDictModule(meddler, ["x"], ["h"])
+    first = TensorDictModule(lambda x: x.sum(0) if meddler.deed else x, ["x"], ["made"])
+    steps = [first, meddling] if not nested else [TensorDictSequential(first, meddling)]
+    model = TensorDictSequential(*steps, TensorDictModule(nn.Tanh(), ["h"], ["y"]))
+    for _ in range(calls):
+        model(TensorDict(x=X, batch_size=[2]))
+    last_step = cast(TensorDictModule, model[len(steps)])
+    meddler.deed.append(lambda: cast(nn.Module, last_step.module).register_forward_hook(double))
+    td = TensorDict(x=X, batch_size=[2])
+    with pytest.raises(ShapeMismatch, match=r"`made`: its shape must start with \(2,\)") as caught:
+        model(td)
+    notes = caught.value.__notes__
+    assert notes[0].startswith("In step 0, `TensorDictModule(<lambda>)`: ")
+    assert notes[0].endswith("writes `made`.")
+    assert notes[-2].startswith("In step 0, `TensorDictSequential`") is nested
+    assert list(td.keys()) == ["x"]
+
+
+@pytest.mark.parametrize("form", ["container", "keyword"])
+def test_what_nobody_reads_any_more_may_be_gone_where_a_rest_is_run(form: str) -> None:
+    """The sequence inside selects `h`, which the step after it overwrites."""
+    meddler = Meddler()
+    first = TensorDictSequential(
+        TensorDictModule(nn.Tanh(), ["x"], ["h"]),
+        TensorDictModule(meddler, ["h"], ["middle"]),
+        TensorDictModule(nn.Sigmoid(), ["middle"], ["y"]),
+    ).select_out_keys("h", "y")
+    with pytest.warns(KeyGraphWarning, match="writes `h`, which a later step replaces"):
+        model = TensorDictSequential(first, TensorDictModule(nn.Tanh(), ["y"], ["h"]))
+
+    def run() -> object:
+        return model(TensorDict(x=X)).to_dict() if form == "container" else model(x=X)
+
+    expected = run()
+    for _ in range(3):
+        run()
+    final = cast(TensorDictModule, model[1])
+    meddler.deed.append(
+        lambda: cast(nn.Module, final.module).register_forward_hook(lambda *_: None)
+    )
+    torch.testing.assert_close(run(), expected, rtol=0, atol=0)

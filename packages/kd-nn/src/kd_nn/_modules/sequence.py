@@ -31,6 +31,7 @@ from kd_nn._dispatch import (
     CallNames,
     Dispatched,
     Inplace,
+    add_output_note,
     add_step_note,
     anyone_skips,
     container_of,
@@ -145,7 +146,7 @@ def run_steps(
     target: TensorDictBase | None,
     outputs: Keys,
     made: Made | None = None,
-    in_place: bool = False,
+    nested: bool = False,
 ) -> TensorDictBase:
     """Call the steps one by one on a working copy, then write the outputs.
 
@@ -156,13 +157,13 @@ def run_steps(
         outputs: The keys to write.
         made: What steps have computed already, by their names and those of the sequences around
             them; they are not called again.
-        in_place: Whether the container is the working copy of a sequence around this one, which
-            gets all that the steps write.
+        nested: Whether the container is the working copy of a sequence around this one.
 
     Returns:
         The container that was written; or, where `target` is the one to read and a step replaced
         it by another one, that one, if it has another batch size or nothing is hidden.
     """
+    in_place = nested and _writes_all(sequence)
     work = tensordict if in_place else tensordict.copy()
     scope = sequence._kd_scope()
     end, leave = (0, None) if scope is None else (scope[0], scope[1]())
@@ -179,7 +180,7 @@ def run_steps(
                 else {path[1:]: v for path, v in made.items() if path[0] == name}
             )
             if inside and () in inside:
-                _write_made(step, work, inside[()])
+                _write_made((str(idx), name), step, work, inside[()])
                 continue
             if not inside and sequence._kd_skips(step, work):
                 continue
@@ -227,7 +228,9 @@ def run_steps(
         outputs = tuple(key for key in outputs if has_entry(work, key))
     if target is None:  # a step that makes a container of its own may give it no batch
         target = (work if work.batch_dims else tensordict).empty()
-    _commit(sequence, work, target, tensordict, outputs)
+    # Of what was made before, the sequence around this one may need only a part.
+    may_lack = sequence._kd_may_skip or (nested and made is not None)
+    _commit(sequence, work, target, tensordict, outputs, may_lack)
     return target
 
 
@@ -254,11 +257,18 @@ def _step_of_now(sequence: StepList, name: str, step: nn.Module) -> nn.Module:
     return now
 
 
-def _write_made(step: nn.Module, work: TensorDictBase, values: Sequence[object]) -> None:
+def _write_made(
+    place: tuple[str, str], step: nn.Module, work: TensorDictBase, values: Sequence[object]
+) -> None:
     """Write what a step has computed; what nobody reads any more is None."""
     keys = keyed(step).out_keys_source
     made = {k: v for k, v in zip(keys, values, strict=False) if v is not None and v is not MISSING}
-    write_entries(work, list(made), list(made.values()))
+    try:
+        write_entries(work, list(made), list(made.values()))
+    except Exception as error:  # what the step had read may be gone
+        add_output_note(error, step, {})
+        add_step_note(error, place, step, {})
+        raise
 
 
 def _run_step(step: nn.Module, work: TensorDictBase) -> object:
@@ -272,7 +282,7 @@ def _run_step(step: nn.Module, work: TensorDictBase) -> object:
 
 def _run_sequence(step: StepList, work: TensorDictBase, made: Made | None = None) -> TensorDictBase:
     """Run the steps of a sequence inside on the working copy of the one around it."""
-    return run_steps(step, work, work, keys_of(step, "out_keys"), made, _writes_all(step))
+    return run_steps(step, work, work, keys_of(step, "out_keys"), made, nested=True)
 
 
 def _run_recomputed(step: nn.Module, wrapped: nn.Module, work: TensorDictBase) -> object:
@@ -316,6 +326,7 @@ def _commit(
     target: TensorDictBase,
     source: TensorDictBase,
     outputs: Keys,
+    may_lack: bool,
 ) -> None:
     if target is source and _writes_all(sequence):
         changed = changed_keys(work, source)
@@ -325,7 +336,7 @@ def _commit(
         write_entries(target, keys, _held(work, keys))
         return
     keys = [key for key in outputs if has_entry(work, key)]
-    if len(keys) < len(outputs) and not sequence._kd_may_skip:
+    if len(keys) < len(outputs) and not may_lack:
         missing = next(key for key in outputs if key not in keys)
         raise not_written(missing, describe(sequence), list(work.keys(True)))
     write_entries(target, keys, _held(work, keys))
