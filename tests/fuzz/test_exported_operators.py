@@ -53,9 +53,12 @@ class Composition:
             name = rng.choice([*OPERATORS["float"]])
             self.names.append(name)
             self.calls.append(OPERATORS["float"][name])
+        # onnxruntime computes halves in float32 on a CPU, and rounds at the end alone.
+        both = zip(self.names, self.calls, strict=True)
+        self.without_halves = [CHANGES[0] if name == "as_half" else call for name, call in both]
 
-    def __call__(self, *inputs: Tensor, change: Change = CHANGES[0]) -> Tensor:
-        first, *rest = self.calls
+    def __call__(self, *inputs: Tensor, change: Change = CHANGES[0], halves: bool = True) -> Tensor:
+        first, *rest = self.calls if halves else self.without_halves
         found: Tensor = first(*inputs)
         for call in rest:
             found = found if found.is_floating_point() else found.to(inputs[0].dtype)
@@ -67,6 +70,7 @@ class Composition:
         sure = torch.ones(expected.shape, dtype=torch.bool)
         for change in CHANGES[1:]:
             sure &= near(self(*inputs, change=change), expected)
+        sure &= near(self(*inputs, halves=False), expected)
         return sure & near(self(*[x.double() for x in inputs]), expected)
 
 
