@@ -38,10 +38,12 @@ from kd_core import (
 from kd_core._types import Index
 
 
-def test_brackets_give_the_tensor_and_get_the_wrapper() -> None:
+def test_brackets_give_a_tensor_and_get_the_wrapper() -> None:
     tensor = fixed()
     td = TensorDict({"u": UnbatchedTensor(tensor)}, [10])
-    assert td["u"] is tensor
+    assert isinstance(td["u"], Tensor)
+    assert isinstance(cast("object", td["u"]), UnbatchedTensor)
+    assert td["u"].data_ptr() == tensor.data_ptr()
     assert wrapper(td).data is tensor
     assert wrapper(td).batch_size == (10,)
     found = wrapper(td)
@@ -65,7 +67,7 @@ def test_it_fits_every_batch_size_and_belongs_to_its_container() -> None:
     td = make()
     for batch in ((), (7,), (2, 3)):
         other = TensorDict({"u": td.get("u")}, batch)
-        assert other["u"] is td["u"]
+        assert wrapper(other).data is wrapper(td).data
         assert wrapper(other).batch_size == batch
     td.batch_size = torch.Size([])
     assert wrapper(td).batch_size == ()
@@ -79,7 +81,7 @@ def test_a_class_declares_it_as_a_tensor() -> None:
         u: Tensor
 
     sample = Sample.from_dict({"a": torch.zeros(3), "u": UnbatchedTensor(fixed())}, [3])
-    assert sample[0].u is sample.u
+    assert sample[0].u.data_ptr() == sample.u.data_ptr()
     assert sample.u.shape == (2, 3)
 
 
@@ -184,7 +186,7 @@ def test_what_computes_along_rows_refuses_it_by_name(
 def test_the_remedy_of_the_message_works() -> None:
     td = make()
     for key in ("u", ("n", "u")):
-        td[key] = td[key].expand(*td.batch_size, *td[key].shape)
+        td[key] = cast("UnbatchedTensor", td.get(key)).data.expand(*td.batch_size, *td[key].shape)
     assert td.sum(0)["u"].tolist() == fixed(4.0).tolist()
 
 
@@ -192,17 +194,17 @@ def test_equal_tensors_are_joined_to_one() -> None:
     td = make()
     for other in (td, td[:], td.clone(), td.detach()):
         for joined in (stack([td, other]), cat([td, other]), maybe_dense_stack([td, other])):
-            assert joined["u"] is td["u"]
-            assert joined["n", "u"] is td["n", "u"]
+            assert wrapper(joined).data is wrapper(td).data
+            assert wrapper(joined, ("n", "u")).data is wrapper(td, ("n", "u")).data
             assert wrapper(joined).batch_size == joined.batch_size
-    assert stack([td[0], td[1]])["u"] is td["u"]
-    assert collate([td[0], td[1]])["u"] is td["u"]
-    assert pad(td, [1, 1])["u"] is td["u"]
+    assert wrapper(stack([td[0], td[1]])).data is wrapper(td).data
+    assert wrapper(collate([td[0], td[1]])).data is wrapper(td).data
+    assert wrapper(pad(td, [1, 1])).data is wrapper(td).data
 
 
 def test_what_is_not_a_number_is_equal_to_itself() -> None:
     td = make(torch.nan)
-    assert stack([td, td.clone()])["u"] is td["u"]
+    assert wrapper(stack([td, td.clone()])).data is wrapper(td).data
 
 
 @pytest.mark.parametrize(
@@ -281,9 +283,9 @@ def test_a_lazy_stack_keeps_different_ones() -> None:
 def test_a_lazy_stack_of_equal_ones_reads_one() -> None:
     first = make()
     td = lazy_stack([first, make()])
-    assert td["u"] is first["u"]
+    assert wrapper(td).data is wrapper(first).data
     assert wrapper(td).batch_size == (2, 4)
-    assert td.contiguous()["u"] is first["u"]
+    assert wrapper(td.contiguous()).data is wrapper(first).data
     td.set("u", UnbatchedTensor(torch.zeros(1)))
     assert td[1]["u"].shape == (1,)
 
@@ -299,7 +301,7 @@ def test_it_is_written_as_a_whole() -> None:
     place = td["u"]
     td.set_("u", torch.zeros(2, 3))
     td.update_({"n": {"u": UnbatchedTensor(torch.zeros(5))}})
-    assert td.set("u", 4.0, inplace=True)["u"] is place
+    assert td.set("u", 4.0, inplace=True)["u"].data_ptr() == place.data_ptr()
     assert place.tolist() == fixed(4.0).tolist()
     td.update_(make(5.0))
     td.fill_("u", 6.0)
@@ -429,7 +431,7 @@ def test_compiled_code_does_not_compare_values() -> None:
     torch._dynamo.reset()
     join = torch.compile(lambda one, two: stack([one, two]), backend="eager", fullgraph=True)
     td = make()
-    assert join(td, td.clone(recurse=False))["u"] is td["u"]
+    assert wrapper(join(td, td.clone(recurse=False))).data is wrapper(td).data
     with pytest.raises((KdError, RuntimeError), match=r"UnbatchedTensor|Observed exception"):
         join(td, make())
 
@@ -491,3 +493,57 @@ def test_a_wrapper_converts_as_the_tensor_in_it() -> None:
     assert several.data.tolist() == [6, 2, 2]
     with pytest.raises(AttributeError):
         several.no_such_method()  # type: ignore[attr-defined]  # refused
+
+
+def test_what_is_computed_with_it_has_no_batch_dimensions_either() -> None:
+    td = make()
+    for key, value in {
+        "number": td["u"] * 2,
+        "sum": td["u"].sum(),
+        "row": td["u"][0],
+        "own": td["u"],
+        "data": td["u"].data,
+        "function": torch.stack([td["u"].sin()] * 4),
+        "layer": torch.nn.functional.linear(torch.ones(3), td["u"]),
+        "leaf": dict(td.items(True, True))["n", "u"],
+    }.items():
+        td[key] = value
+        assert wrapper(td[:2], key).batch_size == (2,)
+        assert torch.equal(td[0][key], value)
+    torch.testing.assert_close(td["number"], fixed(2.0))
+    assert float(td["sum"]) == 6.0
+    assert numpy.asarray(td["row"]).tolist() == [1.0] * 3
+    assert [type(each) for each in td["u"]] == [type(td["u"])] * 2
+    lazy = lazy_stack([td, td.copy()])
+    lazy["again"] = lazy["u"] + 1
+    assert wrapper(lazy, "again").shape == (2, 3)
+
+
+def test_rows_that_are_computed_with_it_stay_rows() -> None:
+    td = make()
+    td["scaled"] = td["a"] * td["u"].sum()
+    td["product"] = td["n", "b"] @ td["u"]
+    assert type(td["scaled"]) is type(td["product"]) is Tensor
+    assert float(td[1]["scaled"]) == 6.0
+    assert td[1]["product"].shape == (3,)
+    other = rows_of(td) + td["u"].sum()
+    assert {type(leaf) for leaf in other.values(True, True)} == {Tensor}
+    rows = TensorDict({"i": UnbatchedTensor(torch.tensor([2, 0]))}, [4])["i"]
+    assert type(rows_of(td)[rows]["a"]) is type(rows_of(td)[rows, ...]["a"]) is Tensor
+    assert rows_of(td)[rows]["a"].tolist() == [2.0, 0.0]
+
+
+def test_functions_in_place_return_what_they_wrote() -> None:
+    td = make()
+    view, other = td["u"], torch.zeros(2, 3)
+    assert view.add_(1) is view
+    assert other.copy_(view) is other
+    view += 1
+    view[0] = 9.0
+    assert td["u"].tolist() == [[9.0] * 3, [3.0] * 3]
+    td["u"].requires_grad_()
+    (td["u"] * 2).sum().backward()
+    assert td["u"].grad is not None
+    assert td["u"].grad.tolist() == fixed(2.0).tolist()
+    assert copy.deepcopy(td["u"].detach()).tolist() == td["u"].tolist()
+    assert torch.equal(pickle.loads(pickle.dumps(td["u"])), td["u"])

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from kd_core import TensorDict, TensorDictBase, UnbatchedTensor
+from kd_core import NestedKey, TensorDict, TensorDictBase, UnbatchedTensor
 
 
 def fixed(value: float = 1.0) -> Tensor:
@@ -17,7 +17,7 @@ def make(value: float = 1.0, rows: int = 4) -> TensorDict:
     return TensorDict(entries, [rows])
 
 
-def wrapper(td: TensorDictBase, key: str = "u") -> UnbatchedTensor:
+def wrapper(td: TensorDictBase, key: NestedKey = "u") -> UnbatchedTensor:
     found: object = td.get(key)
     assert isinstance(found, UnbatchedTensor)
     return found

@@ -146,10 +146,28 @@ class TensorData(Data):
         @abstractmethod
         def _tensor(self) -> Tensor: ...
 
+        @abstractmethod
+        def _kd_item(self) -> Tensor:
+            """Return what `td[key]` gives: the tensor as an `UnbatchedView`, if it can be one."""
+
 
 def is_unbatched(value: object) -> TypeIs[TensorData]:
     """Return whether a value is an entry that is one tensor for the whole batch."""
     return issubclass(type(value), TensorData)
+
+
+class UnbatchedView(Tensor):
+    """Base class of what `td[key]` gives for such an entry. It is never an entry itself."""
+
+    _kd_entry: TensorData
+
+
+Value = TypeVar("Value")
+
+
+def operand_of(value: Value) -> Value | Tensor:
+    """Return the tensor of an entry that was read, and anything else as it is."""
+    return value._kd_entry._tensor if isinstance(value, UnbatchedView) else value
 
 
 class Values(Data):

@@ -526,7 +526,7 @@ def refuse_unbatched(td: AbstractContainer, what: str, path: tuple[str, ...] = (
         raise InvalidValue(
             f"entry {format_key(found[0])} is an `UnbatchedTensor`, which has no batch dimension "
             f"and cannot be {what}. `exclude` it first, or give it the batch dimensions: "
-            "`td[key] = td[key].expand(*td.batch_size, *td[key].shape)`."
+            "`td[key] = td.get(key).data.expand(*td.batch_size, *td[key].shape)`."
         )
 
 

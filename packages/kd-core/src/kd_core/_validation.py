@@ -28,7 +28,7 @@ from kd_core._errors import (
 )
 from kd_core._keys import format_key, is_key, path_of
 from kd_core._leaves.loops import entries_of, is_shapeless, leaf_fits, without_shape
-from kd_core._nodes import is_data, is_node, is_row_data, is_unbatched
+from kd_core._nodes import UnbatchedView, is_data, is_node, is_row_data, is_unbatched
 from kd_core._shapes import names_of, unchanged, with_names
 from kd_core._switches import list_to_stack
 
@@ -49,8 +49,11 @@ def as_entry(key: str, value: object, desc: Descriptor, path: tuple[str, ...] = 
         ShapeMismatch: if its shape does not start with the batch size.
     """
     if isinstance(value, Tensor):
-        if value.__class__ is not Tensor and is_foreign_unbatched(value):
-            return _node_as_entry(key, registry.foreign_tensor(value), desc, path)
+        if value.__class__ is not Tensor:
+            if isinstance(value, UnbatchedView):
+                return _node_as_entry(key, value._kd_entry, desc, path)
+            if is_foreign_unbatched(value):
+                return _node_as_entry(key, registry.foreign_tensor(value), desc, path)
         if desc.device is None and leaf_fits(value, desc):
             return value
         return _tensor_as_entry(key, value, desc, path)

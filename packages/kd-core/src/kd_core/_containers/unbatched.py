@@ -11,6 +11,7 @@ Several of them become one only if they are known to be equal, so none is lost s
 from __future__ import annotations
 
 import copy
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -34,7 +35,7 @@ from kd_core._keys import format_key
 from kd_core._leaves.foreach import wraps_tensors
 from kd_core._leaves.loops import Selection
 from kd_core._leaves.packing import packed
-from kd_core._nodes import TensorData, is_node, is_unbatched
+from kd_core._nodes import TensorData, UnbatchedView, is_node, is_unbatched
 from kd_core._shapes import Fresh, Reduced, batch_of
 
 if TYPE_CHECKING:
@@ -45,13 +46,24 @@ if TYPE_CHECKING:
     from kd_core._types import BatchFn, BatchSize, DeviceLike, LeafFn, PartsFn
 
 
-class UnbatchedTensor(TensorData):
+class _WithViews(type):
+    """Makes what `td[key]` returns an instance, too."""
+
+    def __instancecheck__(cls, value: object) -> bool:
+        return super().__instancecheck__(value) or type(value) is _View
+
+
+class UnbatchedTensor(TensorData, metaclass=_WithViews):
     """An entry that is one tensor for the whole batch: its shape does not start with `batch_size`.
 
-    `td["key"]` returns the tensor, `td.get("key")` this wrapper. Operations that move rows
-    (indexing, reshaping, splitting, repeating) pass the same tensor on; arithmetic, `apply`, `to`,
-    `clone` and gradients act on it as on other tensors. Reductions along batch dimensions refuse
-    it, because it has none. `stack` and `cat` keep one if all are equal, else they raise an error.
+    `td["key"]` returns it as an instance of `torch.Tensor`, `td.get("key")` as this wrapper. Both
+    compute as the tensor does, and what they give can be stored in the container again. Computed
+    with a tensor that has the rows of the batch, the result is a plain tensor with these rows.
+
+    Operations on the container that move rows (indexing, reshaping, splitting, repeating) pass the
+    same tensor on; arithmetic, `apply`, `to`, `clone` and gradients act on it as on other tensors.
+    Reductions along batch dimensions refuse it, because it has none. `stack` and `cat` keep one if
+    all are equal, else they raise an error.
 
     A write in place to the tensor of an indexed container is seen by the container that was
     indexed.
@@ -70,8 +82,12 @@ class UnbatchedTensor(TensorData):
         >>> td = TensorDict(a=torch.zeros(10, 3), u=UnbatchedTensor(torch.ones(7)), batch_size=[10])
         >>> td[:2].reshape(2, 1)["u"].shape, (td + 1)["u"][0]
         (torch.Size([7]), tensor(2.))
-        >>> td[0]["u"] is td["u"]
-        True
+        >>> td["double"] = td["u"] * 2
+        >>> td[0]["double"].shape
+        torch.Size([7])
+        >>> td["scaled"] = td["a"] * td["u"].sum()
+        >>> td[0]["scaled"]
+        tensor([0., 0., 0.])
         >>> td.get("u")
         UnbatchedTensor(shape=torch.Size([7]), device=cpu, dtype=torch.float32, is_shared=False)
     """
@@ -81,12 +97,13 @@ class UnbatchedTensor(TensorData):
     _kd_desc: Descriptor
     _tensor: Tensor
     _of_batch = True
+    __array_priority__ = 1000  # arrays of numpy leave operators to it, as to a tensor
 
     def __init__(
         self, data: object, batch_size: BatchSize = (), device: DeviceLike | None = None
     ) -> None:
         self._kd_desc = describe_on(batch_of(batch_size), device)
-        tensor = data._tensor if is_unbatched(data) else _converted(data)
+        tensor = _converted(_unwrapped(data))
         place = self._kd_desc.device
         self._tensor = tensor if place is None or tensor.device == place else tensor.to(place)
 
@@ -115,13 +132,9 @@ class UnbatchedTensor(TensorData):
         """The batch size of the container that it belongs to."""
         return self._kd_desc.size
 
-    def _computed(self, method: str, *args: object, **options: object) -> Self:
-        """Return what a method of the tensor gives, as an entry of the same container."""
-        given = [_unwrapped(each) for each in args]
-        named = {key: _unwrapped(each) for key, each in options.items()}
-        return cast(
-            "Self", _rewrapped(getattr(self._tensor, method)(*given, **named), self._kd_desc)
-        )
+    def _computed(self, call: Callable[..., object], *args: object, **options: object) -> Self:
+        """Return what a function gives for the tensors, as an entry of the same container."""
+        return cast("Self", computed(self._kd_desc, call, args, options))
 
     @classmethod
     def __torch_function__(
@@ -132,20 +145,20 @@ class UnbatchedTensor(TensorData):
         kwargs: Mapping[str, object] | None = None,
     ) -> object:
         """Call a function of torch on the tensors; what it returns are entries again."""
-        desc = _first_desc((*args, *(kwargs or {}).values()))
+        options = kwargs or {}
+        desc = _first_desc((*args, *options.values()))
         if desc is None:
             return NotImplemented  # the class itself was passed
-        named = {key: _unwrapped(each) for key, each in (kwargs or {}).items()}
-        return _rewrapped(func(*map(_unwrapped, args), **named), desc)
+        return computed(desc, func, args, options)
 
     def __getattr__(self, name: str) -> object:
         """Return an attribute or a method of the tensor."""
         if name.startswith("_"):
             raise AttributeError(f"`{type(self).__name__}` does not have the attribute `{name}`.")
         found: object = getattr(self._tensor, name)
-        return (
-            partial(self._computed, name) if callable(found) else _rewrapped(found, self._kd_desc)
-        )
+        if callable(found):
+            return partial(self._computed, found)
+        return _rewrapped(found, self._kd_desc, ())
 
     def __array__(self, dtype: object = None, copy: bool | None = None) -> object:
         array = cast("Any", self._tensor.numpy(force=True))  # numpy is not a dependency
@@ -166,119 +179,122 @@ class UnbatchedTensor(TensorData):
     def __complex__(self) -> complex:
         return complex(self._tensor)
 
+    def __format__(self, spec: str) -> str:
+        return format(self._tensor, spec) if spec else repr(self)
+
     def __len__(self) -> int:
         return len(self._tensor)
 
     def __iter__(self) -> Iterator[object]:
-        return (_rewrapped(each, self._kd_desc) for each in self._tensor)
+        return (_rewrapped(each, self._kd_desc, ()) for each in self._tensor)
 
     def __getitem__(self, index: object) -> object:
-        return self._computed("__getitem__", index)
+        return self._computed(operator.getitem, self, index)
 
     def __setitem__(self, index: object, value: object) -> None:
         self._tensor[_unwrapped(index)] = _unwrapped(value)  # type: ignore[index, assignment]  # torch checks both
 
     def __add__(self, other: object) -> Self:
-        return self._computed("__add__", other)
+        return self._computed(operator.add, self, other)
 
     def __radd__(self, other: object) -> Self:
-        return self._computed("__radd__", other)
+        return self._computed(operator.add, other, self)
 
     def __sub__(self, other: object) -> Self:
-        return self._computed("__sub__", other)
+        return self._computed(operator.sub, self, other)
 
     def __rsub__(self, other: object) -> Self:
-        return self._computed("__rsub__", other)
+        return self._computed(operator.sub, other, self)
 
     def __mul__(self, other: object) -> Self:
-        return self._computed("__mul__", other)
+        return self._computed(operator.mul, self, other)
 
     def __rmul__(self, other: object) -> Self:
-        return self._computed("__rmul__", other)
+        return self._computed(operator.mul, other, self)
 
     def __truediv__(self, other: object) -> Self:
-        return self._computed("__truediv__", other)
+        return self._computed(operator.truediv, self, other)
 
     def __rtruediv__(self, other: object) -> Self:
-        return self._computed("__rtruediv__", other)
+        return self._computed(operator.truediv, other, self)
 
     def __floordiv__(self, other: object) -> Self:
-        return self._computed("__floordiv__", other)
+        return self._computed(operator.floordiv, self, other)
 
     def __rfloordiv__(self, other: object) -> Self:
-        return self._computed("__rfloordiv__", other)
+        return self._computed(operator.floordiv, other, self)
 
     def __mod__(self, other: object) -> Self:
-        return self._computed("__mod__", other)
+        return self._computed(operator.mod, self, other)
 
     def __rmod__(self, other: object) -> Self:
-        return self._computed("__rmod__", other)
+        return self._computed(operator.mod, other, self)
 
     def __pow__(self, other: object) -> Self:
-        return self._computed("__pow__", other)
+        return self._computed(operator.pow, self, other)
 
     def __rpow__(self, other: object) -> Self:
-        return self._computed("__rpow__", other)
+        return self._computed(operator.pow, other, self)
 
     def __matmul__(self, other: object) -> Self:
-        return self._computed("__matmul__", other)
+        return self._computed(operator.matmul, self, other)
 
     def __rmatmul__(self, other: object) -> Self:
-        return self._computed("__rmatmul__", other)
+        return self._computed(operator.matmul, other, self)
 
     def __and__(self, other: object) -> Self:
-        return self._computed("__and__", other)
+        return self._computed(operator.and_, self, other)
 
     def __rand__(self, other: object) -> Self:
-        return self._computed("__rand__", other)
+        return self._computed(operator.and_, other, self)
 
     def __or__(self, other: object) -> Self:
-        return self._computed("__or__", other)
+        return self._computed(operator.or_, self, other)
 
     def __ror__(self, other: object) -> Self:
-        return self._computed("__ror__", other)
+        return self._computed(operator.or_, other, self)
 
     def __xor__(self, other: object) -> Self:
-        return self._computed("__xor__", other)
+        return self._computed(operator.xor, self, other)
 
     def __rxor__(self, other: object) -> Self:
-        return self._computed("__rxor__", other)
+        return self._computed(operator.xor, other, self)
 
     def __lshift__(self, other: object) -> Self:
-        return self._computed("__lshift__", other)
+        return self._computed(operator.lshift, self, other)
 
     def __rlshift__(self, other: object) -> Self:
-        return self._computed("__rlshift__", other)
+        return self._computed(operator.lshift, other, self)
 
     def __rshift__(self, other: object) -> Self:
-        return self._computed("__rshift__", other)
+        return self._computed(operator.rshift, self, other)
 
     def __rrshift__(self, other: object) -> Self:
-        return self._computed("__rrshift__", other)
+        return self._computed(operator.rshift, other, self)
 
     def __lt__(self, other: object) -> Self:
-        return self._computed("__lt__", other)
+        return self._computed(operator.lt, self, other)
 
     def __le__(self, other: object) -> Self:
-        return self._computed("__le__", other)
+        return self._computed(operator.le, self, other)
 
     def __gt__(self, other: object) -> Self:
-        return self._computed("__gt__", other)
+        return self._computed(operator.gt, self, other)
 
     def __ge__(self, other: object) -> Self:
-        return self._computed("__ge__", other)
+        return self._computed(operator.ge, self, other)
 
     def __neg__(self) -> Self:
-        return self._computed("__neg__")
+        return self._computed(operator.neg, self)
 
     def __abs__(self) -> Self:
-        return self._computed("__abs__")
+        return self._computed(operator.abs, self)
 
     def __invert__(self) -> Self:
-        return self._computed("__invert__")
+        return self._computed(operator.invert, self)
 
     def _kd_item(self) -> Tensor:
-        return self._tensor
+        return _shown(self)
 
     def _with(self, tensor: Tensor, desc: Descriptor) -> Self:
         new = object.__new__(self.__class__)
@@ -365,31 +381,125 @@ class UnbatchedTensor(TensorData):
         return f"{type(self).__name__}({described}"
 
 
+class _View(UnbatchedView):
+    """An entry as an instance of `torch.Tensor`: what `td[key]` returns.
+
+    Functions of torch are called with the tensor of the entry. What they return is of this class,
+    too, so that it is known to have no batch dimensions when it is stored.
+    """
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., object],
+        types: Sequence[type],
+        args: tuple[object, ...] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
+        """Call a function of torch on the tensors; what it returns are views again."""
+        options = kwargs or {}
+        desc = _first_desc((*args, *options.values()))
+        if desc is None:
+            return NotImplemented  # the class itself was passed
+        return _views_of(computed(desc, func, args, options), (*args, *options.values()))
+
+    @property
+    def batch_size(self) -> torch.Size:
+        """The batch size of the container that it was read from."""
+        return self._kd_entry._kd_desc.size
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(self.unbind())
+
+
+def _shown(entry: TensorData) -> Tensor:
+    """Return the tensor of an entry as a view; plain, where torch makes no instances of classes."""
+    tensor = entry._tensor
+    if is_compiling() or wraps_tensors(tensor):
+        return tensor
+    try:
+        view = Tensor._make_subclass(_View, tensor)
+    except (RuntimeError, NotImplementedError):  # of `vmap`
+        return tensor
+    view._kd_entry = entry
+    return view
+
+
+def _views_of(found: object, given: Sequence[object]) -> object:
+    """Return entries as views; one that was given as it was given."""
+    if is_unbatched(found):
+        for each in given:
+            if isinstance(each, UnbatchedView) and each._kd_entry._tensor is found._tensor:
+                return each  # written in place
+        return _shown(found)
+    if isinstance(found, (list, tuple)) and any(map(is_unbatched, found)):
+        return type(found)(_views_of(each, given) for each in found)
+    return found
+
+
+def computed(
+    desc: Descriptor,
+    call: Callable[..., object],
+    args: Sequence[object],
+    options: Mapping[str, object],
+) -> object:
+    """Return what a function gives for the tensors of entries, as entries."""
+    given = [_unwrapped(each) for each in args]
+    named = {key: _unwrapped(each) for key, each in options.items()}
+    return _rewrapped(call(*given, **named), desc, (*args, *options.values()))
+
+
 def _unwrapped(value: object) -> object:
-    if isinstance(value, UnbatchedTensor):
-        return value._tensor
+    if isinstance(value, UnbatchedView):
+        return value._kd_entry._tensor
     if value.__class__ is list or value.__class__ is tuple:
         kind: type = value.__class__
         return kind(map(_unwrapped, value))
-    return value
+    return value._tensor if is_unbatched(value) else value
 
 
-def _rewrapped(value: object, desc: Descriptor) -> object:
+def _rewrapped(value: object, desc: Descriptor, given: Sequence[object]) -> object:
+    """Return a result as an entry, unless it is an argument, or has the rows of the batch."""
     if isinstance(value, Tensor):
+        if any(value is each for each in given) or _has_rows(value, desc, given):
+            return value
         return wrap_tensor(value, desc)
-    if isinstance(value, tuple) and any(isinstance(each, Tensor) for each in value):
-        parts = [_rewrapped(each, desc) for each in value]
+    if isinstance(value, (list, tuple)) and any(isinstance(each, Tensor) for each in value):
+        parts = [_rewrapped(each, desc, given) for each in value]
         return type(value)(parts)
     return value
 
 
+def _has_rows(value: Tensor, desc: Descriptor, given: Sequence[object]) -> bool:
+    """Return whether a result has rows of the batch, which a tensor that was given brought."""
+    batch = desc.size
+    ndim = len(batch)
+    if not ndim or value.shape[:ndim] != batch:
+        return False
+    found = False
+    for each in _flat(given):
+        entry = each._kd_entry if isinstance(each, UnbatchedView) else each
+        if is_unbatched(entry):
+            if entry._tensor.shape[:ndim] == batch:
+                return False
+        elif isinstance(each, Tensor) and each.shape[:ndim] == batch:
+            found = True
+    return found
+
+
+def _flat(values: Iterable[object]) -> Iterator[object]:
+    """Yield arguments, and those in a list or tuple."""
+    for value in values:
+        yield from value if isinstance(value, (list, tuple)) else (value,)
+
+
 def _first_desc(values: Iterable[object]) -> Descriptor | None:
     """Return the descriptor of the first entry among arguments, which may be in a list."""
-    for value in values:
-        inner = value if isinstance(value, (list, tuple)) else (value,)
-        for each in inner:
-            if isinstance(each, UnbatchedTensor):
-                return each._kd_desc
+    for each in _flat(values):
+        if isinstance(each, UnbatchedView):
+            return each._kd_entry._kd_desc
+        if is_unbatched(each):
+            return each._kd_desc
     return None
 
 
@@ -480,7 +590,8 @@ def check_equal(one: Tensor, other: Tensor, path: tuple[str, ...]) -> None:
     raise InvalidValue(
         f"entry {format_key(path)} is an `UnbatchedTensor`, of which the result has one, got "
         f"{reason}. Store one tensor in all containers, or give the entry the batch dimensions: "
-        "`td[key] = td[key].expand(*td.batch_size, *td[key].shape)`. `lazy_stack` keeps all."
+        "`td[key] = td.get(key).data.expand(*td.batch_size, *td[key].shape)`. `lazy_stack` keeps "
+        "all."
     )
 
 
@@ -495,7 +606,7 @@ def _tensor_beside(other: Entry, path: tuple[str, ...]) -> Tensor:
     raise KeySetMismatch(
         f"entry {format_key(path)} must be an `UnbatchedTensor` in both containers or in none, got "
         f"{a_type(other)} beside one. Wrap it in `UnbatchedTensor`, or give the entry "
-        "the batch dimensions: `td[key] = td[key].expand(*td.batch_size, *td[key].shape)`."
+        "the batch dimensions: `td[key] = td.get(key).data.expand(*td.batch_size, *td[key].shape)`."
     )
 
 

@@ -46,7 +46,7 @@ def walk_items(entries: Entries, options: Options, read: Read = _items_of) -> It
             continue
         inner = _container_entries(value, is_leaf)
         if leaves_only and is_unbatched(value):
-            found.append((key, value._tensor))
+            found.append((key, value._kd_item()))
         elif not leaves_only or _counts(value, is_leaf):
             found.append((key, value))
         if inner is not None and nested:
@@ -64,7 +64,7 @@ def _walk_below(
             continue
         inner = _container_entries(value, is_leaf)
         if leaves_only and is_unbatched(value):
-            found.append(((*prefix, key), value._tensor))
+            found.append(((*prefix, key), value._kd_item()))
         elif not leaves_only or _counts(value, is_leaf):
             found.append(((*prefix, key), value))
         if inner is not None:
@@ -198,7 +198,7 @@ def _below(key: str, value: Entry, read: Read = _items_of) -> Items:
     inner: Entries | None = getattr(value, "_kd_entries", None)
     found: Items = []
     if inner is None:
-        return [(key, value._tensor)] if is_unbatched(value) else found
+        return [(key, value._kd_item())] if is_unbatched(value) else found
     _walk_below(inner, (key,), ALL_LEAVES, found, read)
     return found
 

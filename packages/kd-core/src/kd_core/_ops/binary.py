@@ -65,7 +65,7 @@ from kd_core._leaves.writes import (
     collect_writes,
     write_all,
 )
-from kd_core._nodes import is_data, is_unbatched, tensor_of
+from kd_core._nodes import UnbatchedView, is_data, is_unbatched, tensor_of
 from kd_core._protocol import (
     AbstractContainer,
     Composite,
@@ -131,7 +131,7 @@ def as_operand(value: object) -> Tensor | complex:
         InvalidArgument: if the value is neither.
     """
     if isinstance(value, (Tensor, complex, float, int)):
-        return value
+        return value._kd_entry._tensor if isinstance(value, UnbatchedView) else value
     if _is_array(value):
         tensor = torch.as_tensor(value)
         return tensor if tensor.ndim else tensor.item()

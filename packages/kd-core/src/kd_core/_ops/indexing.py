@@ -44,7 +44,7 @@ from kd_core._leaves.writes import (
     without_ones,
     write_all,
 )
-from kd_core._nodes import is_data, is_node, is_row_data, is_unbatched
+from kd_core._nodes import is_data, is_node, is_row_data, is_unbatched, operand_of
 from kd_core._ops.access import narrowed_items, paths_to_update, source_items
 from kd_core._ops.binary import blended, keeps_batch
 from kd_core._ops.description import locked_as_rows
@@ -129,12 +129,13 @@ def resolve(index: object, batch: Batch) -> Resolved:
     if isinstance(index, int) and not isinstance(index, bool):
         return lambda leaf: leaf[index], index_int(batch, index)
     if isinstance(index, Tensor):
-        if index.dtype is torch.bool:
-            return rows_where(index, batch)
-        if batch and index.dtype is torch.int64:
-            rows = index.shape
-            lead = (resized(batch[0], rows[0]),) if len(rows) == 1 else tuple(rows)
-            return lambda leaf: leaf[index], (*lead, *batch[1:])
+        rows = operand_of(index)
+        if rows.dtype is torch.bool:
+            return rows_where(rows, batch)
+        if batch and rows.dtype is torch.int64:
+            shape = rows.shape
+            lead = (resized(batch[0], shape[0]),) if len(shape) == 1 else tuple(shape)
+            return lambda leaf: leaf[rows], (*lead, *batch[1:])
     return _resolve_items(index if isinstance(index, tuple) else (index,), batch)
 
 
@@ -143,7 +144,7 @@ def _resolve_items(index: tuple[object, ...], batch: Batch) -> Resolved:
     if simple is not None:
         where, shape = simple
         return _reading(where), shape
-    items = plain_index(index, batch)
+    items = plain_index(tuple(map(operand_of, index)), batch)
     try:
         shape = shape_at(items, batch)
     except IndexError as error:
