@@ -170,6 +170,11 @@ CALLS: dict[str, Callable[[], object]] = {
     "integers as keys": lambda: TensorDict({"opt": {"state": {0: torch.zeros(2)}}}),
     "keyed modules below kd_core": lambda: import_module("kd_core.nn"),
     "utils below kd_core": lambda: import_module("kd_core.utils"),
+    "a key as an attribute of a lazy stack": lambda: attrgetter("ids")(ragged()),
+    "a usual key like another as an attribute": lambda: attrgetter("rewards")(td()),
+    "distributions below kd_core": lambda: import_module("kd_core.distributions"),
+    "a module of tensordict": lambda: import_module("kd_core.tensorclass"),
+    "a misspelt name that is imported": lambda: import_module("kd_core.Tensordict"),
     "a file of torch.save to load": lambda: TensorDict.load(written_by_torch()),
 }
 

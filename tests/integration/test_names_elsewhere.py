@@ -41,3 +41,35 @@ def test_a_package_that_is_not_installed_is_installed_first(
     monkeypatch.delitem(sys.modules, "kd_probabilistic", raising=False)
     with pytest.raises(ImportError, match="`pip install kd-probabilistic`, then `from kd_prob"):
         from kd_nn import InteractionType  # type: ignore[attr-defined]  # noqa: F401  # the promise
+
+
+@pytest.mark.parametrize(
+    ("module", "instead"),
+    [
+        ("kd_core.nn", "from `kd_nn`, and distributions from `kd_probabilistic`"),
+        ("kd_core.tensorclass", "Import its names from `kd_core`"),
+        ("kd_nn.nn", "Import its names from `kd_nn`"),
+        ("kd_nn.probabilistic", "Import its names from `kd_probabilistic`"),
+        ("kd_probabilistic.modules", "Import its names from `kd_probabilistic`"),
+        ("kd_export.onnx", "The format is the suffix of the file"),
+    ],
+)
+def test_a_module_written_from_habit_says_what_to_import(module: str, instead: str) -> None:
+    with pytest.raises(ModuleNotFoundError, match=rf"No module named '{module}'\. .*{instead}"):
+        import_module(module)
+
+
+@pytest.mark.parametrize(
+    ("package", "misspelt", "meant"),
+    [
+        ("kd_core", "Tensordict", "TensorDict"),
+        ("kd_nn", "TensorDictSequental", "TensorDictSequential"),
+        ("kd_probabilistic", "InteractionTypes", "InteractionType"),
+    ],
+)
+def test_a_misspelt_import_says_the_name_that_is_meant(
+    package: str, misspelt: str, meant: str
+) -> None:
+    said = f"`{misspelt}` is not in `{package}`. Did you mean `from {package} import {meant}`?"
+    with pytest.raises(ImportError, match=re.escape(said)):
+        exec(f"from {package} import {misspelt}")

@@ -127,5 +127,5 @@ def test_an_error_for_an_unknown_name_is_that_of_python() -> None:
         TensorDict().itemz  # type: ignore[attr-defined]  # noqa: B018  # the error is the promise
     assert not isinstance(found.value, NotOffered)
     assert found.value.name == "itemz"
-    with pytest.raises(ImportError, match="cannot import name 'TensorDic' from 'kd_core'"):
-        exec("from kd_core import TensorDic")
+    with pytest.raises(ImportError, match="cannot import name 'Wombat' from 'kd_core'"):
+        exec("from kd_core import Wombat")

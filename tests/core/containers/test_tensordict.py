@@ -19,6 +19,7 @@ from kd_core import (
     InvalidValue,
     KeyCollision,
     NonTensorData,
+    NonTensorStack,
     ShapeMismatch,
     TensorDict,
     make_tensordict,
@@ -156,6 +157,16 @@ def test_anything_else_is_data(value: object) -> None:
     td = TensorDict({"a": value}, [3])
     assert td["a"] is value
     assert isinstance(td.get("a"), NonTensorData)
+
+
+@pytest.mark.parametrize("batch_size", [[], [2]])
+def test_lists_of_numbers_of_other_lengths_are_kept_and_noted(batch_size: list[int]) -> None:
+    said = r"entry `\('n', 'a'\)` holds lists of numbers of different lengths, .*lazy_stack"
+    with pytest.warns(UserWarning, match=said) as noted:
+        td = TensorDict({"n": {"a": [[1, 2], [3]]}}, batch_size)
+    assert noted[0].filename == __file__
+    assert td["n", "a"] == [[1, 2], [3]]
+    assert TensorDict({"a": NonTensorStack([1, 2], [3])}, [2])["a"] == [[1, 2], [3]]
 
 
 def test_arrays_keep_their_dtype() -> None:

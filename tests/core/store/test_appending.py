@@ -173,3 +173,24 @@ def test_rows_that_cannot_be_saved_leave_nothing(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="holds an `object`"):
         TensorDict({"a": torch.ones(2), "b": MetaData(object())}, [2]).append_to(tmp_path / "td")
     assert not names_in(tmp_path)
+
+
+@pytest.mark.parametrize("device", [None, "cpu"])
+def test_rows_are_appended_from_wherever_they_are(device: str | None, tmp_path: Path) -> None:
+    path, td = tmp_path / "td", rows(2)
+    other = td.to("cpu") if device is None else td
+    (td if device is None else td.to("cpu")).save(path)
+    other.append_to(path)
+    store.compact(path)
+    other.append_to(path)
+    found = TensorDict.load(path)
+    assert str(found.device) == str(found.nested("n", TensorDict).device) == str(device)
+    assert found["a"].tolist() == [0, 1] * 3
+
+
+def test_rows_are_appended_to_a_sealed_arena(tmp_path: Path) -> None:
+    arena = rows(2).memmap(tmp_path / "td")
+    store.seal(tmp_path / "td")
+    for part in (rows(1, 2), TensorDict.load(tmp_path / "td")[:1], arena[:1]):
+        part.append_to(tmp_path / "td")
+    assert TensorDict.load(tmp_path / "td")["a"].tolist() == [0, 1, 2, 0, 0]

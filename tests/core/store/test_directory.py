@@ -12,14 +12,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.core.content import assert_same
+from tests.core.store.forging import forged_text
 from tests.core.store.trees import DTYPES, trees
 
 from kd_core import (
     FormatError,
+    InvalidArgument,
+    InvalidValue,
     KeyNotFound,
     LazyStackedTensorDict,
     MetaData,
     NonTensorData,
+    NonTensorStack,
     TensorDict,
     TensorDictBase,
     TensorDictFuture,
@@ -28,6 +32,7 @@ from kd_core import (
     lazy_stack,
     pack_memmap,
     refresh_archive_checksums,
+    store,
     unpack_memmap,
 )
 from kd_core._store.manifest import canonical
@@ -312,15 +317,15 @@ def test_parameters_that_ask_for_what_is_done_anyway(tmp_path: Path) -> None:
 
 def test_a_name_of_a_file_is_a_file(tmp_path: Path) -> None:
     td = TensorDict({"a": torch.arange(3)}, [3])
-    for name in ("model.pt", "model.safetensors", "m.tdz"):
+    for name in ("model.st", "model.safetensors", "m.tdz"):
         td.save(tmp_path / name)
         assert is_memmap_archive(tmp_path / name)
         assert TensorDict.load(tmp_path / name)["a"].tolist() == [0, 1, 2]
         assert TensorDict.load_memmap(tmp_path / name)["a"].tolist() == [0, 1, 2]
     td.save(tmp_path / "any", archive=True, compression="deflate")
     assert is_memmap_archive(tmp_path / "any")
-    td.save(tmp_path / "folder.pt", archive=False)
-    assert not is_memmap_archive(tmp_path / "folder.pt")
+    td.save(tmp_path / "folder.st", archive=False)
+    assert not is_memmap_archive(tmp_path / "folder.st")
     assert not is_memmap_archive(tmp_path / "nothing")
     with pytest.raises(ValueError, match="must be one of"):
         td.save(tmp_path / "x", archive=True, compression="gzip")
@@ -347,3 +352,75 @@ def test_directories_and_files_become_one_another(tmp_path: Path) -> None:
         TensorDict.load(packed, verify="full")
     assert refresh_archive_checksums(packed) == packed
     assert TensorDict.load(packed, verify="full")["a"].tolist() == [0, 1, 7]
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("m.pt", r"`m.pt` has the suffix of torch, and becomes a single file .*`torch.save\(td, "),
+        ("m.h5", r"`m.h5` has the suffix of HDF5, and becomes a directory, .*Use `to_h5` for HDF5"),
+        ("m.parquet", r"Use `to_parquet` for Parquet, or another suffix: `.safetensors`"),
+        ("m.onnx", r"Use `kd_export.save\(module, path\)` for exported modules"),
+    ],
+)
+def test_a_new_name_with_the_suffix_of_another_format_is_noted(
+    name: str, says: str, tmp_path: Path
+) -> None:
+    td = TensorDict({"a": torch.arange(3)}, [3])
+    with pytest.warns(UserWarning, match=says) as noted:
+        td.save(tmp_path / name)
+    assert noted[0].filename == __file__
+    td.save(tmp_path / name)  # it is known by now
+    assert TensorDict.load(tmp_path / name)["a"].tolist() == [0, 1, 2]
+
+
+def trained() -> tuple[torch.nn.Linear, torch.optim.Adam]:
+    net = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.1)
+    net(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    return net, optimizer
+
+
+@pytest.mark.parametrize("name", ["run.kd", "run.safetensors"])
+def test_the_state_of_an_optimizer_is_saved_as_one_value(name: str, tmp_path: Path) -> None:
+    net, optimizer = trained()
+    state = optimizer.state_dict()
+    held = NonTensorData({**state, "shared": [net.weight.detach(), net.weight.detach()]})
+    TensorDict({"w": net.weight.detach(), "optimizer": held}).save(tmp_path / name)
+    found = TensorDict.load(tmp_path / name).get_non_tensor("optimizer")
+    assert isinstance(found, dict)
+    assert found["param_groups"] == state["param_groups"]
+    assert list(found["state"]) == [0, 1]
+    for number, moments in state["state"].items():
+        for moment, value in moments.items():
+            assert torch.equal(found["state"][number][moment], value)
+    assert torch.equal(found.pop("shared")[1], net.weight.detach())
+    again = torch.optim.Adam(net.parameters())
+    again.load_state_dict(found)
+    assert again.param_groups[0]["lr"] == 0.1
+
+
+def test_a_value_with_tensors_is_in_arenas_and_buffers_too(tmp_path: Path) -> None:
+    td = TensorDict({"a": torch.zeros(3), "o": NonTensorData({0: (torch.ones(2), "m")})}, [3])
+    like = td.memmap_like(tmp_path / "arena")
+    for made in (like, TensorDict.load_memmap(tmp_path / "arena"), td.consolidate()):
+        value, unit = made.get_non_tensor("o")[0]  # type: ignore[index]  # of an object
+        assert (value.tolist(), unit) == ([1, 1], "m")
+    td.save(tmp_path / "rows")
+    with pytest.raises(InvalidValue, match="`o` holds one value with tensors for the whole batch"):
+        td.append_to(tmp_path / "rows")
+    with pytest.raises(InvalidValue, match="cannot be resized"):
+        store.resize(tmp_path / "arena", 5)
+    with pytest.raises(InvalidArgument, match="holds a `Tensor`, which cannot be saved"):
+        TensorDict({"o": NonTensorStack({0: torch.ones(2)}, {})}, [2]).save(tmp_path / "x")
+
+
+@pytest.mark.parametrize("number", [7, -1, "0", True, None, [0]])
+def test_a_forged_number_of_a_tensor_is_refused(number: object, tmp_path: Path) -> None:
+    TensorDict({"o": NonTensorData({0: torch.ones(2)})}).save(tmp_path / "td")
+    text = (tmp_path / "td" / "manifest.json").read_text().splitlines()[1]
+    assert '{"n":0}' in text
+    forged_text(tmp_path / "td", text.replace('{"n":0}', f'{{"n":{json.dumps(number)}}}'))
+    with pytest.raises(FormatError, match="expected non-tensor data"):
+        TensorDict.load(tmp_path / "td")

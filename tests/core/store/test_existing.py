@@ -24,7 +24,7 @@ class Writer(NamedTuple):
 WRITERS = (
     Writer("save.kd", lambda td, path, ok: td.save(path, exist_ok=ok), single=False),
     Writer("save.safetensors", lambda td, path, ok: td.save(path, exist_ok=ok)),
-    Writer("dumps.pt", lambda td, path, ok: td.dumps(path, exist_ok=ok)),
+    Writer("dumps.st", lambda td, path, ok: td.dumps(path, exist_ok=ok)),
     Writer("memmap.arena", lambda td, path, ok: td.memmap(path, exist_ok=ok), single=False),
     Writer("memmap.tdz", lambda td, path, ok: td.memmap(path, exist_ok=ok)),
     Writer(

@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import FrozenInstanceError
 from pathlib import Path
@@ -161,6 +162,19 @@ class NotOfferedImport(KdError, ImportError):
 
 class MissingDependency(KdError, ImportError):
     """An optional package that is not installed."""
+
+
+def warn_caller(text: str) -> None:
+    """Warn with the line of the program that called the package, however deep the call is now."""
+    import warnings
+
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in _OURS:
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, UserWarning, stacklevel=level)
+
+
+_OURS: Final = frozenset({"kd_core", "kd_nn", "kd_probabilistic", "kd_export"})
 
 
 def listed(names: Iterable[str], most: int = 12) -> str:

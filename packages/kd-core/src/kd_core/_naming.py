@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, Never, TypeAlias, cast
 from torch.compiler import is_dynamo_compiling
 
 from kd_core._errors import InvalidArgument, NotOffered, NotOfferedImport
+from kd_core._keys import nearest_key
 from kd_core._torch_private import traced_as
 
 if TYPE_CHECKING:
@@ -82,10 +83,54 @@ def find_reason(name: str, areas: Iterable[str]) -> str | None:
     return None
 
 
+_KEYED = "Import keyed modules from `kd_nn`, and distributions from `kd_probabilistic`"
+_FORMAT = "The format is the suffix of the file: `export(model, example).save('policy.onnx')`"
+
 _MODULES = {
-    "nn": "Import keyed modules from `kd_nn`, and distributions from `kd_probabilistic`",
-    "utils": "Import what `tensordict.utils` holds from `kd_core`",
+    "kd_core": {
+        "nn": _KEYED,
+        "modules": _KEYED,
+        "distributions": "Import distributions from `kd_nn.distributions` or `kd_probabilistic`",
+        "utils": "Import what `tensordict.utils` holds from `kd_core`",
+        **dict.fromkeys(
+            [
+                "base",
+                "containers",
+                "functional",
+                "memmap",
+                "persistent",
+                "tensorclass",
+                "tensordict",
+            ],
+            "Import its names from `kd_core`",
+        ),
+    },
+    "kd_nn": {
+        "probabilistic": "Import its names from `kd_probabilistic`",
+        **dict.fromkeys(
+            [
+                "nn",
+                "common",
+                "ensemble",
+                "functional_modules",
+                "modules",
+                "params",
+                "sequence",
+                "utils",
+            ],
+            "Import its names from `kd_nn`",
+        ),
+    },
+    "kd_probabilistic": dict.fromkeys(
+        ("nn", "modules", "distributions", "probabilistic"),
+        "Import its names from `kd_probabilistic`, and distributions from `kd_nn.distributions`",
+    ),
+    "kd_export": {
+        **dict.fromkeys(("onnx", "torch", "aoti", "executorch", "tflite", "backends"), _FORMAT),
+        **dict.fromkeys(("runtime", "session", "verify"), "Import its names from `kd_export`"),
+    },
 }
+"""What to import instead of modules that users write from habit, for each package."""
 
 
 _packages: set[str] = set()
@@ -101,11 +146,12 @@ class NamesModules:
 
     @staticmethod
     def find_spec(name: str, path: object = None, target: object = None) -> None:
-        """Raise for `kd_core.nn`, written from habit, and for names that are elsewhere."""
+        """Raise for `kd_core.nn`, written from habit, and for names that are elsewhere or near."""
         package, _, part = name.rpartition(".")
-        if package == "kd_core" and part in _MODULES:
+        instead = _MODULES.get(package, {}).get(part)
+        if instead is not None:
             # An error whose `name` is that of the module would be hidden by `from ... import`.
-            raise ModuleNotFoundError(f"No module named {name!r}. {_MODULES[part]}.", name=package)
+            raise ModuleNotFoundError(f"No module named {name!r}. {instead}.", name=package)
         if package not in _packages or part.startswith("_"):
             return
         reason = find_reason(part, MODULES)
@@ -114,6 +160,11 @@ class NamesModules:
         home = find_home(part, package)
         if home is not None:
             raise ImportError(home, name=package)
+        public = [each for each in dir(sys.modules[package]) if not each.startswith("_")]
+        near = nearest_key(part, public)
+        if near is not None:
+            text = f"`{part}` is not in `{package}`. Did you mean `from {package} import {near}`?"
+            raise ModuleNotFoundError(text, name=package)
 
 
 sys.meta_path.append(NamesModules)
@@ -128,8 +179,8 @@ def find_home(name: str, package: str) -> str | None:
     """
     from importlib.util import find_spec
 
-    if package == "kd_core" and name in _MODULES:
-        return f"`{name}` is not in `{package}`. {_MODULES[name]}"
+    if name in _MODULES.get(package, {}):
+        return f"`{name}` is not in `{package}`. {_MODULES[package][name]}"
     home = homes().get(name)
     if home is None or home == package:
         return None
@@ -188,12 +239,16 @@ class KeyAsAttribute(LeftOut):
 
     def __get__(self, instance: object, owner: type) -> Never:
         held: Iterable[str] = () if is_dynamo_compiling() else getattr(instance, "keys", tuple)()
-        if self.name not in held:
-            raise AttributeError(f"{owner.__name__!r} object has no attribute {self.name!r}")
-        raise AttributeError(
-            f"`{self.name}` is a key, not an attribute of a `{owner.__name__}`. Write "
-            f'`td["{self.name}"]`, or declare a tensor class with a field of that name.'
+        if self.name in held:
+            raise AttributeError(
+                f"`{self.name}` is a key, not an attribute of a `{owner.__name__}`. Write "
+                f'`td["{self.name}"]`, or declare a tensor class with a field of that name.'
+            )
+        near = nearest_key(self.name, held)
+        hint = (
+            "" if near is None else f'. Keys are read as `td["key"]`. Did you mean `td["{near}"]`?'
         )
+        raise AttributeError(f"{owner.__name__!r} object has no attribute {self.name!r}{hint}")
 
 
 USUAL_KEYS: Final = (
@@ -201,7 +256,11 @@ USUAL_KEYS: Final = (
     "truncated next step time advantage returns logits loss target targets label "
     "labels image images pixels input inputs output outputs x y z hidden h c token tokens "
     "input_ids attention_mask text mask weight weights bias params id ids index features pos "
-    "position vel velocity force energy prediction pred score scores prompt response"
+    "position vel velocity force energy prediction pred score scores prompt response "
+    "joint_pos joint_vel qpos qvel command commands torque torques policy critic actor "
+    "log_prob sample_log_prob value_target state_value state_action_value td_error collector "
+    "priority episode episode_reward step_count is_init feature embedding latent mean_action "
+    "loc scale logit probs user item price time_step timestamp mask_tokens"
 )
 """Keys that users write as attributes: `KeyAsAttribute`."""
 

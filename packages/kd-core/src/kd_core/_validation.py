@@ -25,6 +25,7 @@ from kd_core._errors import (
     ShapeMismatch,
     batch_does_not_fit,
     given_twice,
+    warn_caller,
 )
 from kd_core._keys import format_key, is_key, path_of
 from kd_core._leaves.loops import entries_of, is_shapeless, leaf_fits, without_shape
@@ -212,6 +213,7 @@ def _as_tensor(
         try:
             return torch.as_tensor(value)
         except (ValueError, TypeError):
+            _note_ragged((*path, key))
             return None
     if 0 not in batch:  # where there are no rows, nothing tells numbers from words
         shape = _shape_of_nothing(value)
@@ -236,6 +238,16 @@ def _as_tensor(
             f"`{type(value).__name__}`: {error}. Convert it, or wrap it in `NonTensorData` to "
             "store it as one value that every row has."
         ) from None
+
+
+def _note_ragged(path: tuple[str, ...]) -> None:
+    """Warn that lists of numbers of different lengths do not become a tensor."""
+    if not is_dynamo_compiling():
+        warn_caller(
+            f"entry {format_key(path)} holds lists of numbers of different lengths, which are kept "
+            "as Python values, not as a tensor. Pad them to one length, keep the rows as members "
+            "of `lazy_stack`, or pass `NonTensorStack(*rows)` if the lists themselves are meant."
+        )
 
 
 def _as_stack(value: object) -> Node | None:

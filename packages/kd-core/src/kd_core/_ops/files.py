@@ -88,7 +88,9 @@ class Saving(AbstractContainer):
         other processes, and this one after a crash, read either the old content or the new one.
         Keys may be any strings. Data that is not a tensor is kept if it is made of strings,
         numbers, bytes, lists, tuples, dicts and `None`, or of types that are registered with
-        `kd_core.store`. Gradients, and whether they are required, are not kept.
+        `kd_core.store`; one value for the whole batch may hold tensors too, as
+        `NonTensorData(optimizer.state_dict())` does. Gradients, and whether they are required, are
+        not kept.
 
         Args:
             prefix: the directory or the file; directories above it are created. `None`: a temporary
@@ -111,6 +113,10 @@ class Saving(AbstractContainer):
             InvalidValue: if the value of an entry cannot be saved, or the path is something else.
             OSError: if writing fails; the old content stays.
 
+        Warns:
+            UserWarning: if a new name ends in the suffix of another format, such as `.pt`, `.h5` or
+                `.parquet`: the content is written in the format of kd all the same.
+
         Example:
             >>> import torch
             >>> from kd_core import TensorDict
@@ -128,6 +134,7 @@ class Saving(AbstractContainer):
         single = forms.is_single(prefix) if archive is None else archive
         forms.check_compression(compression, single)
         refuse_existing(prefix, exist_ok)
+        forms.note_suffix(prefix, single)
         forms.save(self, prefix, single, durable=durable)
         return self
 

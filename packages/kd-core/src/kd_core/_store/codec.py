@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
@@ -79,6 +79,7 @@ if TYPE_CHECKING:
 # | `strided` | nodes of the values of all rows and of the sizes of each: another nested tensor |
 # | `unbatched` | the node of a tensor that does not start with the batch size |
 # | `data` | non-tensor data of the whole batch |
+# | `object` | the same with tensors in it, as the state of an optimizer has, and their nodes |
 # | `rows` | the node of a tensor of bytes: non-tensor data of all rows, as canonical JSON |
 #
 # Keys are strings of JSON and nothing else.
@@ -154,8 +155,16 @@ class Encoder:
             self.rows.append(self._known[id(blob)])
             return {"rows": {**more, "values": node}}
         constant, of_batch = registry.state_of_data(value)
-        data = written(value._kd_item(), path)
-        return {"data": {**more, "constant": constant, "of_batch": of_batch, "value": data}}
+        tensors: list[Json] = []
+
+        def number_of(tensor: Tensor) -> int:
+            tensors.append(self.add(tensor, path))
+            self.rows.append(self._known[id(tensor)])
+            return len(tensors) - 1
+
+        data = written(value._kd_item(), path, number_of=number_of)
+        held: Json = {**more, "constant": constant, "of_batch": of_batch, "value": data}
+        return {"object": {**held, "tensors": tensors}} if tensors else {"data": held}
 
     def _leaf(self, leaf: Tensor, path: KeyPath) -> Json:
         return self._jagged(leaf, path) if leaf.is_nested else self.add(leaf, path)
@@ -327,14 +336,29 @@ def _check_level(new: Any, old: Any, path: KeyPath) -> None:
             "`unsqueeze` it."
         )
     _check_same("batch size behind the first dimension", new["batch"][1:], old["batch"][1:], path)
-    for name in ("names", "device"):
-        _check_same(name, new.get(name), old.get(name), path)
+    _check_same("names", new.get("names"), old.get("names"), path)
     mine, theirs = dict(new["entries"]), dict(old["entries"])
     if mine.keys() != theirs.keys():
         where = f" below key {format_key(path)}" if path else ""
         raise different_keys(mine, theirs, ("what is appended", "the store"), where)
     for key, node in mine.items():
         check_fits(node, theirs[key], (*path, key))
+
+
+def on_device_of(new: Json, old: Json) -> None:
+    """Let rows that fit those of a store have its devices: what is loaded is on the CPU."""
+    [(kind, mine)], [(_, theirs)] = cast("Any", new).items(), cast("Any", old).items()
+    if kind == "class":
+        mine, theirs = mine[2], theirs[2]
+    if kind not in ("td", "class", "data", "rows") or "batch" not in mine:
+        return
+    mine.pop("device", None)
+    if "device" in theirs:
+        mine["device"] = theirs["device"]
+    if "entries" in mine:
+        before = dict(theirs["entries"])
+        for key, node in mine["entries"]:
+            on_device_of(node, before[key])
 
 
 def _check_class(new: Any, old: Any, path: KeyPath) -> None:
@@ -376,6 +400,13 @@ def _check_unbatched(new: Any, old: Any, path: KeyPath) -> None:
     )
 
 
+def _check_object(new: Any, old: Any, path: KeyPath) -> None:
+    raise InvalidValue(
+        f"entry {format_key(path)} holds one value with tensors for the whole batch, and rows of "
+        "such a container cannot be appended. Save it in a store of its own, and append the rest."
+    )
+
+
 def _check_added_rows(new: Any, old: Any, path: KeyPath) -> None:
     pass  # rows of any values can be joined
 
@@ -388,6 +419,7 @@ _CHECKS = {
     "jagged": _check_jagged,
     "strided": _check_jagged,
     "data": _check_data,
+    "object": _check_object,
     "rows": _check_added_rows,
     "unbatched": _check_unbatched,
 }
@@ -498,6 +530,9 @@ class _Collector:
                     self.add(part, depth + 1)
             case "data", _:
                 pass
+            case "object", {"tensors": list(parts)}:
+                for part in parts:
+                    self.add(part, depth + 1)
             case _:
                 raise _invalid(kind, value)
 
@@ -690,7 +725,21 @@ class Decoder:
                 if len(values) != math.prod(desc.batch) or desc.batch[: above.ndim] != above.batch:
                     raise _does_not_fit(path)
                 return registry.wrap_list(values, desc)
-            case "data", {
+            case "data", dict():
+                return self._data(value, above, path)
+            case "object", {"tensors": list(parts), **more}:
+                return self._data(more, above, path, [self.leaf_of(part) for part in parts])
+        raise _invalid(kind, value)
+
+    def _data(
+        self,
+        node: Mapping[Any, object],
+        above: Descriptor,
+        path: KeyPath,
+        tensors: Sequence[Tensor] = (),
+    ) -> Entry:
+        match node:
+            case {
                 "constant": bool(constant),
                 "of_batch": bool(of_batch),
                 "value": data,
@@ -699,8 +748,9 @@ class Decoder:
                 desc = self._descriptor_of(more) if more else above
                 if desc.batch[: above.ndim] != above.batch:
                     raise _does_not_fit(path)
-                return registry.restore_data(read(data), desc, constant, of_batch)
-        raise _invalid(kind, value)
+                value = read(data, tensors=tensors)
+                return registry.restore_data(value, desc, constant, of_batch)
+        raise _invalid("data", node)
 
     def _leaf(self, kind: str, value: object) -> Tensor:
         if kind == "tensor":

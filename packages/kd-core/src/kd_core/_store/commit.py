@@ -470,7 +470,7 @@ def _lines(node: Any, name: str, depth: int) -> Iterator[str]:
             yield f"{start}jagged {value[0]['tensor'][2]}, {value[1]['tensor'][3][0] - 1} rows"
         case "strided":
             yield f"{start}nested {value[0]['tensor'][2]}, {value[1]['tensor'][3][0]} rows"
-        case "data" | "rows":
+        case "data" | "object" | "rows":
             yield f"{start}{kind}"
         case "lazy":
             yield f"{start}stack of {len(value['members'])} along dimension {value['dim']}"

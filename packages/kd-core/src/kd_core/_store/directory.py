@@ -17,6 +17,7 @@ from kd_core._store.codec import (
     Specs,
     check_fits,
     check_parts,
+    on_device_of,
     parts_of,
     specs_of,
     wanted_of,
@@ -84,6 +85,7 @@ def append(td: AbstractContainer, path: Path) -> None:
             encoder.move_to(len(current.segments))
             parts = parts_of(current.tree)
             _check_fits(tree, parts[0], path)
+            on_device_of(tree, parts[0])
             tree = {"cat": [*parts, tree]}
             segments = current.segments
         if encoder.specs:

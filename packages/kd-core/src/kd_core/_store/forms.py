@@ -9,7 +9,7 @@ from errno import ENOENT
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from kd_core._errors import FormatError, InvalidValue, listed, refuse_existing
+from kd_core._errors import FormatError, InvalidValue, listed, refuse_existing, warn_caller
 from kd_core._keys import format_key, path_of
 from kd_core._progress import Task
 from kd_core._protocol import AbstractContainer
@@ -24,6 +24,35 @@ if TYPE_CHECKING:
 
 SUFFIXES: Final = frozenset((".bin", ".ckpt", ".pt", ".pth", ".safetensors", ".st", ".tdz", ".zip"))
 """What a reader takes for a file: a directory of such a name would be a surprise."""
+
+
+_FOREIGN: Final = {
+    **dict.fromkeys((".pt", ".pth", ".ckpt", ".bin"), ("torch", "`torch.save(td, path)`")),
+    **dict.fromkeys((".h5", ".hdf5"), ("HDF5", "`to_h5`")),
+    **dict.fromkeys((".pkl", ".pickle"), ("pickle", "`pickle.dump(td, file)`")),
+    **dict.fromkeys((".npz", ".npy"), ("numpy", "`numpy.savez` of what `to_struct_array` returns")),
+    **dict.fromkeys((".arrow", ".feather"), ("Arrow", "`to_arrow`")),
+    **dict.fromkeys((".onnx", ".pt2"), ("exported modules", "`kd_export.save(module, path)`")),
+    ".parquet": ("Parquet", "`to_parquet`"),
+    ".csv": ("CSV", "`to_csv`"),
+    ".json": ("JSON", "`to_json`"),
+    ".zarr": ("Zarr", "`to_zarr`"),
+}
+"""For suffixes of other formats: the format, and what writes it."""
+
+
+def note_suffix(path: str | Path, single: bool) -> None:
+    """Warn that a new store has the suffix of another format, which its tools expect."""
+    place = Path(path)
+    if place.suffix not in _FOREIGN or place.exists():
+        return
+    name, writer = _FOREIGN[place.suffix]
+    form = "a single file of safetensors" if single else "a directory"
+    warn_caller(
+        f"`{place.name}` has the suffix of {name}, and becomes {form}, which `TensorDict.load` "
+        f"reads. Use {writer} for {name}, or another suffix: `.safetensors` for a single file, "
+        "`.kd` for a directory."
+    )
 
 
 def save(

@@ -12,8 +12,10 @@ import json
 import math
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, Never, TypeAlias, cast
+
+from torch import Tensor
 
 from kd_core._errors import FormatError, InvalidArgument, InvalidValue, listed, with_article
 from kd_core._keys import format_key
@@ -392,6 +394,7 @@ def warn_unknown(name: object) -> None:
 # | `{"t": [...]}` | a tuple |
 # | `{"b": "..."}` | bytes, in base 64 |
 # | `{"r": [name, value]}` | a value of a registered type, enumerations among them |
+# | `{"n": number}` | a tensor, by its place among those of the node: in an `object` only |
 #
 # A value comes back with its own type. Other values are refused when they are saved.
 
@@ -401,13 +404,20 @@ _MOST_DIGITS: Final = 4000
 """Python refuses to write and read integers of more than 4300."""
 
 
-def written(value: object, path: tuple[str, ...], depth: int = 0) -> object:
+def written(
+    value: object,
+    path: tuple[str, ...],
+    depth: int = 0,
+    number_of: Callable[[Tensor], int] | None = None,
+) -> object:
     """Return what stands for a value in JSON.
 
     Args:
         value: the value.
         path: the entry that holds it, for messages.
         depth: how many lists and dicts enclose it.
+        number_of: keeps a tensor beside the value, and returns its number; `None`: tensors are
+            refused.
 
     Raises:
         InvalidArgument: if its type is not kept.
@@ -431,7 +441,7 @@ def written(value: object, path: tuple[str, ...], depth: int = 0) -> object:
             "for a cycle."
         )
     if isinstance(value, (list, tuple)) and kind in (list, tuple):
-        items = [written(item, path, depth + 1) for item in value]
+        items = [written(item, path, depth + 1, number_of) for item in value]
         return items if kind is list else {"t": items}
     if isinstance(value, dict) and kind is dict:
         if not all(type(key) in (str, int) for key in value):
@@ -441,12 +451,17 @@ def written(value: object, path: tuple[str, ...], depth: int = 0) -> object:
             )
         return {
             "d": [
-                [written(key, path, depth + 1), written(item, path, depth + 1)]
+                [
+                    written(key, path, depth + 1, number_of),
+                    written(item, path, depth + 1, number_of),
+                ]
                 for key, item in value.items()
             ]
         }
     if isinstance(value, bytes) and kind is bytes:
         return {"b": base64.b64encode(value).decode("ascii")}
+    if isinstance(value, Tensor) and number_of is not None:
+        return {"n": number_of(value)}
     stored = TYPES.get(kind)
     if stored is None:
         raise InvalidArgument(
@@ -455,11 +470,16 @@ def written(value: object, path: tuple[str, ...], depth: int = 0) -> object:
             "tuples or dicts. Register the type with "
             "`kd_core.store.register_type`, or `exclude` the entry."
         )
-    return {"r": [stored.name, written(stored.encode(value), path, depth + 1)]}
+    return {"r": [stored.name, written(stored.encode(value), path, depth + 1, number_of)]}
 
 
-def read(value: object, depth: int = 0) -> object:
+def read(value: object, depth: int = 0, tensors: Sequence[Tensor] = ()) -> object:
     """Return the value that stands behind what `written` returned.
+
+    Args:
+        value: what stands for it.
+        depth: how many lists and dicts enclose it.
+        tensors: those that it holds, by their numbers.
 
     Raises:
         FormatError: if it is none of the forms.
@@ -469,48 +489,48 @@ def read(value: object, depth: int = 0) -> object:
     if depth > MAX_DEPTH:
         raise FormatError(f"non-tensor data is nested more than {MAX_DEPTH} levels deep. {RESTORE}")
     if isinstance(value, list):
-        return [read(item, depth + 1) for item in value]
+        return [read(item, depth + 1, tensors) for item in value]
     if isinstance(value, dict) and len(value) == 1:
         [(tag, inner)] = value.items()
         reader = _READERS.get(tag)
         if reader is not None:
-            return reader(inner, depth + 1)
+            return reader(inner, depth + 1, tensors)
     raise _unknown(value)
 
 
-def _float(inner: object, depth: int) -> object:
+def _float(inner: object, depth: int, tensors: Sequence[Tensor]) -> object:
     if not isinstance(inner, str) or inner not in _FLOATS:
         raise _unknown(inner)
     return _FLOATS[inner]
 
 
-def _dict(inner: object, depth: int) -> object:
+def _dict(inner: object, depth: int, tensors: Sequence[Tensor]) -> object:
     made: dict[str | int, object] = {}
     for pair in _list(inner):
         match pair:
             case [str(key) | int(key), item] if key not in made and not isinstance(key, bool):
-                made[key] = read(item, depth)
+                made[key] = read(item, depth, tensors)
             case _:
                 raise _unknown(pair)
     return made
 
 
-def _tuple(inner: object, depth: int) -> object:
-    return tuple([read(item, depth) for item in _list(inner)])
+def _tuple(inner: object, depth: int, tensors: Sequence[Tensor]) -> object:
+    return tuple([read(item, depth, tensors) for item in _list(inner)])
 
 
-def _bytes(inner: object, depth: int) -> object:
+def _bytes(inner: object, depth: int, tensors: Sequence[Tensor]) -> object:
     try:
         return base64.b64decode(cast(str, inner), validate=True)
     except (ValueError, TypeError):
         raise _unknown(inner) from None
 
 
-def _registered(inner: object, depth: int) -> object:
+def _registered(inner: object, depth: int, tensors: Sequence[Tensor]) -> object:
     match inner:
         case [name, item]:
             stored = type_named(name)
-            value = read(item, depth)
+            value = read(item, depth, tensors)
             try:
                 return stored.decode(value)
             except Exception as error:
@@ -520,18 +540,25 @@ def _registered(inner: object, depth: int) -> object:
     raise _unknown(inner)
 
 
+def _numbered(inner: object, depth: int, tensors: Sequence[Tensor]) -> object:
+    if type(inner) is int and 0 <= inner < len(tensors):
+        return tensors[inner]
+    raise _unknown(inner)
+
+
 def _list(inner: object) -> list[object]:
     if not isinstance(inner, list):
         raise _unknown(inner)
     return inner
 
 
-_READERS: Final[dict[str, Callable[[object, int], object]]] = {
+_READERS: Final[dict[str, Callable[[object, int, Sequence[Tensor]], object]]] = {
     "f": _float,
     "d": _dict,
     "t": _tuple,
     "b": _bytes,
     "r": _registered,
+    "n": _numbered,
 }
 
 
