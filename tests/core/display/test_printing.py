@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from torch.utils import _pytree as pytree
 
 from kd_core import (
     InvalidArgument,
@@ -122,6 +123,20 @@ def test_tensors_without_storage_print(all_attributes: None) -> None:
     text = repr(TensorDict({"a": torch.zeros(2, device="meta")}))
     assert "device=meta" in text
     torch.vmap(lambda td: [repr(td), td][1])(TensorDict({"a": torch.zeros(2)}, [2]))
+
+
+def test_what_tree_map_puts_in_place_of_tensors_is_printed() -> None:
+    """As torch does, which prints the structure where cotangents do not fit."""
+    td = TensorDict({"a": torch.zeros(2), "n": {"b": torch.zeros(2)}}, [2])
+    found = pytree.tree_map(lambda _: "*", td)
+    assert repr(found) == "TensorDict(batch_size=[], fields={a: '*', n: {b: '*'}})"
+    assert "<div>a: <code>&#x27;*&#x27;</code></div>" in found._repr_html_()
+    rows = lazy_stack(list(td.unbind(0)))
+    _, cotangents = torch.func.vjp(lambda each: each.sin(), td)[:2]
+    with pytest.raises(
+        RuntimeError, match=r"structure of cotangents .* fields={a: \*, n: {b: \*}}"
+    ):
+        cotangents(rows)
 
 
 def test_options_choose_what_is_shown() -> None:

@@ -188,6 +188,21 @@ def test_forward_gradients_of_a_lazy_stack() -> None:
     assert torch.equal(second.reshape(4, 4), torch.eye(4) * 2)
 
 
+@pytest.mark.parametrize("dim", [0, 1])
+def test_gradients_of_a_function_that_returns_a_lazy_stack(dim: int) -> None:
+    inner = [TensorDict({"a": torch.rand(2, 4), "n": {"b": torch.rand(2)}}, [2]) for _ in range(3)]
+    stack = lazy_stack(inner, dim)
+    found = torch.func.jacrev(lambda scale: stack * scale)(torch.tensor(2.0))
+    assert type(found) is LazyStackedTensorDict
+    assert bool((found == stack).all())
+    scales = torch.rand(5, 2)
+    rows = torch.vmap(torch.func.jacrev(lambda scale: stack * scale.sum()))(scales)
+    assert rows["a"].shape == (5, *stack["a"].shape, 2)
+    assert bool((rows["n", "b"] == stack["n", "b"][..., None]).all())
+    given, cotangents = torch.func.vjp(lambda scale: stack * scale, torch.tensor(2.0))[:2]
+    torch.testing.assert_close(cotangents(given)[0], 2 * (stack**2).sum(reduce=True))
+
+
 def test_what_is_no_result_of_vmap_is_not_taken_for_one() -> None:
     def inside(row: TensorDict) -> TensorDict:
         wide = pytree.tree_map(lambda leaf: leaf.unsqueeze(-1), row)

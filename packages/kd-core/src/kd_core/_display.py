@@ -21,7 +21,7 @@ from torch.nn import Buffer as Buffer
 from torch.nn.parameter import is_lazy
 
 from kd_core._errors import InvalidArgument, KdError, ShapeMismatch, a_type, listed, wrong_type
-from kd_core._leaves.loops import entries_of, is_shapeless
+from kd_core._leaves.loops import entries_of, is_shapeless, unwrapped
 from kd_core._naming import public_in
 from kd_core._nodes import tensor_of
 from kd_core._shapes import names_of
@@ -73,7 +73,7 @@ def _row(entries: Entries, key: str) -> str:
     node = cast("Node", entry)
     if entries_of(node) is not None:
         return _level(node, key, is_open=False)
-    text = repr(node._kd_item())
+    text = repr(unwrapped(node))
     return _row_of_html(key, text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}...")
 
 
@@ -289,7 +289,7 @@ def _compact(value: Entry | type[KdError], ndim: int, above: Node) -> str:
         return f"unbatched {_short(leaf, 0, above)}"
     entries = entries_of(value)
     if entries is None:
-        data = repr(value._kd_item())
+        data = repr(unwrapped(value))
         return data if len(data) <= _MOST_OF_DATA else f"{data[: _MOST_OF_DATA - 3]}..."
     batch = value._kd_desc.batch
     kind = "" if type(value) is type(above) else type(value).__name__

@@ -13,9 +13,9 @@ Decisions:
   read from the new lead. Under a `vmap` over a batch dimension the batch size loses that dimension.
 - Rebuilding a container does not fail, whatever replaces the tensors.
 - Every kind is rebuilt as itself. The children of a lazy stack are its stacked entries, of which it
-  is rebuilt. Where `vmap` maps the stacked dimension, inside of gradient transforms and in traced
-  code it becomes a `TensorDict`. Its members are the children if its entries cannot be stacked; see
-  `Members`.
+  is rebuilt. Where `vmap` maps the stacked dimension, of tensors that a gradient transform tracks,
+  and in traced code it becomes a `TensorDict`. Its members are the children if its entries cannot
+  be stacked; see `Members`.
 """
 
 from __future__ import annotations
@@ -630,10 +630,16 @@ def _unflatten(
             made = _put_plain(cls, iter(children), structure, moved, kinds == _INTEGERS)
     if made is None:
         made = _put_together(cls, iter(children), structure, moved)
-    # Inside `torch.func.grad`, which looks for the tensors that it tracks, none may be a view.
-    if structure.stacked < 0 or (moved is None and current_level() is not None):
+    if structure.stacked < 0:
         return made
-    return _stacked_again(cls, made, structure, moved, children)
+    level = current_level()
+    inside = [tensor for tensor in _tensors(children) if maybe_get_level(tensor) == level]
+    if moved is None and not all(map(is_batchedtensor, inside)):
+        # Inside `torch.func.grad`, which looks for the tensors that it tracks, none may be a view.
+        return made
+    from_outside = moved is None and level is not None and not inside
+    with outside_of_transform() if from_outside else nullcontext():
+        return _stacked_again(cls, made, structure, moved, children)
 
 
 _TENSORS: Final = {Tensor}
