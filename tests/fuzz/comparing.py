@@ -28,6 +28,10 @@ def tensors_differ(got: object, want: Tensor, exact: bool) -> str | None:
         return f"a {type(got).__name__} instead of a tensor"
     if got.dtype is not want.dtype:
         return f"dtype {got.dtype} instead of {want.dtype}"
+    if want.is_nested and want.layout is torch.strided:  # it has no shape
+        if not got.is_nested:
+            return "a tensor instead of a nested one"
+        return differ(got.unbind(), want.unbind(), exact)
     if got.shape != want.shape:
         return f"shape {tuple(got.shape)} instead of {tuple(want.shape)}"
     if got.requires_grad != want.requires_grad:
