@@ -229,8 +229,7 @@ def run_steps(
     if target is None:  # a step that makes a container of its own may give it no batch
         target = (work if work.batch_dims else tensordict).empty()
     # Of what was made before, the sequence around this one may need only a part.
-    may_lack = sequence._kd_may_skip or (nested and made is not None)
-    _commit(sequence, work, target, tensordict, outputs, may_lack)
+    _commit(sequence, work, target, tensordict, outputs, in_part=nested and made is not None)
     return target
 
 
@@ -326,7 +325,7 @@ def _commit(
     target: TensorDictBase,
     source: TensorDictBase,
     outputs: Keys,
-    may_lack: bool,
+    in_part: bool,
 ) -> None:
     if target is source and _writes_all(sequence):
         changed = changed_keys(work, source)
@@ -336,7 +335,7 @@ def _commit(
         write_entries(target, keys, _held(work, keys))
         return
     keys = [key for key in outputs if has_entry(work, key)]
-    if len(keys) < len(outputs) and not may_lack:
+    if len(keys) < len(outputs) and not (in_part or sequence._kd_may_skip):
         missing = next(key for key in outputs if key not in keys)
         raise not_written(missing, describe(sequence), list(work.keys(True)))
     write_entries(target, keys, _held(work, keys))
