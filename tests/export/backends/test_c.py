@@ -1,6 +1,7 @@
 """C without a runtime: compiled without a warning, compared with the module, refused by name."""
 
 import ctypes
+import math
 import shutil
 import subprocess
 from pathlib import Path
@@ -138,6 +139,61 @@ def test_operators_of_policies(tmp_path: Path) -> None:
     assert kd_export.inspect(tmp_path / "all.c").input("x").shape == (2, 6)
 
 
+class Pooled(nn.Module):
+    """Poolings, norms of images and sums of exponentials, as CNNs and distributions have them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.image = nn.Sequential(
+            nn.MaxPool2d(3, 2, padding=1), nn.GroupNorm(2, 4), nn.AvgPool2d(2, 1, padding=1)
+        )
+        self.apart = nn.MaxPool2d((2, 3), (1, 2), dilation=(2, 1), ceil_mode=True)
+        self.inner = nn.AvgPool2d(3, 2, padding=1, count_include_pad=False)
+        self.line = nn.Sequential(nn.MaxPool1d(2), nn.InstanceNorm1d(3, affine=True))
+
+    def forward(self, image: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+        shares = x.logsumexp(-1)
+        return (
+            self.image(image), self.apart(image), self.inner(image), self.line(x), shares,
+            (x - shares[..., None]).exp(), x.abs().sum(1), x.norm(1, -1), image.mean((2, 3)),
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("scale", [1.0, 300.0])
+def test_poolings_and_norms(tmp_path: Path, scale: float) -> None:
+    """Exponentials of large numbers overflow where the largest is not taken off first."""
+    torch.manual_seed(0)
+    module = TensorDictModule(Pooled(), ["image", "x"], list("abcdefghi"))
+    example = {"image": torch.randn(2, 4, 7, 8), "x": scale * torch.randn(2, 3, 6)}
+    assert kd_export.save(module, tmp_path / "all.c", example, dynamic=None).ok
+
+
+def test_places_and_running_sums(tmp_path: Path) -> None:
+    """As the masks of transformers are made; places count from the end, too."""
+
+    def picked(x: Tensor, row: Tensor, column: Tensor) -> tuple[Tensor, ...]:
+        return x[row, column], x[row], x.cumsum(1), (x > 0).cumsum(-1)
+
+    module = TensorDictModule(picked, ["x", "row", "column"], list("abcd"))
+    example = {
+        "x": torch.randn(2, 3, 4),
+        "row": torch.tensor([[0, -1], [1, 0]]),
+        "column": torch.tensor([[2, 1], [0, -3]]),
+    }
+    assert kd_export.save(module, tmp_path / "m.c", example, dynamic=None).ok
+
+
+def test_nan_and_infinity_are_those_of_the_module(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.MaxPool1d(2), nn.ReLU())
+    module = TensorDictModule(lambda x: (net(x), x.logsumexp(-1)), ["x"], ["y", "z"])
+    path = tmp_path / "m.c"
+    kd_export.save(module, path, {"x": torch.randn(2, 1, 4)}, dynamic=None)
+    x = torch.tensor([[[1.0, math.nan, math.nan, 2.0]], [[-math.inf, -math.inf, 3.0, math.inf]]])
+    found = kd_export.open(path, trusted=True).run({"x": x})
+    torch.testing.assert_close(found["y"], net(x), equal_nan=True)
+    torch.testing.assert_close(found["z"], x.logsumexp(-1), equal_nan=True)
+
+
 def test_a_policy_is_stepped_beside_its_oracle(tmp_path: Path) -> None:
     torch.manual_seed(0)
     mean, deviation = torch.tensor([1.0, -2.0]), torch.tensor([0.5, 3.0])
@@ -161,9 +217,12 @@ def test_a_policy_is_stepped_beside_its_oracle(tmp_path: Path) -> None:
 
 
 def test_an_operator_that_c_lacks_is_named(tmp_path: Path) -> None:
-    module = TensorDictModule(nn.MaxPool2d(2), ["x"], ["y"])
-    with pytest.raises(NotExportable, match="C has no operator `MaxPool`"):
+    module = TensorDictModule(nn.Upsample(scale_factor=2), ["x"], ["y"])
+    with pytest.raises(NotExportable, match="C has no operator `Resize`"):
         kd_export.save(module, tmp_path / "a.c", {"x": torch.rand(2, 1, 4, 4)})
+    module = TensorDictModule(nn.MaxPool3d(2), ["x"], ["y"])
+    with pytest.raises(NotExportable, match="C has no `MaxPool` over 3 dimensions"):
+        kd_export.save(module, tmp_path / "a.c", {"x": torch.rand(2, 1, 4, 4, 4)})
     half = TensorDictModule(nn.Linear(2, 2).half(), ["x"], ["y"])
     with pytest.raises(NotExportable, match="float16, which C99 does not have"):
         kd_export.save(half, tmp_path / "a.c", {"x": torch.rand(2, 2).half()})

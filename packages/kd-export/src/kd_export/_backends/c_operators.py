@@ -498,18 +498,29 @@ def _reduce(call: Call) -> Lines:
         "ReduceMax": ("-INFINITY", f"if ({one} > found) found = {one};"),
         "ReduceMin": ("INFINITY", f"if ({one} < found) found = {one};"),
         "ReduceSumSquare": ("0", f"found += {one} * {one};"),
+        "ReduceL1": ("0", f"found += {one} < 0 ? -{one} : {one};"),
         "ReduceL2": ("0", f"found += {one} * {one};"),
+        "ReduceLogSumExp": ("0", f"found += exp{_suffix(call)}({one} - most);"),
     }[call.operator]
     if "INFINITY" in start and "float" not in x.dtype:
         raise NotExportable(f"C has `{call.operator}` of floats alone.", got=x.dtype)
-    last = "found"
+    last, first = "found", list[str]()
     if call.operator == "ReduceMean":
         last = f"found / {many}"
     elif call.operator == "ReduceL2":
         last = f"sqrt{_suffix(call)}(found)"
+    elif call.operator == "ReduceLogSumExp":
+        last = f"most + log{_suffix(call)}(found)"
+        first = [
+            f"  {out.kind} most = -INFINITY;",
+            *(f"  {line}" for line in inner),
+            f"    if ({one} > most) most = {one};",
+            "  if (most == INFINITY || most == -INFINITY) most = 0;",
+        ]
     return [
         *lines,
         "{",
+        *first,
         f"  {out.kind} found = {start};",
         *(f"  {line}" for line in inner),
         f"    {step}",
@@ -546,6 +557,25 @@ def _batch_norm(call: Call) -> Lines:
         f"  const int k = i / {inner} % {channels};",
         f"  {out.name}[i] = ({x.name}[i] - {mean}[k]) /",
         f"    sqrt{f}({spread}[k] + {_lit(call, 'epsilon', 1e-5)}) * {scale}[k] + {bias}[k];",
+        "}",
+    ]
+
+
+def _instance_norm(call: Call) -> Lines:
+    x, scale, bias, out, f = call.get(0), call.get(1), call.get(2), call.out, _suffix(call)
+    size, rows = math.prod(x.shape[2:]), math.prod(x.shape[:2])
+    return [
+        f"for (int i = 0; i < {rows}; ++i) {{",
+        f"  const {x.kind} *p = {x.name} + i * {size};",
+        f"  const int c = i % {x.shape[1]};",
+        f"  {x.kind} mean = 0, spread = 0;",
+        f"  for (int k = 0; k < {size}; ++k) mean += p[k];",
+        f"  mean /= {size};",
+        f"  for (int k = 0; k < {size}; ++k) spread += (p[k] - mean) * (p[k] - mean);",
+        f"  spread = {_one(call)} / sqrt{f}(spread / {size} + {_lit(call, 'epsilon', 1e-5)});",
+        f"  for (int k = 0; k < {size}; ++k)",
+        f"    {out.name}[i * {size} + k] = (p[k] - mean) * spread * {scale.name}[c] + "
+        f"{bias.name}[c];",
         "}",
     ]
 
@@ -639,27 +669,111 @@ def _gather(call: Call) -> Lines:
     ]
 
 
+def _gather_nd(call: Call) -> Lines:
+    x, places, out = call.get(0), call.get(1), call.out
+    if call.whole("batch_dims", 0):
+        raise NotExportable("C has no `GatherND` by batches.", got=call.operator)
+    depth = places.shape[-1]
+    part, strides = math.prod(x.shape[depth:]), _strides(x.shape)
+    lines = [
+        f"for (int i = 0; i < {math.prod(places.shape[:-1])}; ++i) {{",
+        f"  const {places.kind} *p = {places.name} + i * {depth};",
+        "  int at = 0;",
+    ]
+    for dim in range(depth):
+        size = x.shape[dim]
+        lines.append(
+            f"  at += (int)(p[{dim}] < 0 ? p[{dim}] + {size} : p[{dim}]) * {strides[dim]};"
+        )
+    copied = f"memcpy({out.name} + i * {part}, {x.name} + at, sizeof({out.kind}) * {part});"
+    return [*lines, f"  {copied}", "}"]
+
+
+def _cumsum(call: Call) -> Lines:
+    x, out = call.get(0), call.out
+    if call.whole("exclusive", 0) or call.whole("reverse", 0):
+        raise NotExportable("C has no `CumSum` that is exclusive or in reverse.", got=call.operator)
+    axis = call.known(1)[0] % len(x.shape)
+    size, step = x.shape[axis], math.prod(x.shape[axis + 1 :])
+    return [
+        f"for (int i = 0; i < {math.prod(x.shape[:axis])}; ++i)",
+        f"  for (int j = 0; j < {step}; ++j) {{",
+        f"    {out.kind} found = 0;",
+        f"    for (int k = 0; k < {size}; ++k) {{",
+        f"      const int at = (i * {size} + k) * {step} + j;",
+        f"      found += {x.name}[at];",
+        f"      {out.name}[at] = found;",
+        "    }",
+        "  }",
+    ]
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Where a kernel stands over an image, in two dimensions; with one, the first has size 1.
+
+    Attributes:
+        sizes: The height and the width of the input.
+        outs: Those of the output.
+        kernel: Those of the kernel.
+        strides: By how much it moves.
+        dilations: How far its numbers are apart.
+        pads: What is added before the input.
+    """
+
+    sizes: tuple[int, ...]
+    outs: tuple[int, ...]
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    pads: tuple[int, ...]
+
+    @classmethod
+    def of(cls, call: Call, kernel: Sequence[int]) -> Windows:
+        """Read the settings of a convolution or a pooling.
+
+        Raises:
+            NotExportable: It is over more than two dimensions, or its padding is not told.
+        """
+        shape = call.get(0).shape
+        dims = len(shape) - 2
+        if dims not in (1, 2) or call.attributes.get("auto_pad", "NOTSET") != "NOTSET":
+            raise NotExportable(f"C has no `{call.operator}` over {dims} dimensions.", got=shape)
+
+        def flat(given: object, lacking: int) -> tuple[int, ...]:
+            listed = [int(one) for one in given] if isinstance(given, list | tuple) else []
+            found = (listed or [lacking] * dims)[:dims]
+            return (lacking, *found) if dims == 1 else tuple(found)
+
+        settings = call.attributes
+        return cls(
+            flat(shape[2:], 1),
+            flat(call.out.shape[2:], 1),
+            flat(tuple(kernel), 1),
+            flat(settings.get("strides"), 1),
+            flat(settings.get("dilations"), 1),
+            flat(settings.get("pads"), 0),
+        )
+
+    def place(self, indent: str) -> Lines:
+        """Write the place in the input that the kernel's `a` and `b` are at, for `r` and `q`."""
+        return [
+            f"{indent}const int y = r * {self.strides[0]} + a * {self.dilations[0]} - "
+            f"{self.pads[0]};",
+            f"{indent}const int z = q * {self.strides[1]} + b * {self.dilations[1]} - "
+            f"{self.pads[1]};",
+        ]
+
+    @property
+    def inside(self) -> str:
+        """The condition that this place is in the input."""
+        return f"y >= 0 && y < {self.sizes[0]} && z >= 0 && z < {self.sizes[1]}"
+
+
 def _conv(call: Call) -> Lines:
     x, w, bias, out = call.get(0), call.get(1), call.maybe(2), call.out
-    dims = len(x.shape) - 2
-    if dims not in (1, 2) or call.attributes.get("auto_pad", "NOTSET") != "NOTSET":
-        raise NotExportable(f"C has no `Conv` over {dims} dimensions.", got=x.shape)
-
-    def pairs(name: str, default: int, count: int = dims) -> list[int]:
-        found = call.attributes.get(name)
-        return [int(one) for one in found] if isinstance(found, list) else [default] * count
-
-    strides, dilations, pads = (
-        pairs("strides", 1),
-        pairs("dilations", 1),
-        pairs("pads", 0, 2 * dims),
-    )
-    ((h, wide), (oh, ow), (kh, kw)) = (
-        (1, *shape) if dims == 1 else shape for shape in (x.shape[2:], out.shape[2:], w.shape[2:])
-    )
-    if dims == 1:
-        strides, dilations = [1, *strides], [1, *dilations]
-        pads = [0, pads[0], 0, pads[1]]
+    windows = Windows.of(call, w.shape[2:])
+    (h, wide), (oh, ow), (kh, kw) = windows.sizes, windows.outs, windows.kernel
     outs, ins, group = w.shape[0], w.shape[1], call.whole("group", 1)
     start = "0" if bias is None else f"{bias.name}[o]"
     return [
@@ -671,15 +785,53 @@ def _conv(call: Call) -> Lines:
         f"        for (int c = 0; c < {ins}; ++c)",
         f"          for (int a = 0; a < {kh}; ++a)",
         f"            for (int b = 0; b < {kw}; ++b) {{",
-        f"              const int y = r * {strides[0]} + a * {dilations[0]} - {pads[0]};",
-        f"              const int z = q * {strides[1]} + b * {dilations[1]} - {pads[1]};",
+        *windows.place(" " * 14),
         f"              const int ch = (o / {outs // group}) * {ins} + c;",
-        f"              if (y >= 0 && y < {h} && z >= 0 && z < {wide})",
+        f"              if ({windows.inside})",
         f"                sum += {x.name}[((n * {x.shape[1]} + ch) * {h} + y) * {wide} + z] *",
         f"                       {w.name}[((o * {ins} + c) * {kh} + a) * {kw} + b];",
         "            }",
         f"        {out.name}[((n * {outs} + o) * {oh} + r) * {ow} + q] = sum;",
         "      }",
+    ]
+
+
+def _pool(call: Call) -> Lines:
+    x, out = call.get(0), call.out
+    if len(call.outputs) > 1:
+        raise NotExportable(f"C has no `{call.operator}` that gives places.", got=call.operator)
+    kernel = call.attributes["kernel_shape"]
+    assert isinstance(kernel, list)
+    windows = Windows.of(call, kernel)
+    (h, wide), (oh, ow), (kh, kw) = windows.sizes, windows.outs, windows.kernel
+    most = call.operator == "MaxPool"
+    if not most and call.whole("count_include_pad", 0) and call.whole("ceil_mode", 0):
+        raise NotExportable("C has no `AveragePool` that counts padding and rounds up.", got="both")
+    counted = f"{kh * kw}" if call.whole("count_include_pad", 0) else "count"
+    one = f"{x.name}[(i * {h} + y) * {wide} + z]"
+    if most:
+        start, step = "-INFINITY", f"if ({one} > found || {one} != {one}) found = {one};"
+    else:
+        start, step = "0", f"found += {one};"
+    if "float" not in x.dtype:
+        raise NotExportable(f"C has `{call.operator}` of floats alone.", got=x.dtype)
+    return [
+        f"for (int i = 0; i < {math.prod(x.shape[:2])}; ++i)",
+        f"  for (int r = 0; r < {oh}; ++r)",
+        f"    for (int q = 0; q < {ow}; ++q) {{",
+        f"      {out.kind} found = {start};",
+        "      int count = 0;",
+        f"      for (int a = 0; a < {kh}; ++a)",
+        f"        for (int b = 0; b < {kw}; ++b) {{",
+        *windows.place(" " * 10),
+        f"          if ({windows.inside}) {{",
+        "            ++count;",
+        f"            {step}",
+        "          }",
+        "        }",
+        "      (void)count;",
+        f"      {out.name}[(i * {oh} + r) * {ow} + q] = found{'' if most else f' / {counted}'};",
+        "    }",
     ]
 
 
@@ -855,6 +1007,7 @@ _OPERATORS: dict[str, Write] = {
     "Gemm": _gemm,
     "MatMul": _matmul,
     "Conv": _conv,
+    **dict.fromkeys(("MaxPool", "AveragePool"), _pool),
     **dict.fromkeys(("Softmax", "LogSoftmax"), _softmax),
     **dict.fromkeys(("ArgMax", "ArgMin"), _argmax),
     **dict.fromkeys(
@@ -865,16 +1018,21 @@ _OPERATORS: dict[str, Write] = {
             "ReduceMax",
             "ReduceMin",
             "ReduceSumSquare",
+            "ReduceL1",
             "ReduceL2",
+            "ReduceLogSumExp",
         ),
         _reduce,
     ),
     "LayerNormalization": _layer_norm,
     "BatchNormalization": _batch_norm,
+    "InstanceNormalization": _instance_norm,
     "Concat": _concat,
     "Split": _split,
     "Slice": _slice,
     "Transpose": _transpose,
     "Gather": _gather,
+    "GatherND": _gather_nd,
+    "CumSum": _cumsum,
     **dict.fromkeys(("LSTM", "GRU"), _recurrent),
 }
