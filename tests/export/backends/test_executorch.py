@@ -48,6 +48,13 @@ def test_file_gives_what_the_module_gives(name: str, tmp_path: Path) -> None:
     assert kd_export.verify(path, model.module, batch_sizes=[1, 2, 7], trusted=True).ok
 
 
+def test_a_parameter_is_a_tensor(path: Path) -> None:
+    session = kd_export.open(path, trusted=True)
+    x, h = torch.ones(4, 3), torch.zeros(4, 5)
+    found = session.run({"x": nn.Parameter(x), "state.h": h})["y"]
+    assert torch.equal(found, session.run({"x": x, "state.h": h})["y"])
+
+
 class Layers(nn.Module):
     """What the lowering of ExecuTorch freezes at the size of the example."""
 

@@ -1,6 +1,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -90,6 +91,46 @@ def test_strided_array_gives_the_same_numbers(gru: Session) -> None:
     one = gru.run({"x": strided, "state.h": H.numpy()})
     other = gru.run({"x": np.ascontiguousarray(strided), "state.h": H.numpy()})
     assert np.array_equal(one["y"], other["y"])
+
+
+@pytest.fixture(scope="module", params=["onnx", "c"])
+def masked(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Session:
+    module = Keyed(Do(lambda x, on: torch.where(on, 2 * x, -x)), ["x", "on"], ["y"])
+    path = tmp_path_factory.mktemp("artefacts") / f"masked.{request.param}"
+    example = {"x": torch.randn(2, 3), "on": torch.tensor([[True, False, True]] * 2)}
+    kd_export.save(module, path, example, dynamic=None)
+    return kd_export.open(path, trusted=True)
+
+
+ROW = np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)
+ON = np.array([[True, False, True], [False, True, True]])
+
+
+@pytest.mark.parametrize(
+    ("x", "on"),
+    [
+        (ROW.astype(">f4"), ON),
+        (np.frombuffer(b"?" + ROW.tobytes(), np.float32, offset=1).reshape(2, 3), ON),
+        (np.ascontiguousarray(ROW[::-1])[::-1], ON),
+        (ROW, (7 * ON.astype(np.uint8)).view(bool)),
+    ],
+    ids=["bytes of another order", "not aligned", "reversed", "bools that are not 0 or 1"],
+)
+def test_arrays_that_lie_otherwise_in_memory_give_the_same(
+    masked: Session, x: np.ndarray[Any, Any], on: np.ndarray[Any, Any]
+) -> None:
+    assert np.array_equal(masked.run({"x": x, "on": on})["y"], np.where(ON, 2 * ROW, -ROW))
+
+
+def test_a_tensor_that_is_marked_as_negative_gives_the_same(masked: Session) -> None:
+    x = torch.complex(torch.zeros(2, 3), torch.from_numpy(ROW)).conj().imag
+    found = masked.run({"x": x, "on": torch.from_numpy(ON)})["y"]
+    assert np.array_equal(found, np.where(ON, -2 * ROW, ROW))
+
+
+def test_a_masked_array_is_refused(masked: Session) -> None:
+    with pytest.raises(DtypeMismatch, match=r"for `x`, got a masked array.*\.filled"):
+        masked.run({"x": np.ma.masked_array(ROW, mask=ROW > 0), "on": ON})
 
 
 def test_inputs_are_checked(gru: Session) -> None:

@@ -1,5 +1,7 @@
 """OpenVINO: in the lane `formats`, which installs it."""
 
+import math
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -56,6 +58,31 @@ def test_one_runner(path: Path) -> None:
     container = TensorDict({"x": torch.ones(4, 3), "state": {"h": torch.zeros(4, 5)}}, [4])
     assert session.run(container)["next", "h"].shape == (4, 5)
     assert list(session.run({"x": torch.ones(4, 3), "state.h": torch.zeros(4, 5)}, ["y"])) == ["y"]
+
+
+def test_nan_is_refused(path: Path) -> None:
+    """OpenVINO makes a number of it, such as 0 by a ReLU."""
+    session = kd_export.open(path)
+    x = torch.ones(4, 3)
+    x[2, 1] = math.nan
+    with pytest.raises(ExportError, match=r"`x` holds NaN.*nan_to_num.*\.onnx"):
+        session.run({"x": x, "state.h": torch.zeros(4, 5)})
+    x[2, 1] = -math.inf
+    assert session.run({"x": x, "state.h": torch.zeros(4, 5)})["y"].shape == (4, 2)
+
+
+def test_threads_share_a_session(path: Path) -> None:
+    session = kd_export.open(path)
+    rows = [torch.full((4, 3), float(i)) for i in range(8)]
+    h = torch.zeros(4, 5)
+    alone = [session.run({"x": x, "state.h": h})["y"] for x in rows]
+
+    def run(place: int) -> bool:
+        x = rows[place % 8]
+        return torch.equal(session.run({"x": x, "state.h": h})["y"], alone[place % 8])
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(run, range(200)))
 
 
 def test_other_weights_are_found(path: Path, tmp_path: Path) -> None:

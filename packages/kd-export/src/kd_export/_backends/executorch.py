@@ -486,6 +486,8 @@ def _runner(method: _Method, schema: Schema, content: bytes) -> Runner:
 
     It keeps the bytes of the file, which the method reads its weights from.
     """
+    import torch
+
     from kd_export._running.torch_runner import TensorRunner
 
     class ExecuTorchRunner(TensorRunner):
@@ -496,7 +498,9 @@ def _runner(method: _Method, schema: Schema, content: bytes) -> Runner:
         def __call__(
             self, arrays: Sequence[object], names: Sequence[str] | None = None
         ) -> Sequence[object]:
-            return picked(schema, method.execute(list(arrays)), names)
+            # The runtime takes tensors of that very class: no parameters.
+            plain = [cast("Tensor", array).detach().as_subclass(torch.Tensor) for array in arrays]
+            return picked(schema, method.execute(plain), names)
 
     return ExecuTorchRunner()
 
@@ -516,7 +520,7 @@ class _Metadata(Protocol):
 class _Method(Protocol):
     metadata: _Metadata
 
-    def execute(self, inputs: list[object]) -> list[object]: ...
+    def execute(self, inputs: list[Tensor]) -> list[object]: ...
 
 
 class _Loaded(Protocol):

@@ -240,7 +240,19 @@ class ArrayRunner:
                 got=value.dtype.name,
                 hint=f"Convert it with `.astype('{entry.dtype}')`.",
             )
-        return np.ascontiguousarray(value).reshape(value.shape)
+        if isinstance(value, np.ma.MaskedArray):
+            raise DtypeMismatch(
+                f"expected an array with all its numbers for `{entry.wire}`, got a masked array.",
+                key=entry.key,
+                expected=entry.dtype,
+                got=type(value).__name__,
+                hint="Say what stands for those that are masked: `.filled(0)`.",
+            )
+        # Runtimes read bytes in the order of the machine, and bools as 0 or 1.
+        native = np.ascontiguousarray(value, value.dtype.newbyteorder("="))
+        if entry.dtype == "bool":
+            native = native.view("uint8") != 0
+        return native.reshape(value.shape)
 
     def restore(self, array: object, like: object) -> object:
         """Return a tensor for a tensor, an array for an array."""
@@ -297,7 +309,7 @@ class OtherRunner(ArrayRunner):
 def _numpy_of(value: Tensor, entry: Entry) -> object:
     """Return the numbers of a tensor as an array; refuse one that has none, or not as numpy's."""
     try:
-        return value.detach().cpu().numpy()
+        return value.detach().cpu().resolve_neg().resolve_conj().numpy()
     except (TypeError, RuntimeError) as error:
         raise DtypeMismatch(
             f"expected {entry.describe()} for `{entry.wire}`, got no numpy array: {error}.",

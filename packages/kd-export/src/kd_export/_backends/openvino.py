@@ -17,6 +17,7 @@ import html
 import math
 import re
 import tempfile
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch.export import ExportedProgram
 
+    Array = NDArray[np.generic]
 
 LARGEST_MODEL = 1 << 28
 """Bytes that the XML may have; weights are in another file."""
@@ -278,20 +280,37 @@ def _write(runtime: _OpenVino, model: _Model, schema: Schema, path: Path) -> Non
 
 
 class OpenVinoRunner(ArrayRunner):
-    """Run a compiled model, on numpy arrays."""
+    """Run a compiled model, on numpy arrays.
+
+    OpenVINO makes numbers of NaN, such as 0 by a ReLU and a bound by a clip, so NaN is refused.
+    """
 
     def __init__(self, compiled: _Compiled, schema: Schema, digest: str) -> None:
         self.digest = digest
         self._request = compiled.create_infer_request()
+        self._one_at_a_time = threading.Lock()
         self._inputs = [entry.name for entry in schema.inputs]
         self._schema = schema
+
+    def adapt(self, value: object, entry: Entry) -> object:
+        """Check the dtype of an array or tensor, and that it holds no NaN."""
+        array = cast("Array", super().adapt(value, entry))
+        if array.dtype.kind == "f" and (array != array).any():  # as NaN alone is
+            raise ExportError(
+                f"`{entry.wire}` holds NaN, which OpenVINO takes for a number.",
+                key=entry.key,
+                got="NaN",
+                hint="Replace it before, as by `numpy.nan_to_num`, or save the program as `.onnx`.",
+            )
+        return array
 
     def __call__(
         self, arrays: Sequence[object], names: Sequence[str] | None = None
     ) -> Sequence[object]:
         """Run on arrays in order; ``names`` picks among the outputs."""
-        results = self._request.infer(dict(zip(self._inputs, arrays, strict=True)))
-        found = [results[position].copy() for position in range(len(self._schema.outputs))]
+        with self._one_at_a_time:
+            results = self._request.infer(dict(zip(self._inputs, arrays, strict=True)))
+            found = [results[position].copy() for position in range(len(self._schema.outputs))]
         return picked(self._schema, found, names)
 
 

@@ -314,11 +314,12 @@ class TensorRunner:
                 hint="Convert it with `torch.as_tensor`.",
             )
         if value.dtype is not getattr(torch, entry.dtype):
+            given = str(value.dtype).removeprefix("torch.")
             raise DtypeMismatch(
-                f"expected {entry.describe()} for `{entry.wire}`, got dtype {value.dtype}.",
+                f"expected {entry.describe()} for `{entry.wire}`, got dtype {given}.",
                 key=entry.key,
                 expected=entry.dtype,
-                got=str(value.dtype).removeprefix("torch."),
+                got=given,
                 hint=f"Convert it with `.to(torch.{entry.dtype})`.",
             )
         if value.layout is not torch.strided or value.is_meta:
