@@ -1,8 +1,10 @@
 """LiteRT: in the lane `litert`, which installs it."""
 
+import math
 import subprocess
 import sys
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -59,6 +61,27 @@ def test_other_sizes_than_those_of_a_signature_are_refused(path: Path) -> None:
     session.reset()
     with pytest.raises(ShapeMismatch, match=r"The axis `batch` ranges over 1\.\.3\."):
         session.step({"x": torch.randn(4, 3)})
+
+
+def test_nan_is_refused(path: Path) -> None:
+    """LiteRT makes a number of it, such as -1 by an ELU."""
+    session = kd_export.open(path, trusted=True)
+    with pytest.raises(ExportError, match=r"`x` holds NaN.*nan_to_num.*\.onnx"):
+        session.step({"x": torch.full((2, 3), math.nan)})
+
+
+def test_threads_share_a_session(path: Path) -> None:
+    session = kd_export.open(path, trusted=True)
+    rows = [torch.full((3, 3), float(i)) for i in range(8)]
+    h = torch.zeros(3, 5)
+    alone = [session.run({"x": x, "state.h": h})["y"] for x in rows]
+
+    def run(place: int) -> bool:
+        x = rows[place % 8]
+        return torch.equal(session.run({"x": x, "state.h": h})["y"], alone[place % 8])
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(run, range(1000)))
 
 
 def test_a_state_is_carried(path: Path) -> None:

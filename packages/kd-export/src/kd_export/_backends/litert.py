@@ -17,6 +17,7 @@ import io
 import itertools
 import math
 import os
+import threading
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -25,13 +26,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Protocol, cast
 
 from kd_export._backends.litert_precision import Sizes, signature_of
-from kd_export._backends.onnx import ArrayRunner
+from kd_export._backends.onnx import ArrayRunner, refuse_nan
 from kd_export._console import muted_tool
 from kd_export._errors import ExportError, NotExportable, quoted, raised_as
 from kd_export._running.loading import check_digest
 from kd_export._running.session import Reducer, Runner, picked, require
 from kd_export._schema.files import SCHEMA_FILE, check_schema_size, foreign, open_regular, open_zip
-from kd_export._schema.schema import LinearSize, Schema, check_fit, known_size
+from kd_export._schema.schema import Entry, LinearSize, Schema, check_fit, known_size
 
 if TYPE_CHECKING:
     import numpy as np
@@ -258,7 +259,10 @@ def _found(runner: _SignatureRunner) -> tuple[object, ...]:
 
 
 class LiteRtRunner(ArrayRunner):
-    """Run a model by the signature of the sizes that it is given, on numpy arrays."""
+    """Run a model by the signature of the sizes that it is given, on numpy arrays.
+
+    LiteRT makes numbers of NaN, such as -1 by an ELU, so NaN is refused.
+    """
 
     def __init__(
         self,
@@ -277,6 +281,13 @@ class LiteRtRunner(ArrayRunner):
             if isinstance(size, str) and (linear := LinearSize.parse(size)) is not None
         }
         self._places = [places[axis] for axis in schema.axes]
+        self._one_at_a_time = threading.Lock()  # calls share the interpreter's buffers
+
+    def adapt(self, value: object, entry: Entry) -> object:
+        """Check the dtype of an array or tensor, and that it holds no NaN."""
+        array = super().adapt(value, entry)
+        refuse_nan(array, entry, "LiteRT")
+        return array
 
     def __call__(
         self, arrays: Sequence[object], names: Sequence[str] | None = None
@@ -294,7 +305,8 @@ class LiteRtRunner(ArrayRunner):
                 got=sizes,
                 hint="Export it with ranges that hold them.",
             )
-        results = run(**dict(zip(self._inputs, arrays, strict=True)))
+        with self._one_at_a_time:
+            results = run(**dict(zip(self._inputs, arrays, strict=True)))
         found = [results[entry.wire] for entry in self._schema.outputs]
         return picked(self._schema, found, names)
 

@@ -273,6 +273,22 @@ class ArrayRunner:
         return [cast("Number", flat[position].item()) for position in positions]
 
 
+def refuse_nan(array: object, entry: Entry, runtime: str) -> None:
+    """Refuse NaN in an input of a runtime that makes numbers of it.
+
+    Raises:
+        ExportError: The array holds NaN.
+    """
+    numbers = cast("Array", array)
+    if numbers.dtype.kind == "f" and (numbers != numbers).any():  # as NaN alone is
+        raise ExportError(
+            f"`{entry.wire}` holds NaN, which {runtime} takes for a number.",
+            key=entry.key,
+            got="NaN",
+            hint="Replace it before, as by `numpy.nan_to_num`, or save the program as `.onnx`.",
+        )
+
+
 class OnnxRunner(ArrayRunner):
     """Run a model by onnxruntime, on numpy arrays."""
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Protocol, cast
 from xml.parsers import expat
 
-from kd_export._backends.onnx import ArrayRunner
+from kd_export._backends.onnx import ArrayRunner, refuse_nan
 from kd_export._backends.onnx import backend as onnx
 from kd_export._errors import ExportError, NotExportable, UntrustedArtifact, brief, raised_as
 from kd_export._running.session import Reducer, Runner, picked, require
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch.export import ExportedProgram
 
-    Array = NDArray[np.generic]
 
 LARGEST_MODEL = 1 << 28
 """Bytes that the XML may have; weights are in another file."""
@@ -294,14 +293,8 @@ class OpenVinoRunner(ArrayRunner):
 
     def adapt(self, value: object, entry: Entry) -> object:
         """Check the dtype of an array or tensor, and that it holds no NaN."""
-        array = cast("Array", super().adapt(value, entry))
-        if array.dtype.kind == "f" and (array != array).any():  # as NaN alone is
-            raise ExportError(
-                f"`{entry.wire}` holds NaN, which OpenVINO takes for a number.",
-                key=entry.key,
-                got="NaN",
-                hint="Replace it before, as by `numpy.nan_to_num`, or save the program as `.onnx`.",
-            )
+        array = super().adapt(value, entry)
+        refuse_nan(array, entry, "OpenVINO")
         return array
 
     def __call__(
