@@ -7,6 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from kd_core import NestedKey
+from kd_nn import set_skip_existing, skip_existing
 from kd_probabilistic import InteractionType, interaction_type, set_interaction_type
 
 
@@ -163,3 +165,16 @@ def test_compiled_code_follows_the_scope_around_and_inside_it() -> None:
     assert compiled(zero) == 0
     assert torch.compile(scoped, fullgraph=True, backend="eager")(zero) == 4
     assert interaction_type() is None
+
+
+def test_a_scope_that_compiled_code_enters_holds_after_a_graph_break() -> None:
+    def scoped(x: Tensor) -> tuple[Tensor, InteractionType | None, bool | list[NestedKey]]:
+        with set_interaction_type("mode"), set_skip_existing(True):
+            y = x + 1
+            torch._dynamo.graph_break()
+            return y + 1, interaction_type(), skip_existing()
+
+    found = torch.compile(scoped, backend="eager")(torch.zeros(2))
+    assert found[1:] == (InteractionType.MODE, True)
+    assert interaction_type() is None
+    assert skip_existing() is False

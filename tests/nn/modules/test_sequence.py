@@ -374,11 +374,18 @@ def test_what_is_not_keyed_is_refused_with_the_remedy(step: object, message: str
         TensorDictSequential(TensorDictModule(add(1), ["x"], ["a"]), step)  # type: ignore[arg-type]  # wrong on purpose
 
 
-def test_keys_of_a_sequence_cannot_be_assigned() -> None:
-    with pytest.raises(InvalidArgument, match="follow from its steps"):
-        chain().in_keys = ["q"]
-    with pytest.raises(InvalidArgument, match="use `select_out_keys`"):
-        chain().out_keys = ["q"]
+def test_keys_that_are_assigned_to_a_sequence_are_what_it_lists() -> None:
+    module, plain = chain(), chain()
+    module.out_keys += ["q"]
+    module.in_keys = ["x", "q"]
+    assert module.in_keys == ["x", "q"]
+    assert module.out_keys == [*plain.out_keys, "q"]
+    around = TensorDictSequential(module)
+    assert around.out_keys == plain.out_keys
+    for _ in range(3):
+        td = TensorDict({"x": torch.ones(2)}, [2])
+        assert list(around(td.copy()).keys()) == list(module(td).keys()) == ["x", *plain.out_keys]
+    assert copy.deepcopy(module).out_keys == module.out_keys
 
 
 def test_lost_write_warns_at_build() -> None:
@@ -526,3 +533,23 @@ def test_steps_in_the_wrong_order_are_named(calls_before: int) -> None:
     with pytest.raises(InputMissing, match="reads `hidden`") as caught:
         model(TensorDict(x=X))
     assert caught.value.__notes__[-1] == "Step 1 writes `hidden`: put it before step 0."
+
+
+def test_a_tolerant_sequence_runs_a_stack_of_alike_members_as_a_whole() -> None:
+    shapes: list[torch.Size] = []
+
+    def look(x: Tensor) -> Tensor:
+        shapes.append(x.shape)
+        return x + x.mean()
+
+    module = TensorDictSequential(TensorDictModule(look, ["x"], ["y"]), partial_tolerant=True)
+    rows = [TensorDict({"x": torch.full((2,), float(i))}, [2]) for i in range(2)]
+    whole = module(lazy_stack(rows))
+    assert shapes == [torch.Size([2, 2])]
+    assert whole["y"].tolist() == [[0.5, 0.5], [1.5, 1.5]]
+    assert rows[1]["y"].tolist() == [1.5, 1.5]
+    shapes.clear()
+    module(lazy_stack([rows[0], rows[1].exclude("x", "y")]))
+    assert shapes == [torch.Size([2])]
+    ragged = [TensorDict({"x": torch.ones(i + 1)}) for i in range(2)]
+    assert module(lazy_stack(ragged))[1]["y"].tolist() == [2.0, 2.0]

@@ -24,3 +24,15 @@ def test_a_tensor_without_batch_dimensions_is_unwrapped(compiled: bool) -> None:
         td = TensorDict({"x": x, "scale": UnbatchedTensor(scale), "n": {"shift": shift}}, [2])
         module(td)
         assert torch.equal(td["z"], x * scale + 1)
+
+
+def test_what_a_step_makes_of_it_alone_has_no_batch_dimensions_either() -> None:
+    module = TensorDictSequential(
+        TensorDictModule(torch.nn.Linear(3, 5), ["scale"], ["h"]),
+        TensorDictModule(torch.neg, ["h"], ["y"]),
+    )
+    for _ in range(4):
+        td = TensorDict({"scale": UnbatchedTensor(torch.ones(3))}, [2])
+        module(td)
+        assert td[0]["y"].shape == (5,)
+        assert torch.equal(td["y"], -td["h"])

@@ -159,7 +159,8 @@ def is_unbatched(value: object) -> TypeIs[TensorData]:
 class UnbatchedView(Tensor):
     """Base class of what `td[key]` gives for such an entry. It is never an entry itself."""
 
-    _kd_entry: TensorData
+    _kd_tensor: Tensor
+    _kd_desc: Descriptor
 
 
 Value = TypeVar("Value")
@@ -167,7 +168,7 @@ Value = TypeVar("Value")
 
 def operand_of(value: Value) -> Value | Tensor:
     """Return the tensor of an entry that was read, and anything else as it is."""
-    return value._kd_entry._tensor if isinstance(value, UnbatchedView) else value
+    return value._kd_tensor if isinstance(value, UnbatchedView) else value
 
 
 class Values(Data):

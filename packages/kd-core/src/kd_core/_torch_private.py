@@ -16,6 +16,7 @@ import operator
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from types import FunctionType
 from typing import TYPE_CHECKING, Final, NoReturn, ParamSpec, SupportsIndex, TypeVar, cast
 
 import torch
@@ -50,6 +51,27 @@ def private_name(where: str, name: str, instead: T) -> T:
     except (ImportError, AttributeError):
         return instead
     return cast("T", found)
+
+
+_EVAL: Final = "torch._C._dynamo.eval_frame"
+_set_strategy: Callable[[object, object], None] = private_name(
+    _EVAL, "set_code_exec_strategy", lambda code, strategy: None
+)
+_strategy: Callable[[object, object], object] = private_name(
+    _EVAL, "_FrameExecStrategy", lambda frame, below: None
+)
+_SKIP: object = private_name(_EVAL, "_FrameAction.SKIP", None)
+_DEFAULT: object = private_name(_EVAL, "_FrameAction.DEFAULT", None)
+
+
+def run_alone_eagerly(*functions: Callable[..., object]) -> None:
+    """Let dynamo trace functions inside of others, and never compile one of them alone.
+
+    What one writes into a `threading.local` there is lost. Fallback: after a graph break in a scope
+    that compiled code enters, the scope has no effect.
+    """
+    for function in functions:
+        _set_strategy(cast("FunctionType", function).__code__, _strategy(_SKIP, _DEFAULT))
 
 
 def _lacking(name: str, feature: str) -> Callable[..., NoReturn]:

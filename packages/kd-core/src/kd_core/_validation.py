@@ -52,7 +52,9 @@ def as_entry(key: str, value: object, desc: Descriptor, path: tuple[str, ...] = 
     if isinstance(value, Tensor):
         if value.__class__ is not Tensor:
             if isinstance(value, UnbatchedView):
-                return _node_as_entry(key, value._kd_entry, desc, path)
+                return _node_as_entry(
+                    key, registry.wrap_tensor(value._kd_tensor, value._kd_desc), desc, path
+                )
             if is_foreign_unbatched(value):
                 return _node_as_entry(key, registry.foreign_tensor(value), desc, path)
         if desc.device is None and leaf_fits(value, desc):

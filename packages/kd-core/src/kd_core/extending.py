@@ -8,10 +8,11 @@ names below; `assume_constant_result` is for what compiled code need not trace, 
 `assign_levels`; it asks `is_eager` before it reads values of tensors, `exact_constant` for a tensor
 in place of a number, `private_name` for what torch does not promise (of that,
 `maybe_current_level`, `is_batchedtensor`, `is_exporting` and `torch_tree` are here), `signature_of`
-for what a callable takes, `clone_leaves` and `run_copies` to copy many tensors, and `field_keys`
-for what a tensor class holds; it shows rows of texts as a `Table` and a long call as a `Task`, and
-asks `refuse_existing` before it writes a file. `restore_dense`, `restore_leaf`, `restore_stack` and
-`restore_descriptor` are what pickles call, so their names and places stay.
+for what a callable takes, `run_alone_eagerly` for scopes, `clone_leaves` and `run_copies` to copy
+many tensors, and `field_keys` for what a tensor class holds; it shows rows of texts as a `Table`
+and a long call as a `Task`, and asks `refuse_existing` before it writes a file. `restore_dense`,
+`restore_leaf`, `restore_stack` and `restore_descriptor` are what pickles call, so their names and
+places stay.
 Everything else in this package stays private.
 """
 
@@ -42,6 +43,7 @@ from kd_core._torch_private import is_batchedtensor as is_batchedtensor
 from kd_core._torch_private import is_exporting as is_exporting
 from kd_core._torch_private import maybe_current_level as maybe_current_level
 from kd_core._torch_private import private_name as private_name
+from kd_core._torch_private import run_alone_eagerly as run_alone_eagerly
 from kd_core._torch_private import signature_of as signature_of
 from kd_core._torch_private import torch_tree as torch_tree
 

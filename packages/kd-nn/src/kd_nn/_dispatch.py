@@ -44,7 +44,7 @@ from kd_core import (
     nearest_key,
     unravel_key_to_tuple,
 )
-from kd_core.extending import is_prefix, signature_of
+from kd_core.extending import is_prefix, run_alone_eagerly, signature_of
 from kd_nn._errors import (
     ArgumentMissing,
     DispatchError,
@@ -1019,6 +1019,9 @@ class set_skip_existing:  # noqa: N801  # used like a function, as a context man
                 return guarded(*args, **kwargs)
 
         return guarded if self.mode is None else switched
+
+
+run_alone_eagerly(skip_existing, set_skip_existing.__enter__, set_skip_existing.__exit__)
 
 
 def outputs_exist(

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from kd_core import InvalidArgument, InvalidValue, KdError, TensorDictBase, nearest_key
-from kd_core.extending import is_batchedtensor, maybe_current_level
+from kd_core.extending import is_batchedtensor, maybe_current_level, run_alone_eagerly
 from kd_nn.distributions import values_unchecked
 from kd_probabilistic._torch_private import READS_VALUES, computes_shapes_alone
 
@@ -190,6 +190,9 @@ class set_interaction_type:  # noqa: N801 - named as a context manager
             return (yield from _resumed_within(self.type, function(*args, **kwargs)))
 
         return call
+
+
+run_alone_eagerly(interaction_type, set_interaction_type.__enter__, set_interaction_type.__exit__)
 
 
 def enter_interaction_type(kind: InteractionType) -> Callable[[], None] | None:

@@ -92,10 +92,11 @@ class UnbatchedTensor(TensorData, metaclass=_WithViews):
         UnbatchedTensor(shape=torch.Size([7]), device=cpu, dtype=torch.float32, is_shared=False)
     """
 
-    __slots__ = ("_kd_desc", "_tensor")
+    __slots__ = ("_kd_desc", "_seen", "_tensor")
 
     _kd_desc: Descriptor
     _tensor: Tensor
+    _seen: Tensor | None
     _of_batch = True
     __array_priority__ = 1000  # arrays of numpy leave operators to it, as to a tensor
 
@@ -105,6 +106,7 @@ class UnbatchedTensor(TensorData, metaclass=_WithViews):
         self._kd_desc = describe_on(batch_of(batch_size), device)
         tensor = _converted(_unwrapped(data))
         place = self._kd_desc.device
+        self._seen = None
         self._tensor = tensor if place is None or tensor.device == place else tensor.to(place)
 
     @property
@@ -294,11 +296,15 @@ class UnbatchedTensor(TensorData, metaclass=_WithViews):
         return self._computed(operator.invert, self)
 
     def _kd_item(self) -> Tensor:
-        return _shown(self)
+        if is_compiling():
+            return self._tensor
+        if self._seen is None:
+            self._seen = _shown(self._tensor, self._kd_desc)
+        return self._seen
 
     def _with(self, tensor: Tensor, desc: Descriptor) -> Self:
         new = object.__new__(self.__class__)
-        new._tensor, new._kd_desc = tensor, desc._unlocked
+        new._tensor, new._kd_desc, new._seen = tensor, desc._unlocked, None
         return new
 
     def _kd_with_descriptor(self, desc: Descriptor) -> Self:
@@ -406,22 +412,21 @@ class _View(UnbatchedView):
     @property
     def batch_size(self) -> torch.Size:
         """The batch size of the container that it was read from."""
-        return self._kd_entry._kd_desc.size
+        return self._kd_desc.size
 
     def __iter__(self) -> Iterator[Tensor]:
         return iter(self.unbind())
 
 
-def _shown(entry: TensorData) -> Tensor:
-    """Return the tensor of an entry as a view; plain, where torch makes no instances of classes."""
-    tensor = entry._tensor
-    if is_compiling() or wraps_tensors(tensor):
+def _shown(tensor: Tensor, desc: Descriptor) -> Tensor:
+    """Return a tensor as a view; plain, where torch makes no instances of classes."""
+    if wraps_tensors(tensor):
         return tensor
     try:
         view = Tensor._make_subclass(_View, tensor)
     except (RuntimeError, NotImplementedError):  # of `vmap`
         return tensor
-    view._kd_entry = entry
+    view._kd_tensor, view._kd_desc = tensor, desc  # not the entry, which holds the view
     return view
 
 
@@ -429,9 +434,9 @@ def _views_of(found: object, given: Sequence[object]) -> object:
     """Return entries as views; one that was given as it was given."""
     if is_unbatched(found):
         for each in given:
-            if isinstance(each, UnbatchedView) and each._kd_entry._tensor is found._tensor:
+            if isinstance(each, UnbatchedView) and each._kd_tensor is found._tensor:
                 return each  # written in place
-        return _shown(found)
+        return found._kd_item()
     if isinstance(found, (list, tuple)) and any(map(is_unbatched, found)):
         return type(found)(_views_of(each, given) for each in found)
     return found
@@ -451,7 +456,7 @@ def computed(
 
 def _unwrapped(value: object) -> object:
     if isinstance(value, UnbatchedView):
-        return value._kd_entry._tensor
+        return value._kd_tensor
     if value.__class__ is list or value.__class__ is tuple:
         kind: type = value.__class__
         return kind(map(_unwrapped, value))
@@ -478,9 +483,9 @@ def _has_rows(value: Tensor, desc: Descriptor, given: Sequence[object]) -> bool:
         return False
     found = False
     for each in _flat(given):
-        entry = each._kd_entry if isinstance(each, UnbatchedView) else each
-        if is_unbatched(entry):
-            if entry._tensor.shape[:ndim] == batch:
+        tensor = _unwrapped(each)
+        if tensor is not each and isinstance(tensor, Tensor):
+            if tensor.shape[:ndim] == batch:
                 return False
         elif isinstance(each, Tensor) and each.shape[:ndim] == batch:
             found = True
@@ -497,7 +502,7 @@ def _first_desc(values: Iterable[object]) -> Descriptor | None:
     """Return the descriptor of the first entry among arguments, which may be in a list."""
     for each in _flat(values):
         if isinstance(each, UnbatchedView):
-            return each._kd_entry._kd_desc
+            return each._kd_desc
         if is_unbatched(each):
             return each._kd_desc
     return None
@@ -517,7 +522,7 @@ def restore_unbatched(
 def wrap_tensor(tensor: Tensor, desc: Descriptor) -> UnbatchedTensor:
     """Wrap a tensor with an existing descriptor."""
     new = object.__new__(UnbatchedTensor)
-    new._tensor, new._kd_desc = tensor, desc._unlocked
+    new._tensor, new._kd_desc, new._seen = tensor, desc._unlocked, None
     return new
 
 

@@ -131,7 +131,7 @@ def as_operand(value: object) -> Tensor | complex:
         InvalidArgument: if the value is neither.
     """
     if isinstance(value, (Tensor, complex, float, int)):
-        return value._kd_entry._tensor if isinstance(value, UnbatchedView) else value
+        return value._kd_tensor if isinstance(value, UnbatchedView) else value
     if _is_array(value):
         tensor = torch.as_tensor(value)
         return tensor if tensor.ndim else tensor.item()

@@ -657,6 +657,9 @@ def keys_as_parsed(step: nn.Module) -> tuple[Keys, Keys]:
     """
     state = step.__dict__
     spec, writes = state.get("_kd_in_spec"), state.get("_kd_out_keys")
+    if "_kd_listed" in state and is_sequence(step):  # what it lists need not be what it does
+        graph = keyed(step)._kd_graph()
+        return graph.inputs, graph.outputs
     if (
         spec is None
         or writes is None

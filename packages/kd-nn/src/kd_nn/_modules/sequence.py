@@ -42,6 +42,7 @@ from kd_nn._dispatch import (
     has_entry,
     keys_of,
     outputs_exist,
+    parts_of,
     read_optional,
     write_entries,
 )
@@ -82,6 +83,19 @@ def members_of(tensordict: TensorDictBase) -> Sequence[TensorDictBase] | None:
     if not isinstance(tensordict, LazyStackedTensorDict):
         return None
     return tensordict.unbind(tensordict.stack_dim)
+
+
+def _are_alike(stack: LazyStackedTensorDict, in_keys: Keys) -> bool:
+    """Return whether a stack can be run as a whole: its members skip the same steps."""
+    first, *others = parts_of(stack) or [stack]
+    keys = set(first.keys(True))
+    if any(set(other.keys(True)) != keys for other in others):
+        return False
+    for key in in_keys:
+        shape = getattr(first.get(key), "shape", None)
+        if any(getattr(other.get(key), "shape", None) != shape for other in others):
+            return False
+    return True
 
 
 def run_members(
@@ -281,7 +295,7 @@ def _run_step(step: nn.Module, work: TensorDictBase) -> object:
 
 def _run_sequence(step: StepList, work: TensorDictBase, made: Made | None = None) -> TensorDictBase:
     """Run the steps of a sequence inside on the working copy of the one around it."""
-    return run_steps(step, work, work, keys_of(step, "out_keys"), made, nested=True)
+    return run_steps(step, work, work, keyed(step)._kd_graph().outputs, made, nested=True)
 
 
 def _run_recomputed(step: nn.Module, wrapped: nn.Module, work: TensorDictBase) -> object:
@@ -649,6 +663,8 @@ class TensorDictSequential(StepList, TensorDictModule):  # type: ignore[misc]  #
                 resolved = self._kd_resolve()
             if resolved.unsure:
                 resolved = self._kd_resolve()
+            if "_kd_listed" in self.__dict__:
+                return [*self.__dict__["_kd_listed"].get("in_keys", resolved.in_keys)]
             return [*resolved.in_keys]
 
         @TensorDictModuleBase.out_keys.getter
@@ -660,6 +676,8 @@ class TensorDictSequential(StepList, TensorDictModule):  # type: ignore[misc]  #
                 resolved = self._kd_resolve()
             if resolved.unsure:
                 resolved = self._kd_resolve()
+            if "_kd_listed" in self.__dict__:
+                return [*self.__dict__["_kd_listed"].get("out_keys", resolved.visible)]
             return [*resolved.visible]
 
         # What `TensorDictModule` says of the one module that it wraps.
@@ -706,7 +724,11 @@ class TensorDictSequential(StepList, TensorDictModule):  # type: ignore[misc]  #
     ) -> TensorDictBase:
         if outputs_exist(self, tensordict):
             return tensordict
-        if isinstance(tensordict, LazyStackedTensorDict) and self._kd_may_skip:
+        if (
+            isinstance(tensordict, LazyStackedTensorDict)
+            and self._kd_may_skip
+            and not _are_alike(tensordict, self._kd_resolve().in_keys)
+        ):
             return run_members(self, tensordict, tensordict_out, self._kd_run)
         target = None
         if tensordict_out is not None or self.inplace != "empty":
@@ -853,16 +875,14 @@ class TensorDictSequential(StepList, TensorDictModule):  # type: ignore[misc]  #
         return self._kd_resolve().out_keys
 
     def _kd_set_in_spec(self, spec: InKeySpec) -> None:
-        raise InvalidArgument(
-            f"the in_keys of {describe(self)} follow from its steps and cannot be assigned. "
-            "Change the steps, or use `select_subsequence`."
-        )
+        self._kd_list("in_keys", spec.keys)
 
     def _kd_set_out_keys_source(self, keys: Keys) -> None:
-        raise InvalidArgument(
-            f"the out_keys of {describe(self)} follow from its steps and cannot be assigned. "
-            "Change the steps, or use `select_out_keys`."
-        )
+        self._kd_list("out_keys", keys)
+
+    def _kd_list(self, name: str, keys: Keys) -> None:
+        """Keep the keys that a program gives: what is read and written follows from the steps."""
+        self.__dict__["_kd_listed"] = {**self.__dict__.get("_kd_listed", {}), name: keys}
 
     def _kd_resolve(self) -> Resolved:
         resolved: Resolved | None = self.__dict__.get("_kd_resolved")
