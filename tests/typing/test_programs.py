@@ -18,7 +18,8 @@ from kd_core import (
     lazy_stack,
     stack,
 )
-from kd_nn import TensorDictModule
+from kd_nn import EnsembleModule, NormalParamExtractor, TensorDictModule, TensorDictSequential
+from kd_probabilistic import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential
 
 
 class Observation(TensorClass):
@@ -213,3 +214,89 @@ def test_rows_are_grouped() -> None:
         int(value): group["b"].sum().item() for value, group in zip(values, groups, strict=True)
     }
     assert sums == {0: 2.0, 1: 1.0}
+
+
+def advantages(td: TensorDict, gamma: float = 0.99, decay: float = 0.95) -> TensorDict:
+    found = torch.zeros_like(td["reward"])
+    last = torch.zeros_like(found[-1])
+    for step in reversed(range(len(td))):
+        row = td[step]
+        goes_on = 1.0 - row["next", "done"].float()
+        error = row["reward"] + gamma * goes_on * row["next", "value"] - row["value"]
+        last = error + gamma * decay * goes_on * last
+        found[step] = last
+    return td.set("advantage", found).set("return", found + td["value"])
+
+
+def test_advantages_are_estimated_backwards() -> None:
+    after = {"value": torch.ones(5, 2), "done": torch.zeros(5, 2, dtype=torch.bool)}
+    td = TensorDict({"reward": torch.ones(5, 2), "value": torch.ones(5, 2), "next": after}, [5, 2])
+    flat = advantages(td).reshape(-1)
+    normal = [
+        (part["advantage"] - part["advantage"].mean()) / (part["advantage"].std() + 1e-8)
+        for part in flat[torch.randperm(len(flat))].split(5)
+    ]
+    assert torch.cat(normal).shape == (10,)
+    assert float(flat["return"].max()) > 1
+
+
+def test_a_policy_is_scored_by_the_ratio_of_its_densities() -> None:
+    net = nn.Sequential(nn.Linear(3, 4), NormalParamExtractor())
+    actor = ProbabilisticTensorDictSequential(
+        TensorDictModule(net, in_keys=["obs"], out_keys=["loc", "scale"]),
+        ProbabilisticTensorDictModule(
+            in_keys=["loc", "scale"],
+            out_keys=["action"],
+            distribution_class=torch.distributions.Normal,
+            return_log_prob=True,
+        ),
+    )
+    out = actor(TensorDict({"obs": torch.ones(4, 3)}, [4]))
+    dist = actor.get_dist(out)
+    ratio = (dist.log_prob(out["action"]) - out["action_log_prob"]).exp()
+    loss = -(ratio.clamp(0.8, 1.2) * torch.ones(4, 2)).mean() - 0.01 * dist.entropy().mean()
+    torch.autograd.backward(loss)
+    assert ratio.detach().allclose(torch.ones(4, 2))
+
+
+def test_an_ensemble_is_trained_and_its_minimum_taken() -> None:
+    critic = TensorDictModule(nn.Linear(6, 1), in_keys=["obs"], out_keys=["q"])
+    ensemble = EnsembleModule(critic, num_copies=5)
+    optimizer = torch.optim.SGD(ensemble.parameters(), lr=0.1)
+    out = ensemble(TensorDict({"obs": torch.ones(7, 6)}, [7]))
+    torch.autograd.backward(out["q"].square().mean())
+    optimizer.step()
+    assert out["q"].min(0).values.shape == (7, 1)
+
+
+def test_a_sequence_is_trained_and_a_part_of_it_run() -> None:
+    model = TensorDictSequential(
+        TensorDictModule(nn.Linear(4, 8), in_keys=["x"], out_keys=["h"]),
+        TensorDictModule(torch.relu, in_keys=["h"], out_keys=["h"]),
+        TensorDictModule(nn.Linear(8, 2), in_keys=["h"], out_keys=["logits"]),
+    )
+    data = TensorDict({"x": torch.ones(64, 4), "y": torch.ones(64, dtype=torch.long)}, [64])
+    for batch in data.split(16):
+        out = model(batch.clone(recurse=False))
+        torch.autograd.backward(nn.functional.cross_entropy(out["logits"], out["y"]))
+    correct = (model(data)["logits"].argmax(-1) == data["y"]).float().mean()
+    hidden, logits = model[:2](x=torch.ones(2, 4)), model(x=torch.ones(2, 4))[-1]
+    assert 0 <= correct.item() <= 1
+    assert hidden is not None
+    assert logits.shape == (2, 2)
+
+
+def test_parameters_are_mapped_over() -> None:
+    net = nn.Linear(3, 1)
+    many = stack([TensorDict.from_module(net).data.clone() for _ in range(4)])
+
+    def loss(params: TensorDict, x: Tensor) -> Tensor:
+        with params.to_module(net):
+            out: Tensor = net(x)
+        return out.square().mean()
+
+    x = torch.ones(10, 3)
+    slope: TensorDict = torch.func.grad(loss)(many[0], x)
+    after = many[0] - 0.1 * slope
+    assert torch.vmap(loss, (0, None))(many, x).shape == (4,)
+    assert loss(after, x).item() <= loss(many[0], x).item()
