@@ -22,7 +22,7 @@ import ray
 import torch
 from examples.actors.collectors import COUNT, Buffer, Collector
 from examples.actors.engines import Actor, Engine, Result
-from examples.learning.curves import report
+from examples.learning.curves import report, told
 from examples.learning.sac import Learner, build_actor
 from torch import nn
 
@@ -79,4 +79,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with told(__doc__, "40 s"):
+        main()

@@ -13,7 +13,7 @@ if not __package__:  # run as a file, from any folder
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
-from examples.learning.curves import report
+from examples.learning.curves import report, told
 from torch import Tensor, nn
 from torch.distributions import Normal
 
@@ -93,4 +93,5 @@ def train(iterations: int) -> tuple[nn.Module, dict[str, list[float]]]:
 
 
 if __name__ == "__main__":
-    report("bayes", "An ensemble doubts what it was not shown", train(ITERATIONS)[1])
+    with told(__doc__, "5 s"):
+        report("bayes", "An ensemble doubts what it was not shown", train(ITERATIONS)[1])

@@ -1,10 +1,26 @@
-"""The picture of a run: one curve for each figure of its history."""
+"""What a run says: the task and its time, and a picture with one curve for each figure."""
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 OUT = Path(__file__).parent / "out"
 CURVE, INK, PALE = "#2a7f62", "#22333b", "#d5dcdf"
+
+
+@contextmanager
+def told(about: str | None, usual: str) -> Iterator[None]:
+    """Print what a program does and how long that takes on one core, and then how long it took.
+
+    Args:
+        about: the docstring of the program, whose first line is printed.
+        usual: how long it usually takes.
+    """
+    print(f"{(about or '').partition(chr(10))[0]} Takes about {usual}.", flush=True)
+    start = time.perf_counter()
+    yield
+    print(f"took {time.perf_counter() - start:.0f} s")
 
 
 def report(
@@ -29,10 +45,10 @@ def report(
     plt.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "kd", "text.color": INK})
     plt.rcParams.update({"font.family": "sans-serif", "font.size": 10})
     figure, panels = plt.subplots(
-        1, len(history), figsize=(4.1 * len(history), 2.9), layout="tight"
+        1, len(history), figsize=(4.1 * len(history), 2.9), layout="tight", squeeze=False
     )
     figure.suptitle(title, x=0.02, ha="left", fontsize=12)
-    for axes, (figure_name, values) in zip(panels, history.items(), strict=True):
+    for axes, (figure_name, values) in zip(panels[0], history.items(), strict=True):
         axes.plot(values, color=CURVE)
         if limit is not None and limit[0] == figure_name:
             axes.axhline(limit[1], color=INK, linewidth=1, linestyle=(0, (4, 3)))

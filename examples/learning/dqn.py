@@ -14,7 +14,7 @@ if not __package__:  # run as a file, from any folder
 
 import torch
 from examples.learning.cart_poles import CartPoles
-from examples.learning.curves import report
+from examples.learning.curves import report, told
 from torch import Tensor, nn
 
 from kd_core import TensorDict, TensorDictBase
@@ -103,4 +103,5 @@ def train(iterations: int) -> tuple[nn.Module, dict[str, list[float]]]:
 
 
 if __name__ == "__main__":
-    report("dqn", "DQN balances a pole", train(ITERATIONS)[1], limit=("steps", 200))
+    with told(__doc__, "15 s"):
+        report("dqn", "DQN balances a pole", train(ITERATIONS)[1], limit=("steps", 200))

@@ -14,7 +14,7 @@ if not __package__:  # run as a file, from any folder
 
 import torch
 from examples.learning.cart_poles import CartPoles
-from examples.learning.curves import report
+from examples.learning.curves import report, told
 from torch import Tensor, nn
 
 from kd_core import TensorDict, cat
@@ -87,4 +87,5 @@ def train(iterations: int) -> tuple[nn.Module, dict[str, list[float]]]:
 
 
 if __name__ == "__main__":
-    report("evolution", "Evolution balances a pole", train(ITERATIONS)[1], limit=("steps", 200))
+    with told(__doc__, "10 s"):
+        report("evolution", "Evolution balances a pole", train(ITERATIONS)[1], limit=("steps", 200))

@@ -16,7 +16,7 @@ if not __package__:  # run as a file, from any folder
 import copy
 
 import torch
-from examples.learning.curves import report
+from examples.learning.curves import report, told
 from torch import Tensor, nn
 from torch.distributions import Categorical
 
@@ -158,4 +158,5 @@ def train(iterations: int) -> tuple[nn.Module, dict[str, list[float]]]:
 
 
 if __name__ == "__main__":
-    report("grpo", "GRPO answers prompts", train(ITERATIONS)[1], limit=("reward", 1))
+    with told(__doc__, "20 s"):
+        report("grpo", "GRPO answers prompts", train(ITERATIONS)[1], limit=("reward", 1))

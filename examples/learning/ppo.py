@@ -14,7 +14,7 @@ if not __package__:  # run as a file, from any folder
 
 import torch
 from examples.learning.cart_poles import CartPoles
-from examples.learning.curves import report
+from examples.learning.curves import report, told
 from torch import Tensor, nn
 from torch.distributions import Categorical
 
@@ -133,4 +133,5 @@ def train(iterations: int) -> tuple[nn.Module, dict[str, list[float]]]:
 
 
 if __name__ == "__main__":
-    report("ppo", "PPO balances a pole", train(ITERATIONS)[1], limit=("steps", 200))
+    with told(__doc__, "10 s"):
+        report("ppo", "PPO balances a pole", train(ITERATIONS)[1], limit=("steps", 200))

@@ -16,7 +16,7 @@ if not __package__:  # run as a file, from any folder
 import copy
 
 import torch
-from examples.learning.curves import report
+from examples.learning.curves import report, told
 from examples.learning.pendulums import Pendulums
 from torch import Tensor, nn
 from torch.distributions import Independent, Normal, TanhTransform, TransformedDistribution
@@ -176,4 +176,5 @@ def train(iterations: int) -> tuple[nn.Module, dict[str, list[float]]]:
 
 
 if __name__ == "__main__":
-    report("sac", "SAC swings pendulums up", train(ITERATIONS)[1], limit=("reward", 0))
+    with told(__doc__, "20 s"):
+        report("sac", "SAC swings pendulums up", train(ITERATIONS)[1], limit=("reward", 0))

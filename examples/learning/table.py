@@ -14,7 +14,7 @@ if not __package__:  # run as a file, from any folder
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
-from examples.learning.curves import report
+from examples.learning.curves import report, told
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -96,4 +96,5 @@ def train(iterations: int) -> tuple[nn.Module, dict[str, list[float]]]:
 
 
 if __name__ == "__main__":
-    report("table", "A network learns prices", train(ITERATIONS)[1])
+    with told(__doc__, "5 s"):
+        report("table", "A network learns prices", train(ITERATIONS)[1])

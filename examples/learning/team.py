@@ -13,7 +13,7 @@ if not __package__:  # run as a file, from any folder
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
-from examples.learning.curves import report
+from examples.learning.curves import report, told
 from examples.learning.meeting import Meeting
 from torch import Tensor, nn
 from torch.distributions import Categorical
@@ -127,4 +127,5 @@ def train(iterations: int) -> tuple[nn.Module, dict[str, list[float]]]:
 
 
 if __name__ == "__main__":
-    report("team", "A team learns to meet", train(ITERATIONS)[1], limit=("reward", 0))
+    with told(__doc__, "5 s"):
+        report("team", "A team learns to meet", train(ITERATIONS)[1], limit=("reward", 0))

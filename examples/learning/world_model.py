@@ -13,7 +13,7 @@ if not __package__:  # run as a file, from any folder
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
-from examples.learning.curves import report
+from examples.learning.curves import report, told
 from examples.learning.pendulums import Pendulums
 from torch import Tensor, nn
 from torch.distributions import Normal
@@ -109,4 +109,5 @@ def train(iterations: int) -> tuple[nn.Module, dict[str, list[float]]]:
 
 
 if __name__ == "__main__":
-    report("world_model", "A GRU imagines a pendulum", train(ITERATIONS)[1], limit=("error", 0))
+    with told(__doc__, "10 s"):
+        report("world_model", "A GRU imagines a pendulum", train(ITERATIONS)[1], limit=("error", 0))

@@ -13,7 +13,7 @@ if not __package__:  # run as a file, from any folder
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
-from examples.learning.curves import report
+from examples.learning.curves import report, told
 from examples.learning.grpo import (
     EPOCHS,
     GROUP,
@@ -117,4 +117,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    run(main)
+    with told(__doc__, "10 s"):
+        run(main)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 from examples.learning.cart_poles import CartPoles
-from examples.learning.curves import report
+from examples.learning.curves import report, told
 from examples.learning.ppo import (
     CARTS,
     EPOCHS,
@@ -81,4 +81,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    run(main)
+    with told(__doc__, "20 s"):
+        run(main)

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from examples.learning.curves import report
+from examples.learning.curves import report, told
 from examples.ranks.shares import run
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
@@ -180,7 +180,7 @@ def resume(folder: str) -> None:
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as made:
+    with told(__doc__, "20 s"), tempfile.TemporaryDirectory() as made:
         checkpoint = str(Path(made) / "checkpoint")
         run(partial(begin, checkpoint))
         run(partial(resume, checkpoint), ranks=2)

@@ -7,15 +7,21 @@ it starts again is always a whole checkpoint, so that the parameters at the end 
 those of a training without a kill.
 """
 
+import sys
+from pathlib import Path
+
+if not __package__:  # run as a file, from any folder
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
 import multiprocessing
 import os
 import random
 import signal
 import tempfile
 import time
-from pathlib import Path
 
 import torch
+from examples.learning.curves import told
 from torch import nn
 
 from kd_core import TensorDict
@@ -110,4 +116,5 @@ def main(kills: int = KILLS, steps: int = STEPS) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    main()
+    with told(__doc__, "1 min"):
+        main()

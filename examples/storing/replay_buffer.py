@@ -6,12 +6,18 @@ The buffer is a ring. Its transitions are rows of one container, and how many we
 tensor in a file of its own, so that another process finds both.
 """
 
+import sys
+from pathlib import Path
+
+if not __package__:  # run as a file, from any folder
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
 import multiprocessing
 import tempfile
 import time
-from pathlib import Path
 
 import torch
+from examples.learning.curves import told
 
 from kd_core import MemoryMappedTensor, TensorDict
 
@@ -109,4 +115,5 @@ def main(capacity: int = CAPACITY, batches: int = BATCHES) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    main()
+    with told(__doc__, "10 s"):
+        main()

@@ -6,12 +6,18 @@ Every process appends its parts to one store, as other processes do at the same 
 are joined, and a data loader with workers reads shuffled batches of rows of different lengths.
 """
 
+import sys
+from pathlib import Path
+
+if not __package__:  # run as a file, from any folder
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
 import multiprocessing
 import tempfile
 import time
-from pathlib import Path
 
 import torch
+from examples.learning.curves import told
 from torch.utils.data import DataLoader, Dataset
 
 from kd_core import NonTensorStack, TensorDict, store
@@ -133,4 +139,5 @@ def main(parts: int = PARTS, rows: int = ROWS) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    main()
+    with told(__doc__, "10 s"):
+        main()

@@ -1,6 +1,7 @@
 """Importing a name from the package that does not have it says which one does."""
 
 import re
+import subprocess
 import sys
 from importlib import import_module
 from importlib.machinery import PathFinder
@@ -73,3 +74,13 @@ def test_a_misspelt_import_says_the_name_that_is_meant(
     said = f"`{misspelt}` is not in `{package}`. Did you mean `from {package} import {meant}`?"
     with pytest.raises(ImportError, match=re.escape(said)):
         exec(f"from {package} import {misspelt}")
+
+
+@pytest.mark.parametrize("name", ["kd_core.store", "kd_core.distributed", "kd_nn.fx"])
+def test_a_public_module_is_an_attribute_of_its_package(name: str) -> None:
+    package, _, part = name.rpartition(".")
+    program = f"import {package}; print({name}.__name__, hasattr({package}, '{part}s'))"
+    said = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=True
+    )
+    assert said.stdout.split() == [name, "False"]

@@ -1,10 +1,12 @@
 """Each program of `examples/learning` computes what its hand-written twin computes."""
 
 import importlib
+from pathlib import Path
 
 import pytest
 import torch
 from benchmarks.programs.compiled import outcome
+from examples.learning import curves
 
 # How many iterations prove it: all code of a program runs, and parameters have changed.
 PROGRAMS = {
@@ -44,3 +46,16 @@ def test_a_compiled_step_is_one_graph(name: str) -> None:
     assert set(found.graphs.values()) == {1}
     assert found.same
     torch._dynamo.reset()
+
+
+def test_a_history_of_one_figure_is_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(curves, "OUT", tmp_path)
+    with curves.told("Learns nothing.\n\nMore.", "1 s"):
+        curves.report("one", "A curve", {"loss": [3.0, 1.0]})
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == "Learns nothing. Takes about 1 s."
+    assert said[1:3] == ["loss: from 3 to 1", f"wrote {tmp_path / 'one'}.svg"]
+    assert said[3].startswith("took ")
+    assert "A curve" in (tmp_path / "one.svg").read_text()

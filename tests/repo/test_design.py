@@ -45,7 +45,7 @@ def test_it_names_every_lane() -> None:
 
 def drawn_layers(text: str) -> dict[str, list[set[str]]]:
     """Return what may import what, as `text` draws it: layers of each distribution, top first."""
-    block = re.search(r"```\n(kd_core  .*?)```", text, re.DOTALL)
+    block = re.search(r"```text\n(kd_core  .*?)```", text, re.DOTALL)
     assert block
     lists = re.split(r"\n(?=kd_)", block[1])
     drawn = {line.split()[0]: line.split(maxsplit=1)[1] for line in lists}

@@ -194,3 +194,11 @@ def test_rows_are_appended_to_a_sealed_arena(tmp_path: Path) -> None:
     for part in (rows(1, 2), TensorDict.load(tmp_path / "td")[:1], arena[:1]):
         part.append_to(tmp_path / "td")
     assert TensorDict.load(tmp_path / "td")["a"].tolist() == [0, 1, 2, 0, 0]
+
+
+def test_parts_are_described_once(tmp_path: Path) -> None:
+    for _ in range(30):
+        rows(2).append_to(tmp_path / "td")
+    text = str(store.inspect(tmp_path / "td"))
+    assert "30 parts, of which the first is\n  td [2]\n    a: int64 [2]" in text
+    assert len(text.splitlines()) < 10

@@ -18,6 +18,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache, wraps
 from importlib import import_module
+from importlib.machinery import PathFinder
 from inspect import getattr_static
 from pathlib import Path
 from types import FunctionType, MethodType, ModuleType
@@ -358,6 +359,11 @@ def _lookup(package: ModuleType, homes: Mapping[str, str]) -> Callable[[str], ob
         if attribute in modules:
             return import_module(modules[attribute])
         if attribute not in homes:
+            within = f"{name}.{attribute}"
+            if attribute[:1] != "_" and PathFinder.find_spec(
+                within, getattr(package, "__path__", [])
+            ):
+                return import_module(within)  # a public module, as `torch.nn` is one
             explain(attribute)
         value: object = getattr(import_module(homes[attribute]), attribute)
         _move([value], name)

@@ -477,8 +477,8 @@ def _lines(node: Any, name: str, depth: int) -> Iterator[str]:
             for member in value["members"]:
                 yield from _lines(member, "", depth + 1)
         case "cat":
-            for part in value:
-                yield from _lines(part, name, depth)
+            yield f"{start}{len(value)} parts, of which the first is"
+            yield from _lines(value[0], name, depth + 1)
         case _:
             level = value[2] if kind == "class" else value
             title = f"{value[0]} (version {value[1]})" if kind == "class" else kind
