@@ -127,6 +127,18 @@ def _same_start(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
         monkeypatch.chdir(request.getfixturevalue("tmp_path"))
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print the tables whose rows tests recorded, of policies and of files with fewer bits."""
+    reports = [each for each in terminalreporter.getreports("passed") if each.user_properties]
+    if not reports:
+        return
+    from tests.tables import recorded  # it needs kd_export, as such tests do
+
+    for title, table in recorded(reports):
+        terminalreporter.write_sep("-", title)
+        terminalreporter.write_line(table)
+
+
 @pytest.fixture
 def logged() -> Iterator[list[logging.LogRecord]]:
     """Collect what is logged from `INFO` on, by us too.

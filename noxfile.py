@@ -146,6 +146,7 @@ def formats(session: nox.Session) -> None:
     session.install("--no-deps", "tritonclient==2.73.0")  # it asks for an older protobuf
     names = ("executorch", "openvino", "onnx_opinions")
     tests = [f"tests/export/backends/test_{name}.py" for name in names]
+    tests.append("tests/export/test_precision.py")  # so that one table has all formats
     if shutil.which("npm") is not None:  # what a browser runs models by
         folder = session.create_tmp()
         packages = ("install", "--no-audit", "--no-fund", "--prefix", folder)

@@ -9,6 +9,7 @@ import onnx
 import pytest
 import torch
 from onnx import numpy_helper
+from tests.tables import REDUCTIONS, Record, reduced
 from torch import Tensor, nn
 
 import kd_export
@@ -138,8 +139,9 @@ def test_one_call_writes_a_file_within_a_budget(program: KeyedProgram, tmp_path:
 
 
 @pytest.mark.parametrize("precision", ["int8", "int8-weights", "fp16"])
-def test_each_precision_is_measured(save: Save, precision: str) -> None:
+def test_each_precision_is_measured(save: Save, precision: str, record_property: Record) -> None:
     report = save(precision=precision, calibration=rows(600))
+    record_property(REDUCTIONS, reduced(".onnx", report))
     found = report.reduction
     assert found is not None
     assert found.name == precision
@@ -154,7 +156,9 @@ def test_each_precision_is_measured(save: Save, precision: str) -> None:
 
 
 @pytest.mark.parametrize("precision", ["int8-weights", "fp16"])
-def test_a_program_of_torch_holds_weights_of_fewer_bits(precision: str, tmp_path: Path) -> None:
+def test_a_program_of_torch_holds_weights_of_fewer_bits(
+    precision: str, tmp_path: Path, record_property: Record
+) -> None:
     torch.manual_seed(0)
     net, path = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.Linear(64, 2)), tmp_path
     module = TensorDictModule(net, ["x"], [("next", "y")])
@@ -162,6 +166,7 @@ def test_a_program_of_torch_holds_weights_of_fewer_bits(precision: str, tmp_path
     save = partial(program.save, batch_sizes=(2,), precision=precision, keep_float=["0"])
     example = {"x": torch.randn(64, 8)}
     report = save(path / "a.pt2", calibration=example, budget={"max": 0.05})
+    record_property(REDUCTIONS, reduced(".pt2", report))
     assert report.reduction is not None
     assert report.reduction.kept == ("0",)
     assert report.reduction.layers == ("0", "1")

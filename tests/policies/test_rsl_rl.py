@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from tests.policies.lacking import each_step_counts, largest_difference
+from tests.policies.lacking import each_step_counts
+from tests.tables import POLICIES, Record, beside_oracle
 
+import kd_export
 from kd_export.policies import Policy, from_rsl_rl
 
 theirs: Any = pytest.importorskip("tensordict", reason="the lane `policies` installs it")
@@ -71,7 +73,10 @@ CASES: dict[str, Callable[[], Policy]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_equals_the_model_and_each_step_counts(case: str, tmp_path: Path) -> None:
+def test_equals_the_model_and_each_step_counts(
+    case: str, tmp_path: Path, record_property: Record
+) -> None:
     policy = CASES[case]()
-    print(f"rsl_rl {case}: {largest_difference(policy, tmp_path):.2g}")
+    report = kd_export.save(policy, tmp_path / "policy.onnx", batch_sizes=(2,))
+    record_property(POLICIES, beside_oracle("rsl_rl", case, report))
     each_step_counts(policy, tmp_path)

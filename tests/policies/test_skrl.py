@@ -9,9 +9,11 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from tests.policies.lacking import each_step_counts, largest_difference
+from tests.policies.lacking import each_step_counts
+from tests.tables import POLICIES, Record, beside_oracle
 from torch import nn
 
+import kd_export
 from kd_export.policies import Policy, from_skrl
 
 gymnasium: Any = pytest.importorskip("gymnasium", reason="the lane `policies` installs it")
@@ -122,8 +124,11 @@ CASES: dict[str, Callable[[], Policy]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_equals_the_model_and_each_step_counts(case: str, tmp_path: Path) -> None:
+def test_equals_the_model_and_each_step_counts(
+    case: str, tmp_path: Path, record_property: Record
+) -> None:
     torch.manual_seed(0)
     policy = CASES[case]()
-    print(f"skrl {case}: {largest_difference(policy, tmp_path):.2g}")
+    report = kd_export.save(policy, tmp_path / "policy.onnx", batch_sizes=(2,))
+    record_property(POLICIES, beside_oracle("skrl", case, report))
     each_step_counts(policy, tmp_path)

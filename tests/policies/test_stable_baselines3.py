@@ -9,9 +9,11 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from tests.policies.lacking import each_step_counts, largest_difference
+from tests.policies.lacking import each_step_counts
+from tests.tables import POLICIES, Record, beside_oracle
 from torch import nn
 
+import kd_export
 from kd_export.policies import from_sb3
 
 gymnasium: Any = pytest.importorskip("gymnasium", reason="the lane `policies` installs it")
@@ -145,10 +147,13 @@ def model_of(case: str) -> Any:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_equals_predict_and_each_step_counts(case: str, tmp_path: Path) -> None:
+def test_equals_predict_and_each_step_counts(
+    case: str, tmp_path: Path, record_property: Record
+) -> None:
     torch.manual_seed(0)
     policy = from_sb3(model_of(case))
-    print(f"stable-baselines3 {case}: {largest_difference(policy, tmp_path):.2g}")
+    report = kd_export.save(policy, tmp_path / "policy.onnx", batch_sizes=(2,))
+    record_property(POLICIES, beside_oracle("stable-baselines3", case, report))
     each_step_counts(policy, tmp_path)
     # What runs in python is the same, row by row.
     oracle: Any = policy.oracle

@@ -9,10 +9,12 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from tests.policies.lacking import each_step_counts, largest_difference
+from tests.policies.lacking import each_step_counts
+from tests.tables import POLICIES, Record, beside_oracle
 from torch import nn
 from torch.distributions import Independent, Normal
 
+import kd_export
 from kd_export.policies import Policy, from_tianshou
 
 gymnasium: Any = pytest.importorskip("gymnasium", reason="the lane `policies` installs it")
@@ -130,8 +132,11 @@ CASES: dict[str, Callable[[], Policy]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_equals_the_policy_and_each_step_counts(case: str, tmp_path: Path) -> None:
+def test_equals_the_policy_and_each_step_counts(
+    case: str, tmp_path: Path, record_property: Record
+) -> None:
     policy = CASES[case]()
     assert isinstance(policy.module, nn.Module)
-    print(f"tianshou {case}: {largest_difference(policy, tmp_path):.2g}")
+    report = kd_export.save(policy, tmp_path / "policy.onnx", batch_sizes=(2,))
+    record_property(POLICIES, beside_oracle("tianshou", case, report))
     each_step_counts(policy, tmp_path)

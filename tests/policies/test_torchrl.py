@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.policies.lacking import each_step_counts, largest_difference
+from tests.policies.lacking import each_step_counts
+from tests.tables import POLICIES, Record, beside_oracle
 from torch import Tensor, nn
 
 import kd_export
@@ -142,10 +143,13 @@ CASES: dict[str, Callable[[], Policy]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_equals_itself_and_each_step_counts(case: str, tmp_path: Path) -> None:
+def test_equals_itself_and_each_step_counts(
+    case: str, tmp_path: Path, record_property: Record
+) -> None:
     torch.manual_seed(0)
     policy = CASES[case]()
-    print(f"torchrl {case}: {largest_difference(policy, tmp_path):.2g}")
+    report = kd_export.save(policy, tmp_path / "policy.onnx", batch_sizes=(2,))
+    record_property(POLICIES, beside_oracle("torchrl", case, report))
     each_step_counts(policy, tmp_path)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.export.models import CASES, Do, Keyed, case
+from tests.tables import REDUCTIONS, Record, reduced
 from torch import nn
 
 import kd_export
@@ -182,7 +183,9 @@ def test_changed_and_cut_files_are_refused(path: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("precision", ["int8", "int8-weights", "fp16"])
-def test_fewer_bits_stay_within_their_budget(precision: str, tmp_path: Path) -> None:
+def test_fewer_bits_stay_within_their_budget(
+    precision: str, tmp_path: Path, record_property: Record
+) -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(8, 256), nn.ReLU(), nn.Linear(256, 16))
     module, path = Keyed(net, ["x"], [("next", "y")]), tmp_path / "a.pte"
@@ -191,6 +194,7 @@ def test_fewer_bits_stay_within_their_budget(precision: str, tmp_path: Path) -> 
     report = program.save(
         path, precision=precision, calibration=rows, budget={"max": 0.3, "rms": 0.02}, keep_float=()
     )
+    record_property(REDUCTIONS, reduced(".pte", report))
     assert report.reduction is not None
     assert report.reduction.bytes < report.reduction.other_bytes
     assert report.reduction.layers == ("net.0", "net.2")

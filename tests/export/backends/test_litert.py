@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.export.models import CASES, Do, Keyed, case
+from tests.tables import REDUCTIONS, Record, reduced
 from torch import nn
 
 import kd_export
@@ -145,12 +146,13 @@ def program() -> kd_export.KeyedProgram:
 
 @pytest.mark.parametrize("precision", ["int8", "int8-weights", "fp16"])
 def test_fewer_bits_stay_within_their_budget(
-    program: kd_export.KeyedProgram, precision: str, tmp_path: Path
+    program: kd_export.KeyedProgram, precision: str, tmp_path: Path, record_property: Record
 ) -> None:
     path, rows = tmp_path / "a.tflite", {"x": torch.randn(600, 8)}
     report = program.save(
         path, precision=precision, calibration=rows, budget={"max": 0.1, "rms": 0.02}
     )
+    record_property(REDUCTIONS, reduced(".tflite", report))
     assert report.reduction is not None
     assert report.reduction.bytes < report.reduction.other_bytes
     assert len(report.reduction.layers) == 3

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.export.models import CASES, case, saved
+from tests.tables import REDUCTIONS, Record, reduced
 from torch import nn
 
 import kd_export
@@ -117,7 +118,9 @@ def test_another_file_is_named_so(tmp_path: Path, content: bytes) -> None:
 
 
 @pytest.mark.parametrize("precision", ["int8", "int8-weights", "fp16"])
-def test_fewer_bits_within_a_budget(tmp_path: Path, precision: str) -> None:
+def test_fewer_bits_within_a_budget(
+    tmp_path: Path, precision: str, record_property: Record
+) -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(6, 128), nn.Tanh(), nn.Linear(128, 128), nn.Linear(128, 2))
     path, module = tmp_path / "m.xml", TensorDictModule(net, ["x"], ["y"])
@@ -130,6 +133,7 @@ def test_fewer_bits_within_a_budget(tmp_path: Path, precision: str) -> None:
         calibration={"x": torch.randn(600, 6)},
         budget={"max": 0.1, "rms": 0.02},
     )
+    record_property(REDUCTIONS, reduced(".xml", report))
     assert report.ok
     found = report.reduction
     assert found is not None
