@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 from kd_core import (
     InvalidValue,
     LazyStackedTensorDict,
+    MetaData,
     TensorDict,
     TensorDictBase,
     lazy_stack,
@@ -201,6 +202,79 @@ def test_gradients_of_a_function_that_returns_a_lazy_stack(dim: int) -> None:
     assert bool((rows["n", "b"] == stack["n", "b"][..., None]).all())
     given, cotangents = torch.func.vjp(lambda scale: stack * scale, torch.tensor(2.0))[:2]
     torch.testing.assert_close(cotangents(given)[0], 2 * (stack**2).sum(reduce=True))
+
+
+MOVES: list[Callable[[Any], Any]] = [
+    lambda td: td.unsqueeze(0),
+    lambda td: td.flip(1),
+    lambda td: td.reshape(6),
+    lambda td: td.view(3, 2),
+    lambda td: td.transpose(0, 1),
+    lambda td: td.expand(4, 2, 3),
+    lambda td: td.roll(1, 0),
+    lambda td: td.gather(0, torch.zeros(1, 3, dtype=torch.int64)),
+]
+
+
+@pytest.mark.parametrize("move", MOVES)
+def test_rows_of_a_lazy_stack_are_moved_inside_of_gradients(move: Callable[[Any], Any]) -> None:
+    td = alike()
+
+    def slope(source: TensorDictBase, scale: Tensor) -> Any:
+        return torch.func.grad(lambda scale: move(source * scale).sin().sum(reduce=True))(scale)
+
+    for dim in (0, 1):
+        stack = lazy_stack(list(td.unbind(dim)), dim)
+        torch.testing.assert_close(slope(stack, X[0, 1]), slope(td, X[0, 1]))
+        scales = torch.rand(4)
+        rows = torch.vmap(lambda scale, stack=stack: slope(stack, scale))(scales)
+        torch.testing.assert_close(rows, torch.stack([slope(td, scale) for scale in scales]))
+        assert bool((move(stack) == move(td)).all())  # nothing of a transform is remembered
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_numbers_of_rows_that_vmap_maps_select_them(dim: int) -> None:
+    td: Any = alike()
+    stack = lazy_stack(list(td.unbind(dim)), dim)
+    index = torch.tensor([[0, 1], [1, 0], [1, 1]])
+    found: Any = torch.vmap(lambda rows: stack[:, rows])(index)
+    assert bool((found == torch.stack([td[:, rows] for rows in index])).all())
+    one: Any = torch.vmap(lambda row: stack[:, row])(index[:, 0])
+    assert bool((one == torch.stack([td[:, row] for row in index[:, 0]])).all())
+    first: Any = torch.vmap(lambda rows: stack[rows])(index)
+    assert bool((first == torch.stack([td[rows] for rows in index])).all())
+
+
+@pytest.mark.parametrize("index", [lambda row: row, lambda row: (slice(None), row)])
+@pytest.mark.parametrize("rank", [1, 2])
+def test_values_of_rows_are_not_selected_by_numbers_that_vmap_maps(
+    index: Callable[[Tensor], Any], rank: int
+) -> None:
+    words = [["a", "b"], ["c", "d"]]
+    dense = TensorDict({"a": torch.rand(2, 2), "w": words}, [2, 2])
+    rows = torch.zeros(3, 2, dtype=torch.int64) if rank == 2 else torch.zeros(3, dtype=torch.int64)
+    for td in (dense, lazy_stack(list(dense.unbind(0)), 0), lazy_stack(list(dense.unbind(1)), 1)):
+        with pytest.raises(InvalidValue, match="one value per row cannot be moved"):
+            torch.vmap(lambda row, td=td: td[index(row)])(rows)
+
+
+def test_the_value_of_a_batch_is_the_same_data_below_vmap() -> None:
+    """A structure compares what torch took apart with what it makes of it."""
+    td = TensorDict({"a": torch.rand(3, 2), "word": "word"}, [3])
+
+    def scaled(part: TensorDict) -> Any:
+        return torch.func.jacrev(lambda scale: part * scale)(torch.tensor(2.0))
+
+    found: Any = torch.vmap(scaled)(td)
+    assert bool((found.exclude("word") == td.exclude("word")).all())
+    part, whole = td[0], TensorDict({"a": torch.rand(2), "word": "word"})
+    assert (
+        pytree.tree_structure(part)
+        == pytree.tree_structure(whole)
+        != pytree.tree_structure(whole.replace(word="other"))
+    )
+    marked = [TensorDict({"a": x, "word": MetaData("word")}, x.shape) for x in (X, X[0])]
+    assert pytree.tree_structure(marked[0]) == pytree.tree_structure(marked[1])
 
 
 def test_what_is_no_result_of_vmap_is_not_taken_for_one() -> None:

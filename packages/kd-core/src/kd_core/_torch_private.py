@@ -123,6 +123,14 @@ get_unwrapped: Final = private_name(_FUNCTORCH, "get_unwrapped", _itself)
 """Return the tensor inside one of a transform."""
 
 
+def without_wrappers(numbers: Tensor) -> Tensor:
+    """Return numbers without the wrapper of `torch.func.grad`, which is void when that ends."""
+    if not is_compiling():
+        while is_gradtrackingtensor(numbers):
+            numbers = get_unwrapped(numbers)
+    return numbers
+
+
 def _here() -> AbstractContextManager[object]:
     return nullcontext()
 

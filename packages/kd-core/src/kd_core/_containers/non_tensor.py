@@ -660,7 +660,7 @@ class NonTensorDataBase(Values):
 
     @abstractmethod
     def _is_equal(self, other: NonTensorDataBase) -> bool:
-        """Return whether another entry has the same batch size and values."""
+        """Return whether another entry has the same values, one for the batch or for each row."""
 
     def _restored(self, desc: Descriptor, ndim: int) -> NonTensorDataBase:
         """Rebuild the entry from what `_constant` returned, with the batch of a rebuilt parent.
@@ -731,7 +731,10 @@ class Constant:
         self.node = node
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Constant) and self.node._is_equal(other.node)
+        if isinstance(other, Constant):
+            return self.node._is_equal(other.node)
+        # What `NonTensorData._constant` returns beside it: the value alone.
+        return type(self.node) is NonTensorData and same_data(self.node.data, other)
 
     __hash__ = None  # type: ignore[assignment]  # the values may not be hashable
 
@@ -1011,11 +1014,7 @@ class NonTensorData(NonTensorDataBase, Encodes):
         return isinstance(other, NonTensorData) and self._holds_same(other)
 
     def _is_equal(self, other: NonTensorDataBase) -> bool:
-        return (
-            isinstance(other, NonTensorData)
-            and self._kd_desc.batch == other._kd_desc.batch
-            and self._holds_same(other)
-        )
+        return self._is_same(other)
 
     def _holds_same(self, other: NonTensorData) -> bool:
         """Return whether the values are equal; compiled code reads only those of other boxes."""

@@ -62,7 +62,7 @@ from kd_core._shapes import (
     without_names,
     wrap_dim,
 )
-from kd_core._torch_private import get_unwrapped, is_gradtrackingtensor
+from kd_core._torch_private import is_batchedtensor, without_wrappers
 from kd_core._types import NO_DEFAULT
 from kd_core._validation import shape_of_lists, values_of_rows
 
@@ -285,12 +285,11 @@ def _not_compiled(action: str) -> InvalidValue:
     )
 
 
-def without_wrappers(positions: Tensor) -> Tensor:
-    """Return numbers without the wrapper of `torch.func.grad`, which is void when that ends."""
-    if not is_compiling():
-        while is_gradtrackingtensor(positions):
-            positions = get_unwrapped(positions)
-    return positions
+def _refused_inside_vmap(rows: object) -> InvalidValue:
+    return InvalidValue(
+        "a non-tensor entry with one value per row cannot be moved, joined, compared or written "
+        f"inside of `vmap`, got {rows!r}. `exclude` the entry inside, or do it outside of `vmap`."
+    )
 
 
 def share_storage(one: Tensor, other: Tensor) -> bool:
@@ -754,6 +753,8 @@ class NonTensorStack(NonTensorDataBase, RowData):
             new._loose, new._cells = lend(self), self._cells
             new._positions, new._kd_desc = positions, desc._unlocked
             return new
+        if is_batchedtensor(positions):
+            raise _refused_inside_vmap(self)
         cells = cells_of(self)
         if not desc.ndim:
             row = int(positions)
@@ -939,11 +940,7 @@ class HiddenRows(NonTensorData):
 
     def refusal(self) -> InvalidValue:
         """Return the error for what would move or write rows."""
-        return InvalidValue(
-            "a non-tensor entry with one value per row cannot be moved, joined, compared or "
-            f"written inside of `vmap`, got {self.data!r}. `exclude` the entry inside, or do it "
-            "outside of `vmap`."
-        )
+        return _refused_inside_vmap(self.data)
 
     def _constant(self) -> object:
         return Constant(self)

@@ -23,7 +23,11 @@ from kd_core._ops.indexing import plain_index, resolve
 from kd_core._ops.shaping import resize_plan
 from kd_core._protocol import map_by
 from kd_core._shapes import Fresh, Reduced, Viewed, names_of, numel
-from kd_core._torch_private import assume_constant_result
+from kd_core._torch_private import (
+    assume_constant_result,
+    is_batchedtensor,
+    without_wrappers,
+)
 
 if TYPE_CHECKING:
     from kd_core._protocol import AbstractContainer, Composite
@@ -105,7 +109,9 @@ def viewed_members(stack: Composite, fn: LeafFn, batch: BatchFn) -> AbstractCont
 def _see(stack: Composite, fn: LeafFn, batch: BatchFn) -> _Together | _Resized | _Rows | None:
     """Return how the members of a stack are seen through a function; `None` if they are not."""
     rows, taken = _numbered(stack, fn)
-    if type(rows) is not Tensor or not taken.numel() or not _share(taken, rows):
+    if type(rows) is not Tensor or is_batchedtensor(taken):
+        return None
+    if not taken.numel() or not _share(taken, rows):
         return None
     count = len(stack._members)
     whole = rows.movedim(stack._dim, 0).reshape(count, -1)
@@ -141,10 +147,11 @@ def _numbered(stack: Composite, fn: LeafFn) -> tuple[Tensor, Tensor]:
     old = stack._kd_desc.batch
     rows = torch.arange(numel(old), device="cpu").reshape(old)
     try:
-        return rows, fn(rows)
+        taken = fn(rows)
     except RuntimeError:  # its index is on another device
         rows = rows.to(device_beside(stack._kd_desc))
-        return rows, fn(rows)
+        taken = fn(rows)
+    return without_wrappers(rows), without_wrappers(taken)
 
 
 def numbered_rows(stack: Composite, index: object) -> tuple[list[Batch], Tensor]:
@@ -406,8 +413,8 @@ def pick(index: object, batch: Batch, dim: int) -> Picked | None:
         dim: the stacked dimension.
 
     Returns:
-        The resolved index, or `None` where it mixes members, selects none, or is wrong: the general
-        method then raises the error.
+        The resolved index, or `None` where it mixes members, selects none, maps the numbers of
+        members, or is wrong: the general method then raises the error.
     """
     items = tuple(map(_row_number, plain_index(index, batch)))
     advanced = [item for item in items if isinstance(item, Tensor)]
@@ -461,7 +468,7 @@ def _width(item: IndexItem) -> int:
 def _row_number(item: IndexItem) -> IndexItem:
     """Return a 0-d integer tensor as an integer: torch selects a view for it, too."""
     if isinstance(item, Tensor) and not item.ndim and item.dtype is not torch.bool:
-        return int(item)
+        return item if is_batchedtensor(item) else int(item)
     return item
 
 
@@ -475,6 +482,8 @@ def _rows(which: IndexItem, count: int) -> list[int] | int | None:
     if isinstance(which, slice):
         backwards = which.step is not None and which.step < 1
         return None if backwards else list(range(count)[which]) or None
+    if isinstance(which, Tensor) and is_batchedtensor(which):
+        return None
     if isinstance(which, Tensor) and which.dtype is torch.bool:
         return which.nonzero().view(-1).tolist() or None if which.shape[0] == count else None
     if isinstance(which, Tensor) and which.ndim > 1:
