@@ -285,6 +285,21 @@ def _not_compiled(action: str) -> InvalidValue:
     )
 
 
+def _repeated(positions: Tensor, size: Sequence[int]) -> Tensor | None:
+    """Return numbers that are the same along some dimensions for more of them, or None.
+
+    `vmap` in chunks builds its result of what the first chunk made.
+    """
+    if positions.ndim != len(size):
+        return None
+    one: list[slice] = []
+    for count, stride, wanted in zip(positions.shape, positions.stride(), size, strict=True):
+        if count != wanted and count != 1 and (stride or not count):
+            return None
+        one.append(slice(None) if count == wanted else slice(1))
+    return positions[tuple(one)].expand(*size)
+
+
 def _refused_inside_vmap(rows: object) -> InvalidValue:
     return InvalidValue(
         "a non-tensor entry with one value per row cannot be moved, joined, compared or written "
@@ -877,6 +892,9 @@ class NonTensorStack(NonTensorDataBase, RowData):
         # Where the rows were moved by `tree_map`, it is not split.
         if self._kd_desc.batch[: desc.ndim] == desc.batch and desc.ndim >= ndim:
             return self._kd_with_descriptor(desc)
+        repeated = _repeated(self._positions, desc.size)
+        if repeated is not None:
+            return self._with(repeated, desc)
         whole = object.__new__(NonTensorData)
         whole._boxed, whole._kd_desc, whole._of_batch = (self,), desc._unlocked, True
         return whole
