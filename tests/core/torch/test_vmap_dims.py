@@ -277,6 +277,26 @@ def test_the_value_of_a_batch_is_the_same_data_below_vmap() -> None:
     assert pytree.tree_structure(marked[0]) == pytree.tree_structure(marked[1])
 
 
+@pytest.mark.parametrize("dim", [0, 1])
+def test_gradients_taken_inside_of_vmap_keep_the_batch(dim: int) -> None:
+    """A gradient is built of tensors that `vmap` maps, though it was not taken apart outside."""
+    td = TensorDict({"a": torch.rand(2, 3, 4), "b": torch.rand(2, 3)}, [2, 3], names=["x", "y"])
+    seen: list[tuple[object, object]] = []
+
+    def pulled(part: Any) -> Any:
+        made, pull = torch.func.vjp(lambda part: part.sin(), part)[:2]
+        (found,) = pull(made)
+        seen.append(((part.batch_size, part.names), (found.batch_size, found.names)))
+        return found
+
+    for source in (td, lazy_stack(list(td.unbind(0)), 0), lazy_stack(list(td.unbind(1)), 1)):
+        found: Any = torch.vmap(pulled, dim, dim)(source)
+        assert bool((found == td.sin() * td.cos()).all())
+        nested: Any = torch.vmap(torch.vmap(pulled))(source)
+        assert bool((nested == td.sin() * td.cos()).all())
+    assert all(before == after for before, after in seen)
+
+
 def test_what_is_no_result_of_vmap_is_not_taken_for_one() -> None:
     def inside(row: TensorDict) -> TensorDict:
         wide = pytree.tree_map(lambda leaf: leaf.unsqueeze(-1), row)
@@ -392,6 +412,10 @@ def test_values_of_rows_that_vmap_does_not_map_are_repeated(stacked: bool) -> No
     alone = torch.vmap(lambda _: td[0], randomness="error")(torch.arange(4))
     assert alone["w"] == alone["n", "w"] == [words[0]] * 4
     assert torch.vmap(lambda _: td, out_dims=None)(torch.arange(4))["w"] == words
+    for size in (1, 2, 3):
+        chunks = torch.vmap(lambda row, _: row, (None, 0), chunk_size=size)(dense, torch.arange(4))
+        assert chunks.batch_size == (4, 2, 3)
+        assert chunks["w"] == chunks["n", "w"] == [words] * 4
 
 
 def test_mapped_values_of_rows_may_stand_beside_a_leaf_that_is_not_mapped() -> None:

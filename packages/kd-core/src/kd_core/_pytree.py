@@ -153,6 +153,8 @@ def moved_by_vmap(children: list[object], before: Level | None, ndim: int) -> Mo
     number = current_level()
     if number is None:
         return None
+    if before is not None and before.number > number:
+        return None  # of a gradient inside
     if before is None or before.number != number:
         dims = [maybe_get_bdim(each) for each in _tensors(children) if is_mapped(each, number)]
         if dims and ndim and max(dims) >= ndim:
