@@ -8,14 +8,22 @@ sees.
 import threading
 from collections.abc import Callable
 from random import Random
+from typing import Any
 
 import torch
 from tests.fuzz.conftest import Seeds
 from tests.fuzz.test_threads import together
 
-from kd_core import TensorDict, TensorDictBase, cat, lazy_stack, stack
+from kd_core import TensorClass, TensorDict, TensorDictBase, cat, lazy_stack, stack
 
 ROWS = 6
+
+
+class Sample(TensorClass):
+    """Rows of a tensor class."""
+
+    w: str
+    x: torch.Tensor
 
 
 class Batch:
@@ -24,7 +32,8 @@ class Batch:
     def __init__(self, rng: Random, count: Callable[[], str]) -> None:
         self.rng, self.count = rng, count
         self.words = [count() for _ in range(ROWS)]
-        td = TensorDict({"w": list(self.words), "x": torch.zeros(ROWS)}, [ROWS])
+        kind: Any = rng.choice([TensorDict, Sample])
+        td = kind.from_dict({"w": list(self.words), "x": torch.zeros(ROWS)}, batch_size=[ROWS])
         self.views: list[tuple[TensorDictBase, list[int]]] = [(td, list(range(ROWS)))]
 
     def look(self) -> None:
@@ -127,6 +136,42 @@ def _halves(rng: Random, td: TensorDictBase, new: list[str]) -> dict[int, str]:
     return _all(new[: 2 * half])
 
 
+def _update_at(rng: Random, td: TensorDictBase, new: list[str]) -> dict[int, str]:
+    """Write one row, a slice or a few rows of all entries at once."""
+    at = rng.randrange(len(new))
+    way = rng.randrange(3)
+    if way == 0:
+        td.update_at_({"w": new[at], "x": torch.ones(())}, at)
+        return {at: new[at]}
+    rows = list(range(at, len(new))) if way == 1 else rng.sample(range(len(new)), at + 1)
+    index = slice(at, None) if way == 1 else torch.tensor(rows)
+    td.update_at_({"w": [new[row] for row in rows], "x": torch.ones(len(rows))}, index)
+    return {row: new[row] for row in rows}
+
+
+def _other_dim(rng: Random, td: TensorDictBase, new: list[str]) -> dict[int, str]:
+    """Write to a lazy stack along the second dimension, of two halves of the batch."""
+    half = len(new) // 2
+    if not half:
+        return {}
+    whole = lazy_stack([td[:half], td[half : 2 * half]], 1)
+    pairs = [list(pair) for pair in zip(new[:half], new[half : 2 * half], strict=True)]
+    way = rng.randrange(4)
+    if way == 0:
+        whole.set_("w", pairs)
+    elif way == 1:
+        whole.update_({"w": pairs})
+    elif way == 2:
+        whole[:, 1] = TensorDict({"w": new[half : 2 * half]}, [half])
+        return {half + at: new[half + at] for at in range(half)}
+    else:
+        row = rng.randrange(half)
+        whole.update_at_({"w": pairs[row], "x": torch.ones(2)}, row)
+        return {row: new[row], half + row: new[half + row]}
+    assert whole["w"] == pairs
+    return _all(new[: 2 * half])
+
+
 def _refused(rng: Random, td: TensorDictBase, new: list[str]) -> dict[int, str]:
     """Stage values with a tensor that does not fit: nothing is written."""
     try:
@@ -163,6 +208,8 @@ WAYS: dict[str, Callable[[Random, TensorDictBase, list[str]], dict[int, str]]] =
     "members": _members,
     "halves": _halves,
     "refused": _refused,
+    "update_at_": _update_at,
+    "other dimension": _other_dim,
 }
 
 
