@@ -312,7 +312,7 @@ class TensorDictBase(Concerns):
             >>> lazy_stack(rows).densify()["a"].is_nested
             True
         """
-        return cast("TensorDictBase", densified(self, layout))
+        return densified(self, layout)
 
     # The function itself and not a method that calls it, which dynamo would trace and guard too.
     __torch_function__: ClassVar[classmethod[TensorDictBase, ..., object]] = classmethod(override)

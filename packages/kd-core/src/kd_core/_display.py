@@ -13,7 +13,7 @@ from contextlib import ContextDecorator
 from html import escape
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, ClassVar, Final, TypedDict, Unpack, cast
+from typing import TYPE_CHECKING, ClassVar, Final, TypedDict, Unpack
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from torch.nn.parameter import is_lazy
 from kd_core._errors import InvalidArgument, KdError, ShapeMismatch, a_type, listed, wrong_type
 from kd_core._leaves.loops import entries_of, is_shapeless, unwrapped
 from kd_core._naming import public_in
-from kd_core._nodes import tensor_of
+from kd_core._nodes import leaf_or_node, tensor_of
 from kd_core._shapes import names_of
 
 if TYPE_CHECKING:
@@ -65,15 +65,14 @@ def _row(entries: Entries, key: str) -> str:
         entry = entries[key]
     except KdError:  # members of a stack differ: showing does not fail
         return _row_of_html(key, "differs among the members")
-    leaf = tensor_of(entry)
-    if leaf is not None:
-        dtype = str(leaf.dtype).removeprefix("torch.")
-        shape = "ragged" if is_shapeless(leaf) else tuple(leaf.shape)
-        return _row_of_html(key, f"{type(entry).__name__} {shape} {dtype} {leaf.device}")
-    node = cast("Node", entry)
-    if entries_of(node) is not None:
-        return _level(node, key, is_open=False)
-    text = repr(unwrapped(node))
+    found = leaf_or_node(entry)
+    if isinstance(found, Tensor):
+        dtype = str(found.dtype).removeprefix("torch.")
+        shape = "ragged" if is_shapeless(found) else tuple(found.shape)
+        return _row_of_html(key, f"{type(entry).__name__} {shape} {dtype} {found.device}")
+    if entries_of(found) is not None:
+        return _level(found, key, is_open=False)
+    text = repr(unwrapped(found))
     return _row_of_html(key, text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}...")
 
 

@@ -54,7 +54,7 @@ from kd_core._leaves.foreach import prepare
 from kd_core._leaves.loops import explain_shapeless, joined_rows
 from kd_core._leaves.writes import check_write, is_converted, writable_source, write_all
 from kd_core._naming import also_named
-from kd_core._nodes import is_node, is_row_data, is_unbatched
+from kd_core._nodes import is_any_data, is_node, is_row_data, is_unbatched
 from kd_core._ops.binary import cloned, written_to
 from kd_core._protocol import Composite
 from kd_core._shapes import new_dim, plain_size, resized, without_names, wrap_dim
@@ -326,11 +326,11 @@ def batches_differ(
     )
 
 
-def _join_data(how: Join, nodes: Column, path: KeyPath, memo: Memo = None) -> Entry:
+def _join_data(how: Join, nodes: Column, path: KeyPath, memo: Memo = None) -> Data:
     """Join entries that are neither tensors nor containers, as their kind does."""
-    if len(set(map(_kind, nodes))) > 1:
+    first = nodes[0]
+    if not is_any_data(first) or len(set(map(_kind, nodes))) > 1:
         _explain(how, nodes, path, None)
-    first = cast("Data", nodes[0])
     if memo is not None and is_unbatched(first):
         desc = memo[1]
     else:
@@ -401,8 +401,7 @@ def _stage_out(
 ) -> None:
     """Check that the result fits `out`, and record the writes."""
     if not isinstance(out, TensorDictBase):
-        joined = cast("Data", _join_data(how, nodes, path))
-        _stage_data_out(joined, cast("Data", out), path, staged)
+        _stage_data_out(_join_data(how, nodes, path), out, path, staged)
         return
     containers = cast("Sequence[TensorDictBase]", nodes)
     desc = how.descriptor(nodes, path, None)
@@ -456,14 +455,14 @@ def _check_left_out(entry: Entry, out: TensorDictBase, path: KeyPath) -> None:
         )
 
 
-def _stage_data_out(data: Data, out: Data, path: KeyPath, staged: _Staged) -> None:
+def _stage_data_out(data: Data, out: Entry, path: KeyPath, staged: _Staged) -> None:
     if is_row_data(out) and out._kd_desc.batch == data._kd_desc.batch:
         staged.copies.append((*out._encode(data, path), path))
     elif is_unbatched(data) and is_unbatched(out):
         if not out._agrees(data):
             tensor = data._tensor
             staged.copies.append((out._tensor, writable_source(path, out._tensor, tensor), path))
-    elif not out._agrees(data):
+    elif not (is_any_data(out) and out._agrees(data)):
         raise InvalidValue(
             f"entry {format_key(path)} of `out` must hold {data._kd_item()!r}, the value of the "
             "containers."
@@ -685,7 +684,7 @@ def _cat_rows(parts: Sequence[TensorDictBase]) -> TensorDictBase:
     """Concatenate along the first dimension; a tensor under several keys of all parts stays one."""
     how = _ConcatenatingOnce(wrap_dim(0, parts[0]._kd_desc.ndim))
     joined = how.members(parts)
-    return how.combined(parts, None) if joined is None else cast(TensorDictBase, joined)
+    return how.combined(parts, None) if joined is None else cast("TensorDictBase", joined)
 
 
 def _once(fn: Callable[..., Tensor]) -> Callable[..., Tensor]:

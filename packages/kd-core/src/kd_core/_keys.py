@@ -74,7 +74,7 @@ def _rows_beside(key: tuple[object, ...]) -> str:
     return f"Read the entry first for rows of it, as in `td[{key[0]!r}][{rows}]`."
 
 
-def is_key(value: object) -> bool:
+def is_key(value: object) -> TypeGuard[NestedKey]:
     """Return whether `value` is a string or a non-empty (nested) tuple of strings."""
     if not isinstance(value, tuple):
         return isinstance(value, str)

@@ -114,7 +114,7 @@ class Data(Node):
             dim: int,
             desc: Descriptor,
             path: tuple[str, ...],
-        ) -> Entry:
+        ) -> Data:
             """Return the entry of containers that are joined.
 
             Args:
@@ -179,6 +179,10 @@ class Values(Data):
     if TYPE_CHECKING:
 
         @abstractmethod
+        def tolist(self) -> object:
+            """Return the values of all rows, in lists."""
+
+        @abstractmethod
         def _copy_values(self) -> None:
             """Replace each value by a copy, where one can be made."""
 
@@ -187,7 +191,7 @@ class Values(Data):
             """Replace the descriptor, by one of as many rows."""
 
         @abstractmethod
-        def _spread(self, desc: Descriptor) -> Node:
+        def _spread(self, desc: Descriptor) -> RowData:
             """Return the value once for each row of a batch."""
 
         @abstractmethod
@@ -205,6 +209,11 @@ def tensor_of(entry: object) -> Tensor | None:
     if isinstance(entry, Tensor):
         return entry
     return entry._tensor if is_unbatched(entry) else None
+
+
+def leaf_or_node(entry: Entry) -> Entry:
+    """Return the tensor that an entry is, with or without batch dimensions; else the node."""
+    return entry._tensor if is_unbatched(entry) else entry
 
 
 class Encodes:

@@ -104,6 +104,8 @@ if TYPE_CHECKING:
         @staticmethod
         def filter_non_tensor_data(td: W) -> W: ...
         @staticmethod
+        def index_select(td: W, dim: int, index: Tensor) -> W: ...
+        @staticmethod
         def keys(
             td: AbstractContainer,
             include_nested: bool,
@@ -113,6 +115,10 @@ if TYPE_CHECKING:
         @staticmethod
         def lock_(td: W) -> W: ...
         @staticmethod
+        def narrow(td: W, dim: int, start: int, length: int) -> W: ...
+        @staticmethod
+        def pad(td: W, pad_size: Sequence[int], value: float | None = None) -> W: ...
+        @staticmethod
         def repeat(td: W, repeats: Sequence[int]) -> W: ...
         @staticmethod
         def repeat_interleave(td: W, repeats: int | Tensor, dim: int) -> W: ...
@@ -120,6 +126,8 @@ if TYPE_CHECKING:
         def select(td: W, *keys: NestedKey) -> W: ...
         @staticmethod
         def split(td: W, sizes: int, dim: int) -> Sequence[W]: ...
+        @staticmethod
+        def squeeze(td: W, dim: int) -> W: ...
         @staticmethod
         def to(td: W, device: DeviceLike | None, *, non_blocking: bool = False) -> W: ...
         @staticmethod
@@ -134,6 +142,8 @@ if TYPE_CHECKING:
         def update_(td: W, source: object) -> W: ...
         @staticmethod
         def __getitem__(td: W, index: Index | str) -> W: ...
+        @staticmethod
+        def _kd_dense_entry(td: AbstractContainer, key: str, layout: torch.layout) -> Entry: ...
         @staticmethod
         def _kd_levels(td: AbstractContainer, keep_vars: bool) -> dict[str, object]: ...
         @staticmethod
@@ -264,10 +274,11 @@ class AbstractContainer(Node):
             level._kd_set_entry(path[-1], level._kd_as_entry(path[-1], value, path[:-1]))
             return
         entry = as_entry(path[-1], value, desc, path[:-1])
-        for part in reversed(path[depth + 1 :]):
-            entry = registry.make_dense({part: entry}, desc)
-        refuse_cycle(path[depth], cast("Node", entry), cast("Node", level), path[:depth])
-        level._kd_set_entry(path[depth], entry)
+        made: AbstractContainer = registry.make_dense({path[-1]: entry}, desc)
+        for part in reversed(path[depth + 1 : -1]):
+            made = registry.make_dense({part: made}, desc)
+        refuse_cycle(path[depth], made, level, path[:depth])
+        level._kd_set_entry(path[depth], made)
 
     def _kd_map_each(self, fn: LeafFn, batch: BatchFn | None = None, memo: Memo = None) -> Self:
         """Apply `fn` to one leaf at a time.

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from kd_core._descriptor import Descriptor
-    from kd_core._nodes import Node
+    from kd_core._nodes import Node, RowData, Values
 
 T = TypeVar("T")
 C = TypeVar("C", bound="Node", covariant=True)
@@ -32,26 +32,26 @@ make_dense: Maker
 nest_mapping: Maker
 """Build a nested dense container from a mapping; set by `_containers.tensordict`."""
 
-wrap_data: Callable[[object, Descriptor], Node]
+wrap_data: Callable[[object, Descriptor], Values]
 """Wrap non-tensor data; set by `_containers.non_tensor`."""
 
 wrap_tensor: Callable[[Tensor, Descriptor], Node]
 """Wrap a tensor without batch dimensions; set by `_containers.unbatched`."""
 
-wrap_rows: Callable[[list[object], Tensor, Descriptor], Node]
+wrap_rows: Callable[[list[object], Tensor, Descriptor], RowData]
 """Wrap values and the position of each row's value; set by `_containers.non_tensor_stack`."""
 
-wrap_list: Callable[[list[object], Descriptor], Node]
+wrap_list: Callable[[list[object], Descriptor], Values]
 """Wrap the values of all rows, in one list; set by `_containers.non_tensor_stack`."""
 
 state_of_data: Callable[[Node], tuple[bool, bool]]
 """Return whether non-tensor data is `MetaData`, and whether it belongs to a whole batch; set by
 `_containers.non_tensor`."""
 
-restore_data: Callable[[object, Descriptor, bool, bool], Node]
+restore_data: Callable[[object, Descriptor, bool, bool], Values]
 """Wrap non-tensor data of that state; set by `_containers.non_tensor`."""
 
-join_data: Callable[..., Node]
+join_data: Callable[..., Values]
 """Stack or concatenate non-tensor data; set by `_containers.non_tensor_stack`."""
 
 foreign_node: Callable[[object], Node]

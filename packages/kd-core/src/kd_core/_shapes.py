@@ -39,6 +39,7 @@ from kd_core._torch_private import (
     to_index,
     traced_as,
 )
+from kd_core._types import Dims
 
 if TYPE_CHECKING:
     from typing import TypeVar
@@ -525,7 +526,7 @@ def _sizes_do_not_fit(sizes: Batch, what: str) -> ShapeMismatch:
     )
 
 
-def numbered(dims: object, batch: Batch) -> object:
+def numbered(dims: Dims, batch: Batch) -> int | Sequence[int]:
     """Return dimensions with numbers in place of names, in tuples and lists too.
 
     Raises:
@@ -534,17 +535,17 @@ def numbered(dims: object, batch: Batch) -> object:
     if isinstance(dims, str):
         return named_dim(dims, batch)
     if isinstance(dims, (tuple, list)):
-        return tuple([numbered(each, batch) for each in dims])
-    return dims
+        return tuple([named_dim(dim, batch) if isinstance(dim, str) else dim for dim in dims])
+    return cast("int | Sequence[int]", dims)  # no other sequence holds names
 
 
-def numbers_of(dims: object, batch: Batch) -> Batch:
+def numbers_of(dims: Dims, batch: Batch) -> Batch:
     """Return dimensions, one or a sequence, by number or by name, as a tuple of numbers.
 
     Raises:
         OutOfRange: if no dimension has a name.
     """
-    return sizes_of([cast("int", numbered(dims, batch))])
+    return sizes_of([numbered(dims, batch)])
 
 
 def wrap_dims(dims: Sequence[int], ndim: int) -> Batch:

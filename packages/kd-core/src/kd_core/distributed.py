@@ -11,6 +11,7 @@ import os
 from collections.abc import Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, TypeVar, cast
 
+from kd_core import TensorDict
 from kd_core._base import TensorDictBase
 from kd_core._distributed import checkpoints, collectives
 from kd_core._distributed.groups import Handle as Handle
@@ -257,7 +258,7 @@ def from_remote_init(
         ...     distributed.init_remote(td, 1)
         ...     return td
     """
-    return cast("TensorDictBase", collectives.from_remote_init(src, group, device, False))
+    return TensorDict.from_remote_init(src, group, device)
 
 
 def pad_to_divisor(td: T, divisor: int) -> tuple[T, int]:

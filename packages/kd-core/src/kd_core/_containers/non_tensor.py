@@ -36,7 +36,7 @@ from kd_core._leaves.foreach import StandIn
 from kd_core._leaves.loops import Selection, same_data, unwrapped
 from kd_core._leaves.writes import Targets
 from kd_core._naming import explain_attribute, leaves_out
-from kd_core._nodes import Encodes, Values, is_data, is_node
+from kd_core._nodes import Encodes, RowData, Values, is_data, is_node
 from kd_core._ops.access import LinkedList
 from kd_core._ops.indexing import resolve
 from kd_core._protocol import check_not_held
@@ -232,7 +232,7 @@ class Cell:
             """Replace the value, for every view of the row."""
 
         @abstractmethod
-        def spread(self, desc: Descriptor) -> Node:
+        def spread(self, desc: Descriptor) -> RowData:
             """Return the entry of a batch whose rows all are this one."""
 
 
@@ -697,7 +697,7 @@ class NonTensorDataBase(Values):
         dim: int,
         desc: Descriptor,
         path: tuple[str, ...],
-    ) -> Node:
+    ) -> Values:
         return registry.join_data(nodes, call, dim, desc)
 
     def _agrees(self, value: object) -> bool:
@@ -919,7 +919,7 @@ class NonTensorData(NonTensorDataBase, Encodes):
             return self.data
         return Constant(self)
 
-    def _spread(self, desc: Descriptor) -> Node:
+    def _spread(self, desc: Descriptor) -> RowData:
         """Return the value once for each row of a batch."""
         if isinstance(self._boxed, Cell):
             return self._boxed.spread(desc)

@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     from typing import Protocol, Self
 
     from kd_core._descriptor import Descriptor
-    from kd_core._nodes import Entry, Memo, Node, PartsMemo
+    from kd_core._nodes import Entry, Memo, PartsMemo
     from kd_core._types import Batch, BatchFn, BatchSize, DeviceLike, LeafFn, NestedKey, PartsFn
 
     class Rows(Protocol):
@@ -988,7 +988,7 @@ class HiddenRows(NonTensorData):
     ) -> Sequence[Self]:
         raise self.refusal()
 
-    def _spread(self, desc: Descriptor) -> Node:
+    def _spread(self, desc: Descriptor) -> RowData:
         raise self.refusal()
 
     def _is_same(self, other: Entry) -> bool:

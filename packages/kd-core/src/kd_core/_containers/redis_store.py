@@ -20,7 +20,6 @@ from torch import Tensor
 from kd_core import _registry as registry
 from kd_core._base import TensorDictBase
 from kd_core._containers.lazy_stack import LazyStackedTensorDict
-from kd_core._containers.tensordict import make_dense
 from kd_core._convert.plain import checked, load
 from kd_core._descriptor import describe
 from kd_core._errors import InvalidValue
@@ -387,12 +386,11 @@ class TensorDictStore(TensorDictBase):
             self._keep_batch()
 
     def _kd_like(self, entries: dict[str, Entry], desc: Descriptor) -> Self:
-        return cast("Self", make_dense(entries, desc))
+        return registry.make_dense(entries, desc)
 
     def _kd_with_descriptor(self, desc: Descriptor) -> Self:
-        return cast(
-            "Self", make_dense(dict(self._kd_entries), self._kd_desc)._kd_with_descriptor(desc)
-        )
+        dense: Self = registry.make_dense(dict(self._kd_entries), self._kd_desc)
+        return dense._kd_with_descriptor(desc)
 
     def __deepcopy__(self, memo: object) -> Self:
         return cast("Self", self.to_tensordict())

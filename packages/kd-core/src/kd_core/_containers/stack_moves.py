@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from kd_core._types import Batch, BatchFn, IndexItem, LeafFn
 
     K = TypeVar("K", bound=AbstractContainer)
+    S = TypeVar("S", bound=Composite)
 
 
 # Operations that move or reduce the rows of a stack without stacking its entries.
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
 # Knows rows and their numbers; must not know which operation it is.
 
 
-def moved_members(stack: Composite, fn: LeafFn, batch: BatchFn) -> AbstractContainer:
+def moved_members(stack: S, fn: LeafFn, batch: BatchFn) -> S:
     """Apply a function that moves rows to a stack, without stacking its entries.
 
     Args:
@@ -63,7 +64,7 @@ def moved_members(stack: Composite, fn: LeafFn, batch: BatchFn) -> AbstractConta
     """
     rows, taken = _numbered(stack, fn)
     if not taken.numel():
-        return _without_rows(stack, tuple(taken.shape))
+        return cast("S", _without_rows(stack, tuple(taken.shape)))
     kept = _way_by_member(stack, fn, rows, taken)
     if kept is not None:
         made = _mapped(stack, fn, batch, kept)
@@ -74,7 +75,7 @@ def moved_members(stack: Composite, fn: LeafFn, batch: BatchFn) -> AbstractConta
     return made
 
 
-def viewed_members(stack: Composite, fn: LeafFn, batch: BatchFn) -> AbstractContainer | None:
+def viewed_members(stack: S, fn: LeafFn, batch: BatchFn) -> S | None:
     """Apply a function that makes views to a stack, so that writes to the result reach the members.
 
     Returns:
@@ -127,11 +128,11 @@ def _see(stack: Composite, fn: LeafFn, batch: BatchFn) -> _Together | _Resized |
     return _numbers(stack._kd_desc.batch, stack._dim, taken, owners, apart)
 
 
-def _seen_as(stack: Composite, way: _Resized | _Rows, new: Batch) -> AbstractContainer:
+def _seen_as(stack: S, way: _Resized | _Rows, new: Batch) -> S:
     if isinstance(way, _Rows):
         return _rows_seen(stack, way)
     shape = (*new[: way.dim], *new[way.dim + 1 :])  # with its names
-    return _stacked([_reshaped(member, shape) for member in stack._members], way.dim)
+    return registry.lazy_stack([_reshaped(each, shape) for each in stack._members], way.dim)
 
 
 def _reshaped(member: AbstractContainer, shape: Batch) -> AbstractContainer:
@@ -223,7 +224,7 @@ def _way_by_member(stack: Composite, fn: LeafFn, rows: Tensor, taken: Tensor) ->
     return _kept_together(rows.movedim(at, 0).reshape(rows.shape[at], -1), taken, one)
 
 
-def _mapped(stack: Composite, fn: LeafFn, batch: BatchFn, kept: _Together) -> AbstractContainer:
+def _mapped(stack: S, fn: LeafFn, batch: BatchFn, kept: _Together) -> S:
     """Apply a function of stacked leaves to members, and stack the results."""
     at, dim = stack._dim, kept.dim
 
@@ -236,10 +237,10 @@ def _mapped(stack: Composite, fn: LeafFn, batch: BatchFn, kept: _Together) -> Ab
 
     size = batch.along(at) if isinstance(batch, Reduced) else size_of_member
     made = [stack._members[number]._kd_map_each(of_member, size) for number in kept.members]
-    return _stacked(made, dim)
+    return registry.lazy_stack(made, dim)
 
 
-def reduced_members(stack: Composite, fn: LeafFn, batch: Reduced) -> AbstractContainer | None:
+def reduced_members(stack: S, fn: LeafFn, batch: Reduced) -> S | None:
     """Apply a reduction of features, or of dimensions of the members, to a stack.
 
     Returns:
@@ -318,17 +319,18 @@ def _numbers(batch: Batch, at: int, taken: Tensor, owners: Tensor, apart: bool) 
     return None if index and not apart else _Rows(member, tuple(index), ())
 
 
-def _rows_seen(stack: Composite, rows: _Rows, shares: bool = True) -> AbstractContainer:
+def _rows_seen(stack: S, rows: _Rows, shares: bool = True) -> S:
     """Return rows of members, stacked lazily: views, or copies."""
     if rows.parts:
-        return _stacked(_parts_seen(stack, rows.parts, shares), 0)
+        return registry.lazy_stack(_parts_seen(stack, rows.parts, shares), 0)
     if rows.member is None:
-        seen: AbstractContainer = stack._kd_shallow()
+        seen = stack._kd_shallow()
     else:
         member = stack._members[rows.member]
         index = rows.index
         of = member._kd_engine
-        seen = of.__getitem__(member, index) if index else _reshaped(member, rows.shape)
+        row = of.__getitem__(member, index) if index else _reshaped(member, rows.shape)
+        seen = cast("S", row)
     return seen if shares else cloned(seen)
 
 
@@ -348,17 +350,13 @@ def _parts_seen(stack: Composite, parts: Sequence[_Rows], shares: bool) -> list[
     return found
 
 
-def _stacked(members: Sequence[object], dim: int) -> AbstractContainer:
-    return registry.lazy_stack(members, dim)
-
-
 def _without_rows(stack: Composite, shape: Batch) -> AbstractContainer:
     """Return a container without rows, with the common keys and the shapes of the first member."""
     first = stack._members[0]
     ndim = first._kd_desc.ndim
-    return first._kd_engine.select(first, *stack._kd_entries)._kd_map_each(
-        lambda leaf: leaf.new_empty((*shape, *leaf.shape[ndim:])), Fresh(shape, ndim)
-    )
+    kept = first._kd_engine.select(first, *stack._kd_entries)
+    size = Fresh(shape, ndim)
+    return kept._kd_map_each(lambda leaf: leaf.new_empty((*shape, *leaf.shape[ndim:])), size)
 
 
 # An index of a stack, resolved to the members that it selects and the index of each member.

@@ -53,7 +53,7 @@ from kd_core._leaves.writes import (
     without_ones,
     writable_source,
 )
-from kd_core._nodes import is_node, is_row_data, is_unbatched, tensor_of
+from kd_core._nodes import is_any_data, is_node, is_row_data, is_unbatched, leaf_or_node
 from kd_core._ops.binary import cloned
 from kd_core._ops.indexing import for_nested
 from kd_core._protocol import (
@@ -270,8 +270,8 @@ def _is_tensor_or_container(entry: Entry) -> bool:
 
 
 def _shape_of(entry: Entry) -> tuple[int, ...]:
-    leaf = tensor_of(entry)
-    return cast("Node", entry)._kd_desc.batch if leaf is None else tuple(leaf.shape)
+    leaf = leaf_or_node(entry)
+    return tuple(leaf.shape) if isinstance(leaf, Tensor) else leaf._kd_desc.batch
 
 
 def _kind_and_shape(level: Mapping[str, Entry], key: str) -> tuple[str, str]:
@@ -505,7 +505,7 @@ def stage_rows(
             leaf = new if isinstance(new, Tensor) else as_source(where_, new, entry.dtype)
             ndim = entry.ndim + isinstance(target, Composite)
             writes += writes_of_member(target, key, without_ones(leaf, ndim), where_)
-        elif not cast("Data", entry)._agrees(new):
+        elif is_any_data(entry) and not entry._agrees(new):
             if is_unbatched(entry):
                 check_same_data(entry, new, where_)
             writes += writes_of_member(target, key, new, where_)
@@ -820,18 +820,18 @@ class MemberStorage(TensorDictBase, Composite):
         if moves and not is_compiling():
             seen = viewed_members(self, fn, batch)
             if seen is not None:
-                return cast("Self", seen)
+                return seen
         try:
             return super()._kd_map_each(fn, batch, memo)
         except ShapeMismatch:
             if isinstance(batch, Padded):
                 raise
             if not isinstance(batch, Reduced):
-                return cast("Self", moved_members(self, fn, batch))
+                return moved_members(self, fn, batch)
             reduced = reduced_members(self, fn, batch)
             if reduced is None:  # it takes all rows of an entry
                 raise
-            return cast("Self", reduced)
+            return reduced
 
     def _result(self, picked: Picked) -> TensorDictBase:
         """Return the result of an index: not locked, and a copy where torch copies."""

@@ -61,7 +61,7 @@ from kd_core._errors import (
 )
 from kd_core._keys import format_key, nearest_key, path_of
 from kd_core._naming import explain_attribute
-from kd_core._nodes import Entry, Node, is_data, tensor_of
+from kd_core._nodes import Entry, is_data, leaf_or_node
 from kd_core._ops.conversion import build
 from kd_core._ops.description import named as with_names
 from kd_core._protocol import AbstractContainer, Composite, lock
@@ -225,8 +225,10 @@ class TensorClassMeta(ABCMeta):
             _declare(own, namespace, checked_options(name, dict.fromkeys(chosen, True)))
         return made
 
-    def __init__(cls, name: str, bases: tuple[type, ...], body: object, **options: object) -> None:
-        super().__init__(name, bases, cast("dict[str, object]", body))
+    def __init__(
+        cls, name: str, bases: tuple[type, ...], body: dict[str, object], **options: object
+    ) -> None:
+        super().__init__(name, bases, body)
 
     def __instancecheck__(cls, instance: object) -> bool:
         """Return whether an object is an instance, or a lazy stack of instances."""
@@ -305,10 +307,11 @@ def _declare(
         owner = next(base for base in cls.__mro__ if name in vars(base))
         if "__dataclass_fields__" in vars(owner) and owner is not TensorClass:
             given[name] = getattr(TensorClass, name)
-    if isinstance(namespace.get("__init__"), FunctionType):
-        given["__init__"] = _started(cast("FunctionType", namespace["__init__"]))
-    if isinstance(namespace.get("__setattr__"), FunctionType):
-        given["__setattr__"] = _past_storage(cast("FunctionType", namespace["__setattr__"]))
+    start, assign = namespace.get("__init__"), namespace.get("__setattr__")
+    if isinstance(start, FunctionType):
+        given["__init__"] = _started(start)
+    if isinstance(assign, FunctionType):
+        given["__setattr__"] = _past_storage(assign)
     for name, value in given.items():
         setattr(cls, name, value)
 
@@ -1042,20 +1045,20 @@ class TensorAttrs(TensorClass):
     tgt_shape: Any = None
 
 
-def attributes_of(td: Node, fields: tuple[str, ...]) -> Node:
+def attributes_of(td: AbstractContainer, fields: tuple[str, ...]) -> AbstractContainer:
     """Return a container without batch that has these attributes of each leaf."""
     unknown = [field for field in fields if field not in _READ]
     if unknown:
         raise InvalidArgument(f"`fields` may hold {listed(_READ)}, got `{unknown[0]}`.")
     entries: dict[str, Entry] = {}
-    for key, entry in cast("AbstractContainer", td)._kd_entries.items():
-        leaf = tensor_of(entry)
-        if leaf is not None:
+    for key, entry in td._kd_entries.items():
+        leaf = leaf_or_node(entry)
+        if isinstance(leaf, Tensor):
             entries[key] = _attributes(leaf, fields)
-        elif isinstance(entry, AbstractContainer):
-            entries[key] = attributes_of(entry, fields)
+        elif isinstance(leaf, AbstractContainer):
+            entries[key] = attributes_of(leaf, fields)
         else:
-            entries[key] = cast("Node", entry)._kd_with_descriptor(describe(()))
+            entries[key] = leaf._kd_with_descriptor(describe(()))
     return make_dense(entries, describe(()))
 
 

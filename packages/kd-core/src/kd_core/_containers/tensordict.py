@@ -518,10 +518,10 @@ class _Swap(GeneralMethods, TensorDict):
         _fill_slot(self, entries)
 
     def _kd_like(self, entries: dict[str, Entry], desc: Descriptor) -> Self:
-        return cast("Self", make_dense(entries, desc))
+        return registry.make_dense(entries, desc)
 
     def _kd_shallow(self) -> Self:
-        return cast("Self", make_dense(dict(self._kd_entries), self._kd_desc))
+        return registry.make_dense(dict(self._kd_entries), self._kd_desc)
 
     def __enter__(self) -> Self:
         self._exchange.enter()

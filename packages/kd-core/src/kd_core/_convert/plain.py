@@ -21,7 +21,7 @@ from kd_core._errors import InvalidValue, KeyCollision, MissingDependency, a_typ
 from kd_core._keys import KeyPath, format_key
 from kd_core._leaves.loops import find_entry, same_data
 from kd_core._leaves.packing import BITS
-from kd_core._nodes import Entry, Node, is_node, is_row_data, is_unbatched
+from kd_core._nodes import Entry, Node, is_data, is_node, is_row_data, is_unbatched
 from kd_core._progress import advance, begin
 from kd_core._protocol import AbstractContainer, Composite, refuse_unbatched
 from kd_core._torch_private import torch_tree, without_torch_function
@@ -110,7 +110,7 @@ def tree_of_dataclass(value: object) -> dict[str, object]:
     if not is_dataclass(value) or isinstance(value, type):
         remedy = "Decorate its class with `@dataclass`, and pass an instance."
         raise wrong_type("`dataclass`", "an instance of a dataclass", value, remedy)
-    return cast("dict[str, object]", tree_of(value))
+    return tree_of(value) or {}
 
 
 def tree_of_tuple(value: object) -> dict[str, object]:
@@ -121,7 +121,7 @@ def tree_of_tuple(value: object) -> dict[str, object]:
     """
     if not isinstance(value, tuple):
         raise wrong_type("`obj`", "a tuple", value, "Use `from_any` for other objects.")
-    return cast("dict[str, object]", tree_of(value))
+    return tree_of(value) or {}
 
 
 def tree_of_named_tuple(value: object) -> dict[str, object]:
@@ -153,8 +153,7 @@ def named_tuple_of(td: AbstractContainer, path: tuple[str, ...] = ()) -> AnyName
         if isinstance(value, AbstractContainer):
             values.append(named_tuple_of(value, (*path, key)))
         else:
-            stays = isinstance(value, Tensor) or is_unbatched(value)
-            values.append(value if stays else cast("Node", value)._kd_item())
+            values.append(value._kd_item() if is_data(value) else value)
     try:
         return cast("AnyNamedTuple", _named_tuple_class(tuple(td._kd_entries))(*values))
     except ValueError as error:  # a keyword of Python

@@ -763,8 +763,7 @@ def lines_of(td: AbstractContainer, separator: str | None) -> str:
     rows = rows_in(td, "to_json")
     refuse_unbatched(td, "divided among lines")
     if separator is None:
-        listed = torch.unbind(cast("Tensor", td))
-        objects = [_row(cast("AbstractContainer", row), ()) for row in listed]
+        objects = [_row(row, ()) for row in td._kd_engine.unbind(td, 0)]
     else:
         columns = columns_of(td, separator)
         lists = {

@@ -7,7 +7,7 @@ itself, so iterating a flat container is as fast as iterating a dict.
 from __future__ import annotations
 
 from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, ValuesView
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final
 
 from torch import Tensor
 
@@ -127,7 +127,7 @@ class NestedKeys(KeysView["NestedKey"]):
         nested, leaves_only, is_leaf, _ = self._options
         if not is_key(key):
             return False
-        path = path_of(cast("NestedKey", key))
+        path = path_of(key)
         if not (nested or len(path) == 1) or not has_entry(self._kd_entries, path):
             return False
         return not leaves_only or _is_leaf_at(self._kd_entries, path, is_leaf)

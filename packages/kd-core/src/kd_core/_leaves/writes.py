@@ -46,7 +46,7 @@ from kd_core._leaves.loops import (
     kept,
     unwrapped,
 )
-from kd_core._nodes import encodes, is_data, is_unbatched
+from kd_core._nodes import encodes, is_any_data, is_data, is_unbatched
 from kd_core._shapes import broadcasts_to
 from kd_core._torch_private import (
     dispatch_modes,
@@ -58,7 +58,7 @@ from kd_core._torch_private import (
 
 if TYPE_CHECKING:
     from kd_core._leaves.loops import Refused
-    from kd_core._nodes import Data, Entries, Entry, Node
+    from kd_core._nodes import Entries, Entry, Node
 
 
 Where: TypeAlias = tuple[str, ...] | Callable[[], tuple[str, ...]]
@@ -128,7 +128,7 @@ def collect_writes(target: Node, source: Node) -> tuple[Targets, list[Tensor]]:
     target._kd_collect_pair(source, targets, sources, ())
     for entry, value, path in targets.values:
         if not encodes(entry):
-            check_same_data(cast("Data", entry), value, path)
+            check_same_data(entry, value, path)
             continue
         stand_in, rows = entry._encode(value, path)
         targets.append(stand_in)
@@ -539,13 +539,13 @@ def without_ones(source: Tensor, ndim: int) -> Tensor:
     return source
 
 
-def check_same_data(entry: Data, value: object, path: tuple[str, ...]) -> None:
+def check_same_data(entry: Node, value: object, path: tuple[str, ...]) -> None:
     """Refuse to write rows of data that is one value, or one tensor, for the whole batch.
 
     Raises:
         InvalidArgument: if the value differs from that of the entry.
     """
-    if entry._agrees(value):
+    if is_any_data(entry) and entry._agrees(value):
         return
     if is_unbatched(entry):
         raise InvalidArgument(

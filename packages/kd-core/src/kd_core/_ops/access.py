@@ -63,7 +63,7 @@ from kd_core._validation import Branch, spread_keys
 if TYPE_CHECKING:
     from typing import Self, TypeVar
 
-    from kd_core._nodes import Entry, Node
+    from kd_core._nodes import Entry
     from kd_core._protocol import Side
     from kd_core._types import NestedKey
 
@@ -292,7 +292,7 @@ class Access(AbstractContainer):
         if find_entry(entries, path) is None:
             refuse_leaf(entries, path)  # of a stack it may be one that cannot be read
             self._kd_store(path, default)
-        return cast(Tensor, self._kd_read(path))
+        return cast("Tensor", self._kd_read(path))
 
     def pop(self, key: NestedKey, default: object = NO_DEFAULT) -> Tensor:
         """Remove the entry at `key` and return it as `get` does: non-tensor data in its wrapper.
@@ -305,13 +305,13 @@ class Access(AbstractContainer):
             entry = self._kd_entries.get(key)
             if entry is not None:
                 self._kd_del_entry(key)
-                return cast(Tensor, entry)
+                return cast("Tensor", entry)
         path = path_of(key)
         if not isinstance(default, NoDefault) and find_entry(self._kd_entries, path) is None:
-            return cast(Tensor, default)
+            return cast("Tensor", default)
         entry = self._kd_read(path)
         _remove(self, path)
-        return cast(Tensor, entry)
+        return cast("Tensor", entry)
 
     def popitem(self) -> tuple[str, Tensor]:
         """Remove the entry that was added last; return its key and the entry."""
@@ -320,7 +320,7 @@ class Access(AbstractContainer):
             raise KeyNotFound("`popitem` found no entry: the container is empty.")
         entry = self._kd_read((keys[-1],))
         _remove(self, (keys[-1],))
-        return keys[-1], cast(Tensor, entry)
+        return keys[-1], cast("Tensor", entry)
 
     def del_(self, key: NestedKey) -> Self:
         """Remove the entry at `key`.
@@ -503,7 +503,7 @@ class Access(AbstractContainer):
                 f"`in` asks for keys, expected a string or a tuple of strings, got {key!r} of type "
                 f"`{type(key).__name__}`. To find a tensor, compare it with each of `values()`."
             )
-        return has_entry(self._kd_entries, path_of(cast("NestedKey", key)))
+        return has_entry(self._kd_entries, path_of(key))
 
     def __len__(self) -> int:
         desc = self._kd_desc
@@ -607,12 +607,13 @@ def dict_of(
                 plain[key] = list_of(value, True, convert_tensors, tolist_first)
             else:
                 plain[key] = dict_of(value, retain_none, convert_tensors, tolist_first, unset)
-        elif (leaf := tensor_of(value)) is not None:
-            plain[key] = leaf.tolist() if convert_tensors else value
+        elif not is_data(value):
+            leaf = tensor_of(value)
+            plain[key] = leaf.tolist() if convert_tensors and leaf is not None else value
         elif tolist_first and td._kd_desc.batch and not is_row_data(value):
-            plain[key] = cast("Node", value).tolist()  # type: ignore[attr-defined]  # data has it
+            plain[key] = value.tolist()
         else:
-            item = cast("Node", value)._kd_item()
+            item = value._kd_item()
             if retain_none or item is not None:
                 plain[key] = item
     if retain_none and unset:
@@ -634,7 +635,7 @@ def list_of(
     if not td._kd_desc.batch:
         options = True, convert_tensors, tolist_first, False
         return dict_of(td, *options) if convert_nodes else td
-    rows = cast("Sequence[AbstractContainer]", torch.unbind(cast("Tensor", td)))
+    rows = td._kd_engine.unbind(td, 0)
     return [list_of(row, convert_nodes, convert_tensors, tolist_first) for row in rows]
 
 

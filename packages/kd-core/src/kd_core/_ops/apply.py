@@ -527,9 +527,7 @@ def _stage_results(
 ) -> None:
     """Check the results for one level, and note the writes."""
     if isinstance(td, Composite):
-        for member, row in zip(
-            td._members, td._rows_of_operand(cast("Entry", result)), strict=True
-        ):
+        for member, row in zip(td._members, td._rows_of_operand(result), strict=True):
             _stage_results(member, cast("AbstractContainer", row), path, writes)
         return
     unknown = [key for key in result._kd_entries if key not in td._kd_entries]
@@ -589,13 +587,13 @@ class Cut:
         return len(self.bounds)
 
     def __iter__(self) -> Iterator[AbstractContainer]:
-        td = cast("Tensor", self.td)  # torch dispatches these functions to the container
+        td = self.td
         for start, stop in self.bounds:
             if self.order is not None:
-                part = torch.index_select(td, self.at, self.order[start:stop])
+                part = td._kd_engine.index_select(td, self.at, self.order[start:stop])
             else:
-                part = torch.narrow(td, self.at, start, stop - start)
-            yield cast("AbstractContainer", part.squeeze(self.at) if self.single else part)
+                part = td._kd_engine.narrow(td, self.at, start, stop - start)
+            yield part._kd_engine.squeeze(part, self.at) if self.single else part
 
 
 class Call:

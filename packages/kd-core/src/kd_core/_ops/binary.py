@@ -373,10 +373,15 @@ def check_members_keep_batch(td: AbstractContainer, path: tuple[str, ...] = ()) 
 
 def of_pairs(td: W, other: object, results: list[Tensor]) -> W:
     """Return the results for pairs of leaves as a container; they are ragged where `other` is."""
-    mixed = isinstance(other, AbstractContainer) and other._kd_nested and keeps_batch(td)
-    if mixed and not PLAIN.issuperset(map(type, results)) and any(map(is_ragged, results)):
+    if (
+        isinstance(other, AbstractContainer)
+        and other._kd_nested
+        and keeps_batch(td)
+        and not PLAIN.issuperset(map(type, results))
+        and any(map(is_ragged, results))
+    ):
         found = iter(results)
-        return td._kd_zip_each(cast("Entry", other), lambda leaf, beside: next(found))
+        return td._kd_zip_each(other, lambda leaf, beside: next(found))
     return td._kd_rebuild(iter(results))
 
 

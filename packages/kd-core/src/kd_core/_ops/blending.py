@@ -22,7 +22,7 @@ from kd_core._errors import (
 from kd_core._keys import format_key
 from kd_core._leaves.loops import Selection
 from kd_core._naming import also_named
-from kd_core._nodes import is_unbatched
+from kd_core._nodes import is_any_data, is_unbatched
 from kd_core._ops.binary import (
     binary,
     blend,
@@ -38,7 +38,7 @@ from kd_core._shapes import Grown, without_names
 if TYPE_CHECKING:
     from typing import Self, TypeVar
 
-    from kd_core._nodes import Data, Entries, Entry, TensorData
+    from kd_core._nodes import Entries, Entry, TensorData
     from kd_core._ops.binary import Operand
     from kd_core._types import Batch
 
@@ -190,10 +190,10 @@ class _Join:
             )
         if isinstance(entry, AbstractContainer):
             found = {key: self._one(each, on_the_right) for key, each in entry._kd_entries.items()}
-            return cast("Entry", entry._kd_like(found, entry._kd_desc.unlocked()))
+            return entry._kd_like(found, entry._kd_desc.unlocked())
         if is_unbatched(entry):
             return self._unbatched(entry, on_the_right)
-        if not isinstance(self.fn, Selection) or cast("Data", entry)._of_batch:
+        if not isinstance(self.fn, Selection) or (is_any_data(entry) and entry._of_batch):
             return entry._kd_shallow()
         none = registry.wrap_data(None, entry._kd_desc)
         pair = (none, entry) if on_the_right else (entry, none)

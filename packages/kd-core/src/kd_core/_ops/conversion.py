@@ -27,7 +27,7 @@ from kd_core._errors import (
 from kd_core._keys import format_key
 from kd_core._leaves.loops import kinds_by_key
 from kd_core._leaves.writes import Write, write_all
-from kd_core._nodes import is_data, is_unbatched, tensor_of
+from kd_core._nodes import is_data, is_unbatched, leaf_or_node, tensor_of
 from kd_core._ops.access import LinkedList, list_of
 from kd_core._ops.description import check_names, set_names
 from kd_core._protocol import (
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from typing import Self, TypeVar
 
     from kd_core._keys import KeyPath
-    from kd_core._nodes import Data, Entries
+    from kd_core._nodes import Entries
     from kd_core._types import Batch, BatchSize, DeviceLike
 
     C = TypeVar("C", bound=AbstractContainer)
@@ -238,9 +238,9 @@ def _arrays(td: AbstractContainer, path: KeyPath) -> dict[str, object]:
         if isinstance(value, AbstractContainer):
             plain[key] = _arrays(value, where)
             continue
-        leaf = tensor_of(value)
-        if leaf is None:
-            plain[key] = cast("Data", value)._kd_item()
+        leaf = leaf_or_node(value)
+        if not isinstance(leaf, Tensor):
+            plain[key] = leaf._kd_item()
             continue
         try:
             plain[key] = leaf.cpu().numpy()
@@ -310,12 +310,11 @@ def _flatten_state(
             if not _flatten_state(value, f"{name}.", keep_vars, state, about):
                 return False
             continue
-        leaf = tensor_of(value)
-        if name in state or (leaf is None and name in about):
+        leaf = leaf_or_node(value)
+        if name in state or (not isinstance(leaf, Tensor) and name in about):
             raise given_twice(f"`{name}`", " once nested keys are joined by dots")
-        if leaf is None:
-            data = cast("Data", value)
-            about[name] = {"batch_size": data._kd_desc.size, _DATA: {"data": data._kd_item()}}
+        if not isinstance(leaf, Tensor):
+            about[name] = {"batch_size": leaf._kd_desc.size, _DATA: {"data": leaf._kd_item()}}
             continue
         state[name] = _kept(leaf, keep_vars)
         if is_unbatched(value):
@@ -411,8 +410,8 @@ def _nested_state(entries: Entries, state: Mapping[str, object]) -> dict[str, ob
         if isinstance(entry, AbstractContainer):
             if not entry._kd_entries:
                 nested[key] = {}
-        elif tensor_of(entry) is None:
-            nested[key] = cast("Data", entry)._kd_item()
+        elif is_data(entry):
+            nested[key] = entry._kd_item()
     return nested
 
 
@@ -515,12 +514,11 @@ def _stage(
         value, entry = content[key], entries[key]
         if isinstance(entry, AbstractContainer):
             _stage(entry, value, strict, (*path, key), writes)
-        elif tensor_of(entry) is not None:
+        elif not is_data(entry):
             writes += td._kd_writes(key, value, (*path, key))
-        elif not cast("Data", entry)._agrees(value):
-            held = cast("Data", entry)._kd_item()
+        elif not entry._agrees(value):
             raise InvalidArgument(
-                f"entry {format_key((*path, key))} is non-tensor data, {held!r}, "
+                f"entry {format_key((*path, key))} is non-tensor data, {entry._kd_item()!r}, "
                 f"and cannot be overwritten with {value!r}. Pass `assign=True` to replace it."
             )
 
@@ -564,14 +562,12 @@ def _with_data_of_fields(
     if td._kd_tensor_class is None or isinstance(td, Composite):
         return state
     lacking = {key: entry for key, entry in td._kd_entries.items() if key not in state}
-    if any(
-        isinstance(each, AbstractContainer) or tensor_of(each) is not None
-        for each in lacking.values()
-    ):
+    data = {key: entry._kd_item() for key, entry in lacking.items() if is_data(entry)}
+    if len(data) != len(lacking):
         raise _other_keys(
             td._kd_entries, _content(state), "Leave out `assign`, with `strict=False`."
         )
-    return {**state, **{key: cast("Data", entry)._kd_item() for key, entry in lacking.items()}}
+    return {**state, **data}
 
 
 def _restored(td: AbstractContainer, state: Mapping[str, object]) -> AbstractContainer:
@@ -692,9 +688,8 @@ def kind_of(td: C) -> type[C]:
 def stack_rows(rows: list[C], lazy: bool | None) -> C:
     """Stack containers along a new first dimension; `lazy` as in `from_list`."""
     if lazy is False:
-        return cast("C", torch.stack(cast("list[Tensor]", rows)))
-    stack = registry.lazy_stack if lazy else registry.maybe_dense_stack
-    return cast("C", stack(rows))
+        return registry.stack(rows)
+    return registry.lazy_stack(rows) if lazy else registry.maybe_dense_stack(rows)
 
 
 # The parameters of several modules as one container.
@@ -719,7 +714,7 @@ def stacked_modules(
 
 
 def _stacked_parameters(
-    levels: list[Mapping[str, object]], path: tuple[str, ...], expand: bool
+    levels: Sequence[Mapping[str, object]], path: tuple[str, ...], expand: bool
 ) -> dict[str, object]:
     """Stack the tensors of modules as leaves of autograd where those of the modules are."""
     first = levels[0]
@@ -732,13 +727,12 @@ def _stacked_parameters(
     made: dict[str, object] = {}
     for key in first:
         column = [level[key] for level in levels]
-        if not isinstance(column[0], Tensor):
-            inner = [cast("AbstractContainer", node)._kd_entries for node in column]
-            made[key] = _stacked_parameters(
-                cast("list[Mapping[str, object]]", inner), (*path, key), expand
-            )
+        leaves = [each for each in column if isinstance(each, Tensor)]
+        if leaves:
+            made[key] = _stacked_leaf(leaves, expand)
             continue
-        made[key] = _stacked_leaf(cast("list[Tensor]", column), expand)
+        inner = [each._kd_entries for each in column if isinstance(each, AbstractContainer)]
+        made[key] = _stacked_parameters(inner, (*path, key), expand)
     return made
 
 

@@ -29,7 +29,7 @@ from kd_core._leaves.loops import (
     kinds_of,
     stored_in,
 )
-from kd_core._nodes import is_data, is_row_data, is_unbatched, tensor_of
+from kd_core._nodes import is_data, is_row_data, is_unbatched, leaf_or_node, tensor_of
 from kd_core._protocol import (
     AbstractContainer,
     Composite,
@@ -601,9 +601,9 @@ class Inventory(AbstractContainer):
         rows: list[tuple[str, ...]] = [("key", "shape", "dtype", "device", "bytes")]
         for path, level, kind in _kinds(self, (), True):
             name = str(path if path[1:] else path[0])
-            leaf = tensor_of(kind)
-            if leaf is None:
-                rows.append((name, "", type(cast("Data", kind)._kd_item()).__name__, "", ""))
+            leaf = leaf_or_node(kind)
+            if not isinstance(leaf, Tensor):
+                rows.append((name, "", type(leaf._kd_item()).__name__, "", ""))
                 continue
             shape = str(_shape_at(level, path[-1:]))
             dtype = str(leaf.dtype).removeprefix("torch.")
@@ -651,8 +651,8 @@ def _shape_at(level: AbstractContainer, path: tuple[str, ...]) -> tuple[int, ...
     entry = level._kd_entries[path[0]]
     if path[1:] and isinstance(entry, AbstractContainer):
         return _shape_at(entry, path[1:])
-    leaf = tensor_of(entry)
-    return tuple(cast("Data", entry)._kd_desc.batch if leaf is None else leaf.shape)
+    leaf = leaf_or_node(entry)
+    return tuple(leaf.shape if isinstance(leaf, Tensor) else leaf._kd_desc.batch)
 
 
 def _leaves_at(level: AbstractContainer, key: str) -> Iterator[Tensor]:

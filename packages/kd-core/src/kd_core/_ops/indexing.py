@@ -44,7 +44,14 @@ from kd_core._leaves.writes import (
     without_ones,
     write_all,
 )
-from kd_core._nodes import is_data, is_node, is_row_data, is_unbatched, operand_of
+from kd_core._nodes import (
+    is_any_data,
+    is_data,
+    is_node,
+    is_row_data,
+    is_unbatched,
+    operand_of,
+)
 from kd_core._ops.access import narrowed_items, paths_to_update, source_items
 from kd_core._ops.binary import blended, keeps_batch
 from kd_core._ops.description import locked_as_rows
@@ -78,7 +85,7 @@ if TYPE_CHECKING:
     from typing import Self, TypeVar
 
     from kd_core._leaves.foreach import StandIn
-    from kd_core._nodes import AnyKey, Data, Entry, Node, RowData, Source, Values
+    from kd_core._nodes import AnyKey, Entry, Node, Source
     from kd_core._shapes import Simple
     from kd_core._types import Batch, BatchFn, Index, IndexItem, LeafFn, NestedKey
 
@@ -762,10 +769,10 @@ class _Rows:
         One value for the whole batch becomes one per row, if it is not to stay one: `MetaData`.
         """
         if not is_row_data(entry):
-            if cast("Data", entry)._agrees(value):
+            if is_any_data(entry) and entry._agrees(value):
                 return
             if not is_data(entry) or registry.state_of_data(entry)[0] or not entry._kd_desc.ndim:
-                check_same_data(cast("Data", entry), value, path)
+                check_same_data(entry, value, path)
                 return
             if entry._kd_item() is None and isinstance(value, Tensor):
                 value = self._wrapped_rows(value)
@@ -775,7 +782,6 @@ class _Rows:
                 entry._kd_hold(above.held + (above.lock is not None))
             self.added.append((level, path[-1], entry))
         shape = self.batch_fn(entry._kd_desc.batch)
-        entry = cast("RowData", entry)
         whole, source = entry._encode(value, path, shape)
         if is_compiling():
             writes.append(self.stage(whole, source, path))
@@ -814,13 +820,15 @@ class _Rows:
             entry = new.new_zeros((*desc.batch, *feature))
             writes.append(self.stage(entry, new, path))
         elif isinstance(new, AbstractContainer):
-            entry = registry.make_dense({}, desc.unlocked(), True)
-            _stage_level(cast("AbstractContainer", entry), new, path, self, writes, adds=True)
+            below: AbstractContainer = registry.make_dense({}, desc.unlocked(), True)
+            _stage_level(below, new, path, self, writes, adds=True)
+            entry = below
         elif is_unbatched(new) or not desc.ndim or registry.state_of_data(new)[0]:
             entry = new._kd_with_descriptor(desc)
         else:
-            entry = cast("Values", registry.wrap_data(None, desc))._spread(desc)
-            self.stage_data(level, entry, new, path, writes)
+            rows = registry.wrap_data(None, desc)._spread(desc)
+            self.stage_data(level, rows, new, path, writes)
+            entry = rows
         self.added.append((level, path[-1], entry))
 
     def _check_dtype(self, leaf: Tensor, source: Tensor, path: tuple[str, ...]) -> None:
@@ -1140,8 +1148,8 @@ def scattered_rows(td: W, index: Tensor, src: AbstractContainer | float) -> W:
         rows[index.long()] = -1
         return selected(td, rows >= 0, src, None)
     rows[index.long()] = torch.arange(batch[0], batch[0] + count, device=index.device)
-    both: AbstractContainer = registry.cat((td, rows_at(src, slice(count))), 0)
-    return cast("W", rows_at(both, rows))
+    both: W = registry.cat((td, rows_at(src, slice(count))), 0)
+    return rows_at(both, rows)
 
 
 def _over_features(tensor: Tensor, what: str, leaf: Tensor) -> Tensor:

@@ -225,7 +225,8 @@ class ModuleScope:
 
     def enter(self) -> None:
         """Enter a block with the exchanged tensors; exchange them again after an earlier block."""
-        loan = cast(_Loan, self._loan)
+        loan = self._loan
+        assert loan is not None
         taken, self._pending = self._pending, None
         if taken is None:
             taken = self._exchange(loan)
@@ -234,7 +235,8 @@ class ModuleScope:
 
     def leave(self) -> None:
         """Restore the module."""
-        loan = cast(_Loan, self._loan)
+        loan = self._loan
+        assert loan is not None
         taken = self._borrowed.pop()
         if loan.stack[-1] is not taken:
             raise ModuleBusy(
@@ -673,7 +675,7 @@ def _rebuild_weights(module: RNNBase) -> None:
 
 
 def _child(module: nn.Module, name: str, entry: Entry, path: KeyPath) -> tuple[Entries, nn.Module]:
-    entries = entries_of(cast("Node", entry))
+    entries = None if isinstance(entry, Tensor) else entries_of(entry)
     if entries is None:
         _home_of(module, name, path)  # a module that lacks it says so
         raise _not_a_tensor(path)

@@ -71,7 +71,7 @@ if TYPE_CHECKING:
 
     from torch.distributed import ProcessGroup
 
-    from kd_core._nodes import Entry, Node
+    from kd_core._nodes import Entry
     from kd_core._protocol import Side
     from kd_core._types import Batch, BatchFn, DeviceLike, Index, LeafFn, NestedKey, PartsFn
 
@@ -369,7 +369,7 @@ class Partition(AbstractContainer):
         path = path_of(key)
         if not has_entry(self._kd_entries, path):
             refuse_leaf(self._kd_entries, path)
-            return cast(Tensor, default)
+            return cast("Tensor", default)
         how: Reading | None = None
         if as_list or as_padded_tensor or as_nested_tensor:
             options = padding_value, padding_side, layout
@@ -379,18 +379,20 @@ class Partition(AbstractContainer):
             if isinstance(entry, Tensor):
                 return resolve(index, tuple(entry.shape))[0](entry)
             if isinstance(entry, AbstractContainer):
-                return cast(Tensor, views_at(entry, index))
+                return cast("Tensor", views_at(entry, index))
             batch = self._kd_desc.batch
             fn, after = resolve(index, batch)
-            return cast(Tensor, entry._kd_map_each(fn, leading(batch, after)))
+            return cast("Tensor", entry._kd_map_each(fn, leading(batch, after)))
         if how is None and goes_beyond(index, self._kd_desc.ndim):
             entry = self._kd_read(path)
             if isinstance(entry, Tensor):
                 return resolve(index, tuple(entry.shape))[0](entry)
             if isinstance(entry, AbstractContainer):
-                return cast(Tensor, views_at(entry, index))
+                return cast("Tensor", views_at(entry, index))
         rows = rows_at(_alone(self, path[0]), index)
-        return cast(Tensor, rows._kd_read(path) if how is None else read_as(rows, path, None, how))
+        return cast(
+            "Tensor", rows._kd_read(path) if how is None else read_as(rows, path, None, how)
+        )
 
 
 def _parts_plan(batch: Batch, leaf: PartsFn, at: int, sizes: Sequence[Batch]) -> PartsPlan:
@@ -626,7 +628,7 @@ class Ragged(AbstractContainer):
         dense = densified(self, torch.jagged)
         masks: list[Tensor] = []
         if keys is not None:
-            masks += [_mask_at(cast("AbstractContainer", dense), path_of(key)) for key in keys]
+            masks += [_mask_at(dense, path_of(key)) for key in keys]
 
         def padded(leaf: Tensor) -> Tensor:
             if not leaf.is_nested:
@@ -635,7 +637,7 @@ class Ragged(AbstractContainer):
                 masks.append(row_mask(leaf))
             return padded_leaf(leaf, padding)
 
-        made = cast("Self", dense._kd_map_each(padded))
+        made = dense._kd_map_each(padded)
         if mask_key is None:
             return made
         if not masks:
@@ -715,11 +717,11 @@ def _pad_members(stack: Composite, new: Batch, backwards: Sequence[int], value: 
     members = stack._members
     padded = members
     if any(inner):
-        padded = [cast("Ragged", member).pad(inner, value) for member in members]
+        padded = [member._kd_engine.pad(member, inner, value) for member in members]
 
     def blank(member: AbstractContainer) -> AbstractContainer:
         rows = member._kd_engine.unsqueeze(member, 0)
-        return rows._kd_engine.unbind(cast("Ragged", rows).pad([1, -1], value), 0)[0]
+        return rows._kd_engine.unbind(rows._kd_engine.pad(rows, [1, -1], value), 0)[0]
 
     heads = [blank(padded[0]) for _ in range(before)]
     tails = [blank(padded[-1]) for _ in range(after)]
@@ -745,16 +747,16 @@ def _mask_at(td: AbstractContainer, path: tuple[str, ...]) -> Tensor:
     return leaf.new_ones(leaf.shape[: ndim + 1], dtype=torch.bool)
 
 
-def densified(container: AbstractContainer, layout: torch.layout) -> Node:
+def densified(container: W, layout: torch.layout) -> W:
     """Return a dense container in which entries that cannot be stacked are nested tensors.
 
     One without lazy stacks is returned itself.
     """
-    ragged, mine = cast("Ragged", container), container._kd_entries
-    entries = {key: ragged._kd_dense_entry(key, layout) for key in mine}
+    of, mine = container._kd_engine, container._kd_entries
+    entries = {key: of._kd_dense_entry(container, key, layout) for key in mine}
     if not isinstance(container, Composite) and all(entries[key] is mine[key] for key in mine):
-        return cast("Node", container)
-    return cast("Node", container._kd_like(entries, container._kd_desc.unlocked()))
+        return container
+    return container._kd_like(entries, container._kd_desc.unlocked())
 
 
 def as_stack(container: C, dim: int | str) -> C:

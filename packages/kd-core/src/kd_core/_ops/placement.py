@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from math import prod
-from typing import TYPE_CHECKING, Final, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,7 @@ from kd_core._errors import (
 from kd_core._leaves.foreach import wraps_tensors
 from kd_core._leaves.loops import kinds_of, stored_in
 from kd_core._naming import also_named, public_in
-from kd_core._nodes import is_data, is_row_data, is_unbatched, tensor_of
+from kd_core._nodes import is_data, is_row_data, is_unbatched, leaf_or_node
 from kd_core._ops.access import dict_of
 from kd_core._ops.binary import cast_leaves, cloned
 from kd_core._ops.description import become
@@ -441,7 +441,7 @@ class Placement(AbstractContainer):
         convert_tensors: bool = False,
         tolist_first: bool = False,
     ) -> dict[str, object]:
-        """Convert the container into nested plain dicts; tensors are shared, data is unwrapped.
+        """Convert the container into nested plain dicts; tensors are shared, data is leaf_or_node.
 
         Args:
             retain_none: keep entries whose value is `None`.
@@ -753,7 +753,7 @@ class Autograd(AbstractContainer):
         enough for a container.
         """
         gradients = _gradients(self)
-        return cast("Self", gradients) if gradients._kd_entries else None
+        return gradients if gradients._kd_entries else None
 
     def zero_grad(self, set_to_none: bool = True) -> Self:
         """Set the gradients of all leaves to `None` or zero; return self.
@@ -777,7 +777,7 @@ def _same(leaf: Tensor) -> Tensor:
     return leaf
 
 
-def _gradients(td: AbstractContainer) -> AbstractContainer:
+def _gradients(td: W) -> W:
     if isinstance(td, Composite):
         return td._by_member(_gradients)
     entries: dict[str, Entry] = {}
@@ -787,9 +787,9 @@ def _gradients(td: AbstractContainer) -> AbstractContainer:
             if inner._kd_entries:
                 entries[key] = inner
             continue
-        leaf = tensor_of(value)
-        if leaf is None:
-            entries[key] = cast("Node", value)._kd_map_each(_same)
+        leaf = leaf_or_node(value)
+        if not isinstance(leaf, Tensor):
+            entries[key] = leaf._kd_map_each(_same)
             continue
         grad = leaf.grad
         if grad is not None:

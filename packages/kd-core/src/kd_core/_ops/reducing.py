@@ -59,6 +59,14 @@ Dim: TypeAlias = "SomeDim | None"
 _Reduce: TypeAlias = Callable[..., Tensor]
 
 
+@overload
+def reduced(
+    td: W, fn: _Reduce, dim: Dim, keepdim: bool, reduce: Literal[False], name: KeyFn | None = None
+) -> W: ...
+@overload
+def reduced(
+    td: W, fn: _Reduce, dim: Dim, keepdim: bool, reduce: bool, name: KeyFn | None = None
+) -> W | Tensor: ...
 def reduced(
     td: W, fn: _Reduce, dim: Dim, keepdim: bool, reduce: bool, name: KeyFn | None = None
 ) -> W | Tensor:
@@ -161,7 +169,7 @@ def _under_names(td: W, fn: _Reduce, dim: Dim, keepdim: bool, reduce: bool, name
         raise InvalidArgument(
             "`key_transform` cannot be combined with `reduce=True`: one tensor has no keys."
         )
-    return renamed(cast("W", reduced(td, fn, dim, keepdim, False)), name)
+    return renamed(reduced(td, fn, dim, keepdim, False), name)
 
 
 def batch_dims_of(td: AbstractContainer, dim: int | str | Sequence[int | str]) -> tuple[int, ...]:
@@ -636,7 +644,7 @@ class Statistics(AbstractContainer):
             Without `dim` a bool, else a container.
         """
         if dim is not None:
-            return cast("Self", reduced(self, torch.all, dim, keepdim, False))
+            return reduced(self, torch.all, dim, keepdim, False)
         leaves: list[Tensor] = []
         self._kd_collect(leaves)
         for leaf in leaves:
@@ -651,7 +659,7 @@ class Statistics(AbstractContainer):
     def any(self, dim: Dim = None, keepdim: bool = False) -> bool | Self:
         """Return whether any value is true: of all leaves, or along dimensions; see `all`."""
         if dim is not None:
-            return cast("Self", reduced(self, torch.any, dim, keepdim, False))
+            return reduced(self, torch.any, dim, keepdim, False)
         leaves: list[Tensor] = []
         self._kd_collect(leaves)
         for leaf in leaves:

@@ -19,7 +19,7 @@ from kd_core._descriptor import LOCKED_BY_USER
 from kd_core._errors import InvalidArgument
 from kd_core._keys import KeyPath
 from kd_core._leaves.foreach import shares_storage
-from kd_core._leaves.loops import find_entry, has_entry
+from kd_core._leaves.loops import find_entry
 from kd_core._protocol import (
     AbstractContainer,
     Composite,
@@ -512,12 +512,9 @@ def _carry_back(
     source: AbstractContainer, view: AbstractContainer, before: Snapshot, undo: Undo
 ) -> None:
     if isinstance(before, list):
-        members = zip(
-            cast("Composite", source)._members,
-            cast("Composite", view)._members,
-            before,
-            strict=True,
-        )
+        assert isinstance(source, Composite)
+        assert isinstance(view, Composite)
+        members = zip(source._members, view._members, before, strict=True)
         for mine, member, seen in members:
             _carry_back(mine, member, seen, undo)
         return
@@ -551,8 +548,9 @@ def _carry_rows_back(
                 continue
         elif len(known) == len(parts) and _is_unchanged(source, path, parts[0].entry, known[0]):
             continue
-        if has_entry(view._kd_entries, path):
-            source._kd_store(path, undo.entry(cast("Entry", find_entry(view._kd_entries, path))))
+        entry = find_entry(view._kd_entries, path)
+        if entry is not None:
+            source._kd_store(path, undo.entry(entry))
 
 
 def _is_unchanged(

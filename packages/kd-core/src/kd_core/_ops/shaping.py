@@ -11,7 +11,7 @@ over the leaves. With `inplace=True` this container takes the result as its cont
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -168,7 +168,7 @@ def unsqueeze_plan(batch: Batch, dim: int) -> Plan:
 
 @cached
 def permute_plan(batch: Batch, dims: tuple[Dims, ...]) -> Plan:
-    given = one_per_dim(cast("Sizes", numbered(dims, batch)), batch, "permute")
+    given = one_per_dim([numbered(each, batch) for each in dims], batch, "permute")
     order = wrap_dims(given, len(batch))
     if len(order) != len(batch):
         raise InvalidValue(
@@ -288,7 +288,7 @@ def roll_plan(batch: Batch, shifts: int | Sequence[int], dims: Dims) -> Plan:
 
 @cached
 def flip_plan(batch: Batch, dims: tuple[Dims, ...]) -> Plan:
-    given = cast("Sizes", numbered(dims, batch))
+    given = [numbered(each, batch) for each in dims]
     along = wrap_dims(one_per_dim(given, batch, "flip"), len(batch))
     return plan(batch, lambda leaf: leaf.flip(along), batch)
 
@@ -396,7 +396,7 @@ class Shape(AbstractContainer):
             args = _sizes_or(args, size, "size")
         plan = resize_plan(self._kd_desc.batch, args, "reshape")
         parted = _parted(self, plan)
-        result = moved(plan, self) if parted is None else cast("Self", parted)
+        result = moved(plan, self) if parted is None else parted
         return become(self, result, "reshape in place") if inplace else result
 
     def view_as(self, other: AbstractContainer | Tensor) -> Self:
@@ -450,7 +450,7 @@ class Shape(AbstractContainer):
         """
         plan = unflatten_plan(self._kd_desc.batch, dim, unflattened_size)
         parted = _parted(self, plan, dim)
-        result = moved(plan, self) if parted is None else cast("Self", parted)
+        result = moved(plan, self) if parted is None else parted
         return become(self, result, "unflatten in place") if inplace else result
 
     def squeeze(self, dim: Dims | None = None) -> Self:
@@ -573,7 +573,7 @@ class Shape(AbstractContainer):
             )
         plan = repeat_plan(self._kd_desc.batch, counts)
         made = _repeated(self, plan, counts)
-        result = moved(plan, self) if made is None else cast("Self", made)
+        result = moved(plan, self) if made is None else made
         return become(self, result, "repeat in place") if inplace else result
 
     def tile(self, *args: int | Sequence[int], dims: Sequence[int] | None = None) -> Self:
@@ -609,7 +609,7 @@ class Shape(AbstractContainer):
         at = 0 if dim is None else dim
         how = repeat_interleave_plan(flat._kd_desc.batch, repeats, at, output_size)
         made = _interleaved(flat, how, repeats, at)
-        result = moved(how, flat) if made is None else cast("Self", made)
+        result = moved(how, flat) if made is None else made
         return become(self, result, "repeat rows in place") if inplace else result
 
     def roll(
@@ -641,16 +641,12 @@ class Shape(AbstractContainer):
         return moved(flip_plan(self._kd_desc.batch, _sizes_or(args, dims, "dims")), self)
 
 
-def _stacked(
-    td: Composite, how: Plan, members: Sequence[AbstractContainer], dim: int
-) -> AbstractContainer:
+def _stacked(td: W, how: Plan, members: Sequence[AbstractContainer], dim: int) -> W:
     """Return a lazy stack in place of what a plan makes of another."""
     return made_by(how, td, registry.lazy_stack(members, dim))
 
 
-def _parted(
-    td: AbstractContainer, how: Plan, dim: int | str | None = None
-) -> AbstractContainer | None:
+def _parted(td: W, how: Plan, dim: int | str | None = None) -> W | None:
     """Return a lazy stack of parts where a plan splits one dimension in two; else `None`."""
     if not isinstance(td, Composite):
         return None
@@ -665,7 +661,7 @@ def _parted(
     return None
 
 
-def _repeated(td: AbstractContainer, how: Plan, counts: Batch) -> AbstractContainer | None:
+def _repeated(td: W, how: Plan, counts: Batch) -> W | None:
     """Return a lazy stack of repeated members; `None` where nothing or a new dimension is made."""
     if not isinstance(td, Composite):
         return None
@@ -681,9 +677,7 @@ def _repeated(td: AbstractContainer, how: Plan, counts: Batch) -> AbstractContai
     return _stacked(td, how, members, dim)
 
 
-def _interleaved(
-    td: AbstractContainer, how: Plan, repeats: int | Tensor, dim: int | str
-) -> AbstractContainer | None:
+def _interleaved(td: W, how: Plan, repeats: int | Tensor, dim: int | str) -> W | None:
     """Return a lazy stack of members, each several times, or of members of repeated rows."""
     if not isinstance(td, Composite):
         return None

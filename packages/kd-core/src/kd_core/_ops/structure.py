@@ -26,7 +26,7 @@ from kd_core._errors import (
 from kd_core._keys import KeyPath, format_key, is_prefix, path_of, plain_str, several
 from kd_core._leaves.loops import find_entry, has_entry
 from kd_core._leaves.writes import Targets, collect_writes, copy_pairs
-from kd_core._nodes import tensor_of
+from kd_core._nodes import is_data, tensor_of
 from kd_core._ops.access import (
     Update,
     commit_all,
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from typing import Self, TypeVar
 
     from kd_core._descriptor import Descriptor
-    from kd_core._nodes import AnyKey, Data, Entries, Entry, Source
+    from kd_core._nodes import AnyKey, Entries, Entry, Source
     from kd_core._ops.access import IsLeaf, KeyFn, Staged
     from kd_core._types import BatchSize, DeviceLike, NestedKey, NoDefault
 
@@ -218,7 +218,7 @@ class Structure(AbstractContainer):
                 check_has(self, path_of(key))
             raise AssertionError("a key is missing")
         if as_tensordict and not inplace:
-            return cast("Self", _plain(kept))
+            return _plain(kept)
         return self._kd_replace_entries(kept, "select in place") if inplace else kept
 
     def exclude(self, *keys: NestedKey, inplace: bool = False) -> Self:
@@ -386,8 +386,8 @@ class Structure(AbstractContainer):
         for key, value in self._kd_entries.items():
             if is_container(value, self):
                 kept[key] = engine(value).empty(value, recurse=True)
-            elif tensor_of(value) is None:
-                kept[key] = cast("Data", value)._kd_map_each(Tensor.clone)
+            elif is_data(value):
+                kept[key] = value._kd_map_each(Tensor.clone)
         return self._kd_like(kept, desc)
 
     def is_empty(self) -> bool:
@@ -495,7 +495,7 @@ def _unflattened(
     return level
 
 
-def _plain(td: AbstractContainer) -> AbstractContainer:
+def _plain(td: W) -> W:
     """Return a `TensorDict` of the same entries, or a lazy stack of them."""
     if isinstance(td, Composite):
         return td._by_member(_plain)
@@ -638,7 +638,7 @@ class Arrangement(AbstractContainer):
         parts = how.parts(self, copy, key_sets)
         if not isinstance(copy, Composite):
             copy = self._kd_like(dict(copy._kd_entries), copy._kd_desc)
-        return (*parts, cast("Self", copy))
+        return (*parts, copy)
 
     def separates(
         self,
@@ -782,8 +782,10 @@ class _Taking:
 
     def _rows_of_default(self, stack: Composite) -> Sequence[object]:
         default, count = self.default, len(stack._members)
-        if isinstance(default, (Tensor, AbstractContainer)):
-            return cast("Tensor", default).unbind(stack._dim)
+        if isinstance(default, Tensor):
+            return default.unbind(stack._dim)
+        if isinstance(default, AbstractContainer):
+            return default._kd_engine.unbind(default, stack._dim)
         return [default] * count
 
     def _part(
@@ -808,7 +810,7 @@ class _Taking:
         return part
 
 
-def _dense(td: AbstractContainer) -> AbstractContainer:
+def _dense(td: W) -> W:
     """Return a plain copy, because the fields of a tensor class cannot be removed."""
     if isinstance(td, Composite):
         return td._by_member(_dense)

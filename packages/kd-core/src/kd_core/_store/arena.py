@@ -114,16 +114,20 @@ def _is_there(path: Path, tree: object) -> bool:
             found = read_manifest(folder, path)
     except (FileNotFoundError, NotADirectoryError):
         return False
-    if _without_device(found.tree) != _without_device(tree):
+    if _without_devices(found.tree) != _without_devices(tree):
         raise _exists(path)
     return True
 
 
-def _without_device(node: object) -> object:
+def _without_device(tree: Json) -> Json:
     """Return a tree without the devices of containers: what an arena holds is on the CPU."""
+    return {key: _without_devices(value) for key, value in tree.items() if key != "device"}
+
+
+def _without_devices(node: object) -> object:
     if isinstance(node, dict):
-        return {key: _without_device(value) for key, value in node.items() if key != "device"}
-    return [_without_device(each) for each in node] if isinstance(node, list) else node
+        return _without_device(node)
+    return [_without_devices(each) for each in node] if isinstance(node, list) else node
 
 
 def _exists(path: Path) -> InvalidValue:
@@ -147,7 +151,7 @@ def append(td: AbstractContainer, path: Path) -> None:
     with writing(path, create=False) as writer:
         manifest = writer.checked()
         check_open(manifest, path)
-        check_fits(cast("Json", new), cast("Json", _without_device(manifest.tree)))
+        check_fits(new, _without_device(cast("Json", manifest.tree)))
         old = load_open(path)
         count = old._kd_desc.batch[0] if old._kd_desc.batch else 0  # it is refused then
         _replace_rows(writer, path, old, count + td._kd_desc.batch[0], [(0, old), (count, td)])
