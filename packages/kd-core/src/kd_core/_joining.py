@@ -19,6 +19,7 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import (
     TYPE_CHECKING,
+    Any,
     ClassVar,
     Final,
     Literal,
@@ -54,13 +55,12 @@ from kd_core._leaves.foreach import prepare
 from kd_core._leaves.loops import explain_shapeless, joined_rows
 from kd_core._leaves.writes import check_write, is_converted, writable_source, write_all
 from kd_core._naming import also_named
-from kd_core._nodes import is_any_data, is_node, is_row_data, is_unbatched
+from kd_core._nodes import is_any_data, is_data, is_node, is_row_data, is_unbatched
 from kd_core._ops.binary import cloned, written_to
-from kd_core._protocol import Composite
+from kd_core._protocol import Composite, engine
 from kd_core._shapes import new_dim, plain_size, resized, without_names, wrap_dim
 
 if TYPE_CHECKING:
-    from kd_core._containers.non_tensor import NonTensorDataBase
     from kd_core._keys import KeyPath
     from kd_core._leaves.writes import Write
     from kd_core._nodes import Data, Entries, Entry, Memo
@@ -781,7 +781,7 @@ def remove_duplicates(
     first.scatter_reduce_(0, group, torch.arange(len(rows), device=rows.device), "amin")
     kept = first[first < len(rows)].sort().values
     position = torch.searchsorted(kept, first[group])
-    unique = cast("T", torch.index_select(cast("Tensor", input), dim, kept))
+    unique = engine(input).index_select(input, dim, kept)
     return (unique, position) if return_indices else unique
 
 
@@ -824,7 +824,7 @@ def group_by(tensordict: C, key: NestedKey) -> tuple[Tensor, tuple[C, ...]]:
         (tensor([0, 1]), [[1], [0, 2]])
     """
     values = tensordict._kd_read(path_of(key))
-    if isinstance(values, TensorDictBase) or is_unbatched(values):
+    if not isinstance(values, Tensor) and not is_data(values):
         raise wrong_type(f"entry {format_key(key)}", "a tensor or non-tensor data", values)
     if not tensordict._kd_desc.ndim:
         raise ShapeMismatch(
@@ -834,15 +834,15 @@ def group_by(tensordict: C, key: NestedKey) -> tuple[Tensor, tuple[C, ...]]:
     if isinstance(values, Tensor):
         found, group = torch.unique(values, dim=0, return_inverse=True)
     else:
-        found, group = _unique(cast("NonTensorDataBase", values).tolist(), key)
+        found, group = _unique(values.tolist(), key)
     order = group.argsort(stable=True)
     counts = torch.bincount(group, minlength=len(found)).tolist()
     return cast("Tensor", found), tensordict.index_select(0, order).split(counts)
 
 
-def _unique(rows: object, key: NestedKey) -> tuple[list[object], Tensor]:
+def _unique(rows: Any, key: NestedKey) -> tuple[list[object], Tensor]:
     """Return the values of rows without repetitions, sorted, and the number of that of each row."""
-    each = [_hashable(row) for row in cast("list[object]", rows)]
+    each = [_hashable(row) for row in rows]
     try:
         found: list[object] = sorted(set(each))  # type: ignore[type-var]  # or it raises
         numbers = {value: number for number, value in enumerate(found)}

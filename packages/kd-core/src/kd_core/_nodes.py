@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeGuard, TypeVar
 
 from torch import Tensor
 
@@ -209,6 +209,16 @@ def tensor_of(entry: object) -> Tensor | None:
     if isinstance(entry, Tensor):
         return entry
     return entry._tensor if is_unbatched(entry) else None
+
+
+def as_read(entry: object) -> Tensor:
+    """Return an entry, typed as `td[key]` is: as a tensor, which most entries are."""
+    return entry  # type: ignore[return-value]  # those who read others know it
+
+
+def are_tensors(values: Sequence[object]) -> TypeGuard[list[Tensor]]:
+    """Return whether all of some entries are tensors with batch dimensions."""
+    return all(isinstance(each, Tensor) for each in values)
 
 
 def leaf_or_node(entry: Entry) -> Entry:

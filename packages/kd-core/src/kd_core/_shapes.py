@@ -10,7 +10,7 @@ import operator
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, wraps
 from types import FunctionType
-from typing import TYPE_CHECKING, Final, ParamSpec, TypeAlias, cast
+from typing import TYPE_CHECKING, Final, ParamSpec, TypeAlias, TypeGuard, cast
 
 import torch
 from torch.compiler import is_compiling, is_dynamo_compiling
@@ -279,10 +279,10 @@ def int_or_ints(value: object) -> int | Batch:
     """Return an argument that may be one integer, or a sequence of them."""
     if isinstance(value, int):
         return as_int(value)
-    return as_ints(value) if _is_sequence(value) else as_int(value)  # type: ignore[arg-type]  # iterable
+    return as_ints(value) if _is_sequence(value) else as_int(value)
 
 
-def _is_sequence(value: object) -> bool:
+def _is_sequence(value: object) -> TypeGuard[Iterable[object]]:
     """Return whether a value is iterable; a 0-d tensor is not."""
     if isinstance(value, int):  # dynamo cannot ask a symbolic size for attributes
         return False
@@ -298,7 +298,7 @@ def batch_of(batch_size: BatchSize) -> Batch:
     if not isinstance(batch_size, (tuple, list)) and not _is_sequence(batch_size):
         batch_size = (cast("int", batch_size),)
     try:
-        return as_ints(batch_size)  # type: ignore[arg-type]  # a sequence by now
+        return as_ints(batch_size)
     except InvalidArgument:
         raise InvalidArgument(f"batch_size must hold integers, got {batch_size!r}.") from None
 
@@ -465,7 +465,7 @@ def too_many_indices(items: Sequence[object], batch: Batch) -> OutOfRange:
 def sizes_of(sizes: Sequence[int | Sequence[int]]) -> Batch:
     """Return sizes or dimensions that are given as separate arguments or as one sequence."""
     if len(sizes) == 1 and _is_sequence(sizes[0]):
-        return as_ints(cast("Sequence[int]", sizes[0]))
+        return as_ints(sizes[0])
     return as_ints(sizes)
 
 

@@ -450,7 +450,8 @@ def larger(one: int, other: int) -> int:
         return one
     if not is_possible(one > other):
         return other
-    return cast("int", torch.sym_max(one, other))
+    larger: int = torch.sym_max(one, other)
+    return larger
 
 
 def smaller(one: int, other: int) -> int:
@@ -459,7 +460,8 @@ def smaller(one: int, other: int) -> int:
         return one
     if not is_possible(one < other):
         return other
-    return cast("int", torch.sym_min(one, other))
+    smaller: int = torch.sym_min(one, other)
+    return smaller
 
 
 def signature_of(function: Callable[..., object]) -> inspect.Signature:

@@ -242,7 +242,8 @@ def register_type(
 
 
 def _name_of(member: object) -> str:
-    return cast(Enum, member).name
+    assert isinstance(member, Enum)
+    return member.name
 
 
 publish(__name__)

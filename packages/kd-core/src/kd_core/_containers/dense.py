@@ -87,7 +87,8 @@ class LateEntries(MutableMapping[str, "Entry"]):
         below = self.below
         below.update(self.late)
         self.late = {}
-        if cast(object, self.owner._kd_entries) is self:
+        held: object = self.owner._kd_entries
+        if held is self:
             self.owner._kd_entries = below
         return below
 

@@ -315,8 +315,8 @@ _CONVERTING: Final = frozenset({"autocast", "nocast", "tensor_only", "checked"})
 _KEEPING: Final = OPTIONS - {"autocast", "checked"}
 _NUMBERS: Final = frozenset({int, float, complex, bool, list, tuple})
 """Types of values that a container stores as tensors, if they are numbers or lists of these."""
-_PLAIN: Final = cast("tuple[Callable[[object], object], ...]", (int, float, complex, bool, str))
-_SEQUENCES: Final = cast("tuple[Callable[[object], object], ...]", (list, tuple))
+_PLAIN: Final[tuple[Callable[..., object], ...]] = (int, float, complex, bool, str)
+_SEQUENCES: Final[tuple[Callable[..., object], ...]] = (list, tuple)
 
 
 def checked_options(name: str, options: Mapping[str, object]) -> frozenset[str]:

@@ -880,7 +880,8 @@ def lazy_stack(
         tensor([[0., 0.],
                 [1., 1.]])
     """
-    if isinstance(cast("object", dim), TensorDictBase):
+    position: object = dim
+    if isinstance(position, TensorDictBase):
         raise wrong_type(
             "the input of `lazy_stack`",
             "a list or tuple of containers",

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import Field, dataclass, fields
 from types import NoneType
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import torch
 from torch import Tensor
@@ -82,8 +82,8 @@ def _holding(node: NonTensorDataBase) -> AbstractContainer:
 def _all_held(value: object) -> object:
     if isinstance(value, NonTensorDataBase):
         return _holding(value)
-    if _holds_entries(value):
-        return [_all_held(each) for each in cast("Sequence[object]", value)]
+    if isinstance(value, (list, tuple)) and _holds_entries(value):
+        return [_all_held(each) for each in value]
     return value
 
 
@@ -93,14 +93,14 @@ def _holds_entries(value: object) -> bool:
     return isinstance(value, NonTensorDataBase)
 
 
-def _all_taken(made: object) -> object:
+def _all_taken(made: Any) -> Any:
     if isinstance(made, (list, tuple)):
         return tuple(map(_all_taken, made))
     entries: Mapping[str, object] | None = getattr(made, "_kd_entries", None)
     if entries is None or _HELD not in entries:
         return made
     taken = entries[_HELD]
-    lock = cast("AbstractContainer", made)._kd_desc.lock
+    lock = made._kd_desc.lock
     if lock is not None and isinstance(taken, NonTensorDataBase):
         taken._kd_desc = taken._kd_desc.with_lock(lock, 0)
     return taken
@@ -402,7 +402,7 @@ class NonTensorDataBase(Values):
         if made is holder:
             self._take(holder)
             return self
-        taken = cast("NonTensorDataBase", _all_taken(made))
+        taken: NonTensorDataBase = _all_taken(made)
         return self._kd_with_descriptor(self._kd_desc) if taken is self else taken
 
     def _take(self, holder: AbstractContainer) -> None:
@@ -539,7 +539,8 @@ class NonTensorDataBase(Values):
 
     def _parts(self, method: str, *args: object) -> tuple[NonTensorDataBase, ...]:
         made = getattr(_holding(self), method)(*args)
-        return cast("tuple[NonTensorDataBase, ...]", _all_taken(made))
+        parts: tuple[NonTensorDataBase, ...] = _all_taken(made)
+        return parts
 
     def clone(self, recurse: bool = True) -> NonTensorDataBase:
         """Return a copy, as `TensorDict.clone` does."""

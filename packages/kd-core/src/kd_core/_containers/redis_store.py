@@ -138,9 +138,10 @@ def _stored_in(value: object) -> list[StoredTensor]:
 
 def _views(result: object, sources: list[StoredTensor]) -> object:
     """Return a result of which what shares the memory of a source is sent when it is written."""
-    if type(result) in (list, tuple):
-        views = [_views(each, sources) for each in cast("Sequence[object]", result)]
-        return views if type(result) is list else tuple(views)
+    if type(result) is list:
+        return [_views(each, sources) for each in result]
+    if type(result) is tuple:
+        return tuple([_views(each, sources) for each in result])
     if type(result) is not Tensor or not (address := address_of(result)):
         return result
     for source in sources:
@@ -448,24 +449,28 @@ class LazyStackedTensorDictStore(LazyStackedTensorDict):
         return LazyStackedTensorDictStore(*members, stack_dim=stacked["dim"])
 
     @property
+    def _stores(self) -> list[TensorDictStore]:
+        return [each for each in self._members if isinstance(each, TensorDictStore)]
+
+    @property
     def td_id(self) -> str:
         """The id of the stack on the server."""
-        return cast("TensorDictStore", self._members[0]).td_id
+        return self._stores[0].td_id
 
     def to_local(self) -> LazyStackedTensorDict:
         """Return a copy in memory."""
-        members = [cast("TensorDictStore", each).to_local() for each in self._members]
+        members = [each.to_local() for each in self._stores]
         return LazyStackedTensorDict(*members, stack_dim=self._dim)
 
     def clear_redis(self) -> None:
         """Remove the stack from the server."""
-        for each in self._members:
-            cast("TensorDictStore", each).clear_redis()
+        for each in self._stores:
+            each.clear_redis()
 
     def close(self) -> None:
         """Close the connections."""
-        for each in self._members:
-            cast("TensorDictStore", each).close()
+        for each in self._stores:
+            each.close()
 
 
 def _to_store(td: TensorDictBase, options: dict[str, object]) -> TensorDictBase:

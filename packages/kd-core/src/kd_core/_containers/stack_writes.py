@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, TypeGuard, cast
 
 import torch
 from torch import Tensor
@@ -53,7 +53,14 @@ from kd_core._leaves.writes import (
     without_ones,
     writable_source,
 )
-from kd_core._nodes import is_any_data, is_node, is_row_data, is_unbatched, leaf_or_node
+from kd_core._nodes import (
+    are_tensors,
+    is_any_data,
+    is_node,
+    is_row_data,
+    is_unbatched,
+    leaf_or_node,
+)
 from kd_core._ops.binary import cloned
 from kd_core._ops.indexing import for_nested
 from kd_core._protocol import (
@@ -214,10 +221,9 @@ class StackedEntries(Mapping[str, "Entry"]):
         levels = [kinds_by_key(member._kd_entries) for member in stack._members]
         for key in self:
             rows = [level[key] for level in levels]
-            nodes = all(isinstance(row, AbstractContainer) for row in rows)
             entry = rows[0]
-            if nodes:
-                entry = _stacked_nodes(stack, cast("list[AbstractContainer]", rows))
+            if _are_containers(rows):
+                entry = _stacked_nodes(stack, rows)
             elif not any(_is_tensor_or_container(row) for row in rows):
                 entry = _stacked(stack, key, rows)
             found.append((key, entry))
@@ -265,6 +271,10 @@ def _shapes(stack: Composite, key: str) -> Iterator[str]:
             yield shape_text(_shape_of(member._kd_entries[key]))
 
 
+def _are_containers(entries: Sequence[Entry]) -> TypeGuard[list[AbstractContainer]]:
+    return all(isinstance(each, AbstractContainer) for each in entries)
+
+
 def _is_tensor_or_container(entry: Entry) -> bool:
     return isinstance(entry, (Tensor, AbstractContainer)) or is_unbatched(entry)
 
@@ -285,15 +295,14 @@ def _kind_and_shape(level: Mapping[str, Entry], key: str) -> tuple[str, str]:
 
 def _stacked(stack: Composite, key: str, found: list[Entry]) -> Entry:
     """Return one entry stacked from all members, or raise the error that says why it cannot be."""
-    if all(isinstance(entry, Tensor) for entry in found):
-        leaves = cast("list[Tensor]", found)
+    if are_tensors(found):
         try:
-            return torch.stack(leaves, stack._dim)
+            return torch.stack(found, stack._dim)
         except RuntimeError as error:
-            explain_shapeless(error, f"entry {format_key(key)} of each member", *leaves)
-            raise ragged(key, leaves, error) from None
-    if all(isinstance(entry, AbstractContainer) for entry in found):
-        return _stacked_nodes(stack, cast("list[AbstractContainer]", found))
+            explain_shapeless(error, f"entry {format_key(key)} of each member", *found)
+            raise ragged(key, found, error) from None
+    if _are_containers(found):
+        return _stacked_nodes(stack, found)
     if any(map(_is_tensor_or_container, found)) and not all(map(is_unbatched, found)):
         kinds = " and ".join(sorted(set(map(a_type, found))))
         raise KeySetMismatch(
@@ -371,9 +380,9 @@ def rows_to_write(stack: Composite, key: str, value: object, path: KeyPath) -> S
         check_held_alike(stack._members, value, f"write rows to {format_key(path)}")
         return value
     entries = [member._kd_entries[key] for member in stack._members]
-    if not all(isinstance(entry, Tensor) for entry in entries):
+    if not are_tensors(entries):
         return _values_of_members(stack, entries, value, path)
-    leaves = cast("list[Tensor]", entries)
+    leaves = entries
     one_each = rows_of_list(stack, value)
     if one_each is not None:
         check_held_alike(stack._members, one_each, f"write rows to {format_key(path)}")

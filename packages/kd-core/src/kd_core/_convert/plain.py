@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias, TypeGuard, cast
 from urllib.parse import quote, unquote
 
 import torch
@@ -33,9 +33,19 @@ from kd_core._validation import (
 )
 
 if TYPE_CHECKING:
+    import numpy
+    from numpy.typing import NDArray
+
     from kd_core._descriptor import Descriptor
 
     Foreign: TypeAlias = Any
+
+    class Records(Protocol):
+        """A numpy array of records, or one record."""
+
+        @property
+        def dtype(self) -> Any: ...
+        def __getitem__(self, name: str) -> Any: ...
 
 
 class AnyNamedTuple(Protocol):
@@ -165,7 +175,7 @@ def _named_tuple_class(names: tuple[str, ...]) -> type:
     return namedtuple("GenericDict", names)  # as users of tensordict see it
 
 
-def is_struct_array(value: object) -> bool:
+def is_struct_array(value: object) -> TypeGuard[Records]:
     """Return whether a value is a numpy array of records, or one record."""
     dtype = getattr(value, "dtype", None)
     return type(value).__module__ == "numpy" and getattr(dtype, "names", None) is not None
@@ -180,17 +190,16 @@ def columns_of_struct_array(value: object) -> dict[str, object]:
     if not is_struct_array(value):
         remedy = "Pass an array whose dtype has named fields, or use `from_any`."
         raise wrong_type("`struct_array`", "a structured numpy array", value, remedy)
-    array = cast("Mapping[str, object]", value)
     columns: dict[str, object] = {}
-    for name in value.dtype.names:  # type: ignore[attr-defined]  # checked above
-        column = array[name]
+    for name in value.dtype.names:
+        column = value[name]
         if getattr(column, "shape", None) == () and getattr(column, "dtype", "") == "O":
-            column = column.item()  # type: ignore[attr-defined]  # the object itself
+            column = column.item()  # the object itself
         columns[name] = columns_of_struct_array(column) if is_struct_array(column) else column
     return columns
 
 
-def struct_array_of(td: AbstractContainer) -> object:
+def struct_array_of(td: AbstractContainer) -> NDArray[numpy.void]:
     """Return a container as a structured array of its batch size; nested ones are nested fields.
 
     Raises:
@@ -218,7 +227,7 @@ def _record_dtype(td: AbstractContainer, path: tuple[str, ...]) -> list[tuple[ob
             spec.append((key, _record_dtype(value, where), tuple(value._kd_desc.batch[ndim:])))
         elif isinstance(value, Tensor):
             array = _array_of(value, where)
-            spec.append((key, array.dtype, tuple(value.shape[ndim:])))  # type: ignore[attr-defined]  # numpy
+            spec.append((key, array.dtype, tuple(value.shape[ndim:])))
         else:
             spec.append((key, _text_dtype(rows_of_data(value, td._kd_desc.batch)), ()))
     return spec
@@ -232,33 +241,32 @@ def _text_dtype(values: list[object]) -> object:
     return f"<U{max(10, *map(len, texts))}"
 
 
-def _fill_records(array: object, td: AbstractContainer) -> None:
-    records = cast("dict[str, Mapping[object, object]]", array)
+def _fill_records(records: NDArray[Any], td: AbstractContainer) -> None:
     for key, value in td._kd_entries.items():
         if isinstance(value, AbstractContainer):
             _fill_records(records[key], value)
         elif isinstance(value, Tensor):
-            records[key][...] = _array_of(value, (key,))  # type: ignore[index]  # an array
+            records[key][...] = _array_of(value, (key,))
         else:
             _fill_objects(records[key], td._kd_desc.batch, rows_of_data(value, td._kd_desc.batch))
 
 
-def _fill_objects(column: object, batch: Sequence[int], values: list[object]) -> None:
+def _fill_objects(column: NDArray[Any], batch: Sequence[int], values: list[object]) -> None:
     import numpy
 
     for index, value in zip(numpy.ndindex(*batch), values, strict=True):
-        cast("dict[object, object]", column)[index] = value
+        column[index] = value
 
 
-def rows_of_data(node: object, batch: Sequence[int]) -> list[object]:
+def rows_of_data(node: Any, batch: Sequence[int]) -> list[object]:
     """Return the value of non-tensor data for each row, in one list."""
-    level = [node.tolist()]  # type: ignore[attr-defined]  # nodes of data have it
+    level = [node.tolist()]
     for _ in batch:
         level = [inner for each in level for inner in each]
     return level
 
 
-def _array_of(leaf: Tensor, path: tuple[str, ...]) -> object:
+def _array_of(leaf: Tensor, path: tuple[str, ...]) -> NDArray[Any]:
     try:
         return leaf.detach().cpu().numpy()
     except TypeError as error:
@@ -461,7 +469,7 @@ registry.register("foreign_tensor", unbatched_of)
 #
 # Files keep it beside the values, as JSON, so that reading them returns an equal container.
 
-Plain: TypeAlias = dict[str, object]
+Plain: TypeAlias = dict[str, Any]
 Tree: TypeAlias = dict[Any, object]
 """Entries by their keys, tuples of strings for nested ones, from which a container is built."""
 
@@ -651,7 +659,8 @@ def batch_of_layout(layout: Plain) -> tuple[int, ...]:
 
 
 def _layout_rows(layout: Plain, name: str) -> list[list[Any]]:
-    return cast("list[list[Any]]", layout[name])
+    rows: list[list[Any]] = layout[name]
+    return rows
 
 
 def stored(leaf: Tensor) -> Tensor:

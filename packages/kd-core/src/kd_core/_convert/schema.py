@@ -98,7 +98,7 @@ def entries_of_schema(
         path: the key of the mapping, for messages.
     """
     made: dict[tuple[str, ...], object] = {}
-    zeros = cast("Callable[..., Tensor]", torch.zeros)
+    zeros: Callable[..., Tensor] = torch.zeros
     for key, row in schema.items():
         where = (*path, *path_of(key))
         if isinstance(row, Mapping):

@@ -303,7 +303,7 @@ def tree_of_table(
         raise InvalidValue(f"`nulls` must be 'raise' or 'mask', got {nulls!r}.")
     layout = _layout_in(table)
     if layout is not None:
-        joined = cast("str", layout["separator"])
+        joined: str = layout["separator"]
         tree = rebuilt(
             layout,
             lambda path: _read(table.column(joined.join(path)), pyarrow),
@@ -322,12 +322,12 @@ def tree_of_table(
     return found, (table.num_rows,)
 
 
-def _layout_in(table: Table) -> dict[str, object] | None:
+def _layout_in(table: Table) -> Plain | None:
     """Return the layout of a table that `table_of` made, unless columns were changed since."""
     text = (table.schema.metadata or {}).get(LAYOUT)
     if text is None:
         return None
-    layout: dict[str, Any] = json.loads(text)
+    layout: Plain = json.loads(text)
     separator = layout["separator"]
     wanted = {separator.join(row[0]) for row in (*layout["leaves"], *layout["data"])}
     same_rows = layout["levels"][0][1][:1] == [table.num_rows]
@@ -662,7 +662,7 @@ def _place(tree: Plain, path: tuple[str, ...], value: object, separator: str | N
         return
     level = tree
     for part in path[:-1]:
-        level = cast("Plain", level.setdefault(part, {}))
+        level = level.setdefault(part, {})
     level[path[-1]] = value
 
 
@@ -688,22 +688,22 @@ def tree_of_text(
             f"expected a JSON object of columns, got {a_type(content)}. Pass "
             "`lines=True` for one object a line."
         )
-    layout = cast("Plain | None", content.pop(LEVELS, None))
+    layout: Plain | None = content.pop(LEVELS, None)
     if layout is None:
         return _plain_tree(content, separator, dtype), None
 
-    rows = cast("list[tuple[list[str], str, list[int]]]", layout["leaves"])
+    rows: list[tuple[list[str], str, list[int]]] = layout["leaves"]
     kinds = {tuple(path): (kind, shape) for path, kind, shape in rows}
 
     counts: dict[tuple[str, ...], Tensor] = {}
 
     def read(path: tuple[str, ...]) -> Tensor:
-        value: object = content[separator.join(path)] if separator is not None else content
+        value: Any = content[separator.join(path)] if separator is not None else content
         for part in path if separator is None else ():
-            value = cast("Plain", value)[part]
+            value = value[part]
         name, shape = kinds[path]
         if None in shape:
-            rows = cast("list[list[object]]", value)
+            rows: list[list[object]] = value
             counts[path] = torch.tensor([len(row) for row in rows], dtype=torch.int64)
             value = [item for row in rows for item in row]
             shape = [len(value), *shape[2:]]
@@ -813,7 +813,7 @@ def _columns(
     for key in keys:
         values = [row[key] for row in rows]
         if all(isinstance(value, dict) for value in values):
-            inner = _columns(cast("list[Plain]", values), (*path, key), separator, dtype)
+            inner = _columns(values, (*path, key), separator, dtype)
             found.update({(key, below): entry for below, entry in inner.items()})
         else:
             leaf = _leaf(values)
@@ -824,9 +824,10 @@ def _columns(
 
 def _parsed(text: str) -> Plain:
     try:
-        return cast("Plain", json.loads(text))
+        parsed: Plain = json.loads(text)
     except ValueError as error:
         raise InvalidValue(f"expected JSON: {error}.") from None
+    return parsed
 
 
 def write_text(path: str | Path, text: str) -> None:

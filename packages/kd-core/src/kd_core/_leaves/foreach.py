@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from operator import attrgetter
-from typing import TYPE_CHECKING, Final, TypeAlias, TypeGuard, cast
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeGuard, cast
 
 import torch
 from torch import Tensor
@@ -38,7 +38,7 @@ from kd_core._torch_private import (
 if TYPE_CHECKING:
     from typing import Self
 
-Kernel: TypeAlias = Callable[..., object]
+Kernel: TypeAlias = Callable[..., Any]
 """A foreach function: lists of tensors and more, to a sequence of tensors (or nothing)."""
 
 FOREACH_FROM: Final = 4
@@ -110,10 +110,9 @@ def _made(kernel: Kernel, leaves: list[Tensor], operand: object = None) -> list[
     result: checking all leaves before the call is slower.
     """
     try:
-        results = kernel(leaves) if operand is None else kernel(leaves, operand)
+        made: list[Tensor] = kernel(leaves) if operand is None else kernel(leaves, operand)
     except RuntimeError:  # integers beside leaves with gradients, or an error of the loop too
         return None
-    made = cast("list[Tensor]", results)
     if not made[0].requires_grad:
         return made
     if isinstance(operand, list):

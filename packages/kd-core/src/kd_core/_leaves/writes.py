@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Final, TypeAlias, cast
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeGuard
 
 import torch
 from torch import Tensor
@@ -676,7 +676,7 @@ def check_in_place(
         return False
     if _are_written_often(leaves, columns):
         return True
-    tensors = [cast("list[Tensor]", each) for each in columns if isinstance(each[0], Tensor)]
+    tensors = [each for each in columns if _is_of_tensors(each)]
     for column in tensors:
         for leaf, operand in zip(leaves, column, strict=True):
             if operand.shape != leaf.shape and not broadcasts_to(operand.shape, leaf.shape):
@@ -691,6 +691,11 @@ def check_in_place(
     if refused is not None:
         raise _cannot_write(entries, leaves[refused.position], f"{refused.reason}.")
     return False
+
+
+def _is_of_tensors(column: Column) -> TypeGuard[list[Tensor]]:
+    """Return whether an operand is a tensor at each leaf; else it is a number at each."""
+    return isinstance(column[0], Tensor)
 
 
 def _are_written_often(leaves: list[Tensor], columns: Sequence[Column]) -> bool:
@@ -723,9 +728,9 @@ def _are_common_operands(
     leaves: list[Tensor], column: Column, dtype: torch.dtype, recording: bool
 ) -> bool:
     """Return whether an operand is a number that all dtypes hold, or tensors like the leaves."""
-    if not isinstance(column[0], Tensor):
+    if not _is_of_tensors(column):
         return _is_usual_number(column[0])
-    operands = cast("list[Tensor]", column)
+    operands = column
     if not PLAIN.issuperset(map(type, operands)):
         return False
     for leaf, operand in zip(leaves, operands):  # noqa: B905  # asking for `strict` costs
@@ -805,7 +810,7 @@ def _rehearse(
             continue
         seen.add(kind)
         if _is_strided(leaf):
-            one = cast("Tensor", _stand_in(leaf))
+            one = _one_of(leaf, False)
             target = one if single else one.repeat(2)
             values = [target, *[_stand_in(operand, integers) for operand in operands]]
         else:  # one element cannot represent it
@@ -827,8 +832,10 @@ def _kind(value: object, divisor: bool = False) -> object:
 
 def _stand_in(value: object, divisor: bool = False) -> object:
     """Return one element with the dtype and device of a tensor; zero if a divisor has a zero."""
-    if not isinstance(value, Tensor):
-        return value
+    return _one_of(value, divisor) if isinstance(value, Tensor) else value
+
+
+def _one_of(value: Tensor, divisor: bool) -> Tensor:
     one = torch.ones((1,) if value.ndim else (), dtype=value.dtype, device=value.device)
     # Not `logical_and_`, which does not promote a bool beside torch.uint16.
     return one.mul_(value.all().to(value.dtype)) if divisor else one

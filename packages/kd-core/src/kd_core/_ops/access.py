@@ -41,7 +41,7 @@ from kd_core._leaves.views import (
     NestedValues,
 )
 from kd_core._leaves.writes import Write, check_write, write_all, write_checked
-from kd_core._nodes import is_any_data, is_data, is_row_data, is_unbatched, tensor_of
+from kd_core._nodes import as_read, is_any_data, is_data, is_row_data, is_unbatched, tensor_of
 from kd_core._ops.description import check_has_keys
 from kd_core._protocol import (
     AbstractContainer,
@@ -292,7 +292,7 @@ class Access(AbstractContainer):
         if find_entry(entries, path) is None:
             refuse_leaf(entries, path)  # of a stack it may be one that cannot be read
             self._kd_store(path, default)
-        return cast("Tensor", self._kd_read(path))
+        return as_read(self._kd_read(path))
 
     def pop(self, key: NestedKey, default: object = NO_DEFAULT) -> Tensor:
         """Remove the entry at `key` and return it as `get` does: non-tensor data in its wrapper.
@@ -305,13 +305,13 @@ class Access(AbstractContainer):
             entry = self._kd_entries.get(key)
             if entry is not None:
                 self._kd_del_entry(key)
-                return cast("Tensor", entry)
+                return as_read(entry)
         path = path_of(key)
         if not isinstance(default, NoDefault) and find_entry(self._kd_entries, path) is None:
-            return cast("Tensor", default)
+            return as_read(default)
         entry = self._kd_read(path)
         _remove(self, path)
-        return cast("Tensor", entry)
+        return as_read(entry)
 
     def popitem(self) -> tuple[str, Tensor]:
         """Remove the entry that was added last; return its key and the entry."""
@@ -320,7 +320,7 @@ class Access(AbstractContainer):
             raise KeyNotFound("`popitem` found no entry: the container is empty.")
         entry = self._kd_read((keys[-1],))
         _remove(self, (keys[-1],))
-        return keys[-1], cast("Tensor", entry)
+        return keys[-1], as_read(entry)
 
     def del_(self, key: NestedKey) -> Self:
         """Remove the entry at `key`.

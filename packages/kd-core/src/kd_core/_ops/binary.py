@@ -978,7 +978,7 @@ def _run_columns(
 ) -> list[Tensor]:
     ends = _ends(leaves, columns) if kernel is not None else None
     if kernel is not None and ends is not None:
-        return list(kernel(leaves, ends, columns[1][0]))  # type: ignore[call-overload, no-any-return]  # gives the leaves
+        return list(kernel(leaves, ends, columns[1][0]))
     return list(map(fn, leaves, *columns))
 
 

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from operator import setitem
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from kd_core._types import Batch, BatchSize, DeviceLike
 
     C = TypeVar("C", bound=AbstractContainer)
+
+    State: TypeAlias = Mapping[str, Any]
 
 
 BATCH_SIZE: Final = "__batch_size"
@@ -251,12 +253,12 @@ def _arrays(td: AbstractContainer, path: KeyPath) -> dict[str, object]:
 
 
 def _member_states(
-    td: AbstractContainer, state: Mapping[str, object], path: KeyPath
-) -> list[tuple[AbstractContainer, object]] | None:
+    td: AbstractContainer, state: State, path: KeyPath
+) -> list[tuple[AbstractContainer, Any]] | None:
     """Return the members of a stack with the state of each; `None` if the state has no members."""
     if MEMBERS not in state:
         return None
-    states = cast("list[object]", state[MEMBERS])
+    states = state[MEMBERS]
     dim = state[STACK_DIM]
     if not isinstance(td, Composite) or td._dim != dim or len(td._members) != len(states):
         where = f"of {format_key(path)} " if path else ""
@@ -302,7 +304,7 @@ def _flatten_state(
         if isinstance(td, Composite):
             return False
         raise
-    level: dict[str, object] = {"batch_size": td._kd_desc.size, "device": td._kd_desc.device}
+    level: dict[str, Any] = {"batch_size": td._kd_desc.size, "device": td._kd_desc.device}
     about[prefix.removesuffix(".")] = level
     for key, value in entries.items():
         name = prefix + key
@@ -318,7 +320,7 @@ def _flatten_state(
             continue
         state[name] = _kept(leaf, keep_vars)
         if is_unbatched(value):
-            level["unbatched"] = [*cast("list[str]", level.get("unbatched", [])), key]
+            level["unbatched"] = [*level.get("unbatched", []), key]
     return True
 
 
@@ -423,7 +425,7 @@ def _is_level(entries: Entries, key: str) -> bool:
     return isinstance(entries.get(key), AbstractContainer)
 
 
-def _content(state: Mapping[str, object]) -> dict[str, object]:
+def _content(state: State) -> dict[str, Any]:
     return {key: value for key, value in state.items() if key not in _ABOUT}
 
 
@@ -441,28 +443,29 @@ def _lacks(td: AbstractContainer, state: object) -> bool:
     )
 
 
-def _other_batch(td: AbstractContainer, state: Mapping[str, object]) -> tuple[int, ...] | None:
+def _other_batch(td: AbstractContainer, state: State) -> tuple[int, ...] | None:
     """Return the batch size of a state dict; `None` if it is that of the container."""
     batch = _batch_in(state, td)
     return None if batch == td._kd_desc.batch else batch
 
 
-def _batch_in(state: Mapping[str, object], td: AbstractContainer) -> tuple[int, ...]:
-    return tuple(cast("tuple[int, ...]", state.get(BATCH_SIZE, td._kd_desc.batch)))
+def _batch_in(state: State, td: AbstractContainer) -> tuple[int, ...]:
+    return tuple(state.get(BATCH_SIZE, td._kd_desc.batch))
 
 
-def _unbatched_in(state: Mapping[str, object]) -> Sequence[str]:
-    return cast("Sequence[str]", state.get(UNBATCHED, ()))
+def _unbatched_in(state: State) -> Sequence[str]:
+    keys: Sequence[str] = state.get(UNBATCHED, ())
+    return keys
 
 
-def _grow(td: AbstractContainer, state: Mapping[str, object]) -> None:
+def _grow(td: AbstractContainer, state: State) -> None:
     """Take the batch size of a state dict, and copies of the entries that the container lacks."""
     entries = kinds_by_key(td._kd_entries)
     content = _content(state)
     for key, value in content.items():
         entry = entries.get(key)
         if isinstance(entry, AbstractContainer) and _lacks(entry, value):
-            _grow(entry, cast("Mapping[str, object]", value))
+            _grow(entry, value)
     batch = _other_batch(td, state)
     if batch is not None:
         td._kd_engine.batch_size.__set__(td, batch)  # type: ignore[attr-defined]  # a property
@@ -533,13 +536,13 @@ def _other_keys(
     )
 
 
-def _assign(td: AbstractContainer, state: Mapping[str, object]) -> None:
+def _assign(td: AbstractContainer, state: State) -> None:
     td._kd_check_unlocked("replace entries by those of a state dict")
     members = _member_states(td, state, ())
     if members is not None:
         with unchanged_on_error(td):
             for member, each in members:
-                _assign(member, cast("Mapping[str, object]", each))
+                _assign(member, each)
         return
     made = _restored(td, _with_data_of_fields(td, state))
     for key in made._kd_entries.keys() - td._kd_entries.keys():
@@ -551,9 +554,7 @@ def _assign(td: AbstractContainer, state: Mapping[str, object]) -> None:
         td._kd_set_entry(key, entry)
 
 
-def _with_data_of_fields(
-    td: AbstractContainer, state: Mapping[str, object]
-) -> Mapping[str, object]:
+def _with_data_of_fields(td: AbstractContainer, state: State) -> State:
     """Return a state dict with the data of fields that it lacks, as one of tensors alone does.
 
     Raises:
@@ -570,24 +571,23 @@ def _with_data_of_fields(
     return {**state, **data}
 
 
-def _restored(td: AbstractContainer, state: Mapping[str, object]) -> AbstractContainer:
+def _restored(td: AbstractContainer, state: State) -> AbstractContainer:
     """Build a dense container from a state dict; what that does not state is as in `td`."""
     if MEMBERS in state:
-        states = cast("list[Mapping[str, object]]", state[MEMBERS])
-        rows = [_restored(td, each) for each in states]
+        rows = [_restored(td, each) for each in state[MEMBERS]]
         return registry.lazy_stack(rows, state[STACK_DIM])
     batch = batch_of(_batch_in(state, td))
     if batch == td._kd_desc.batch:
         batch = td._kd_desc.batch  # its sizes have names
     kinds = kinds_by_key(td._kd_entries)
-    content = dict[str, object]()
+    content = dict[str, Any]()
     for key, value in _content(state).items():
         content[key] = value
         if isinstance(value, Mapping) and BATCH_SIZE in value:
             there = kinds.get(key)
             content[key] = _restored(there if isinstance(there, AbstractContainer) else td, value)
     for key in _unbatched_in(state):
-        content[key] = registry.wrap_tensor(cast("Tensor", content[key]), describe(()))
+        content[key] = registry.wrap_tensor(content[key], describe(()))
     made: AbstractContainer = registry.nest_mapping(content, td._kd_desc.with_batch(batch), ())
     if isinstance(td, Composite):
         return made
@@ -667,9 +667,10 @@ def _rows_in_lists(level: AbstractContainer, batch: Batch) -> int:
 
 def _maker(cls: type[C]) -> Callable[..., C]:
     if issubclass(cls, Composite):  # a mapping of entries makes a dense container
-        cls = cast("type[C]", type(registry.make_dense({}, describe(()))))
+        dense: C = registry.make_dense({}, describe(()))
+        cls = type(dense)
     kind: type = cls._kd_engine
-    make = cast("Callable[..., C] | None", getattr(kind, "from_dict", None))
+    make: Callable[..., C] | None = getattr(kind, "from_dict", None)
     if make is not None and kind is not cls:  # its author may have a field of that name
         own = make
         return lambda *args: getattr(own, "__func__")(cls, *args)  # noqa: B009  # of a class method
@@ -705,7 +706,7 @@ def stacked_modules(
     """Stack the parameters and buffers of modules of the same structure; see `from_modules`."""
     if not modules:
         raise InvalidValue("`modules` must have at least one module, got none.")
-    take = cast("Callable[..., C]", getattr(cls, "from_module"))  # noqa: B009  # of dense kinds
+    take: Callable[..., C] = getattr(cls, "from_module")  # noqa: B009  # of dense kinds
     rows = [take(module, use_state_dict=use_state_dict) for module in modules]
     if lazy_stack:
         return stack_rows(rows, True)

@@ -399,7 +399,7 @@ class Objects(AbstractContainer):
         """
         from kd_core._convert.plain import struct_array_of
 
-        return cast("NDArray[numpy.void]", struct_array_of(self))
+        return struct_array_of(self)
 
     def to_namedtuple(self, dest_cls: Callable[..., object] | None = None) -> object:
         """Return a named tuple of the entries, nested containers as nested ones; data is unwrapped.

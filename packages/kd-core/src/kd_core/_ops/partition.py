@@ -20,6 +20,7 @@ from kd_core import _registry as registry
 from kd_core._errors import InvalidArgument, InvalidValue, KeyCollision, OutOfRange, ShapeMismatch
 from kd_core._keys import format_key, path_of
 from kd_core._leaves.loops import Selection, has_entry, padded_leaf, refuse_leaf, row_mask
+from kd_core._nodes import as_read
 from kd_core._ops.access import Update, merge
 from kd_core._ops.binary import written_to
 from kd_core._ops.description import StaysLazy, become, locked_as_rows
@@ -369,7 +370,7 @@ class Partition(AbstractContainer):
         path = path_of(key)
         if not has_entry(self._kd_entries, path):
             refuse_leaf(self._kd_entries, path)
-            return cast("Tensor", default)
+            return as_read(default)
         how: Reading | None = None
         if as_list or as_padded_tensor or as_nested_tensor:
             options = padding_value, padding_side, layout
@@ -379,20 +380,18 @@ class Partition(AbstractContainer):
             if isinstance(entry, Tensor):
                 return resolve(index, tuple(entry.shape))[0](entry)
             if isinstance(entry, AbstractContainer):
-                return cast("Tensor", views_at(entry, index))
+                return as_read(views_at(entry, index))
             batch = self._kd_desc.batch
             fn, after = resolve(index, batch)
-            return cast("Tensor", entry._kd_map_each(fn, leading(batch, after)))
+            return as_read(entry._kd_map_each(fn, leading(batch, after)))
         if how is None and goes_beyond(index, self._kd_desc.ndim):
             entry = self._kd_read(path)
             if isinstance(entry, Tensor):
                 return resolve(index, tuple(entry.shape))[0](entry)
             if isinstance(entry, AbstractContainer):
-                return cast("Tensor", views_at(entry, index))
+                return as_read(views_at(entry, index))
         rows = rows_at(_alone(self, path[0]), index)
-        return cast(
-            "Tensor", rows._kd_read(path) if how is None else read_as(rows, path, None, how)
-        )
+        return as_read(rows._kd_read(path) if how is None else read_as(rows, path, None, how))
 
 
 def _parts_plan(batch: Batch, leaf: PartsFn, at: int, sizes: Sequence[Batch]) -> PartsPlan:

@@ -11,7 +11,7 @@ import mmap
 import os
 from errno import EACCES, EPERM, EROFS
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import Tensor
@@ -20,9 +20,11 @@ from kd_core import _registry as registry
 from kd_core._descriptor import device_of
 from kd_core._errors import FormatError, InvalidValue, KeyCollision, batch_does_not_fit
 from kd_core._keys import format_key
+from kd_core._nodes import Entry
 from kd_core._protocol import (
     AbstractContainer,
     leaves_of,
+    level_at,
     lowest_level,
     relock,
     unchanged_on_error,
@@ -66,7 +68,6 @@ from kd_core._store.segments import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from kd_core._store.mapped_tensor import Place
     from kd_core._store.segments import Layout
 
 
@@ -151,7 +152,7 @@ def append(td: AbstractContainer, path: Path) -> None:
     with writing(path, create=False) as writer:
         manifest = writer.checked()
         check_open(manifest, path)
-        check_fits(new, _without_device(cast("Json", manifest.tree)))
+        check_fits(new, _without_device(manifest.tree))
         old = load_open(path)
         count = old._kd_desc.batch[0] if old._kd_desc.batch else 0  # it is refused then
         _replace_rows(writer, path, old, count + td._kd_desc.batch[0], [(0, old), (count, td)])
@@ -220,8 +221,8 @@ def _kinds_in(node: Json) -> Iterator[str]:
     [(kind, value)] = node.items()
     yield kind
     if kind in ("td", "class"):
-        level = cast("list[Json]", value)[2] if kind == "class" else cast("Json", value)
-        for _, inner in cast("list[tuple[str, Json]]", level["entries"]):
+        level = value[2] if kind == "class" else value
+        for _, inner in level["entries"]:
             yield from _kinds_in(inner)
 
 
@@ -371,7 +372,8 @@ class MappedLeaf:
     """
 
     def __init__(self, leaf: Tensor) -> None:
-        place = cast("Place", place_of(leaf))
+        place = place_of(leaf)
+        assert place is not None
         start = leaf.data_ptr() - place.address
         shape, stride = tuple(leaf.shape), leaf.stride()
         self._state = (place.path, place.file, start, leaf.dtype, shape, stride)
@@ -439,7 +441,7 @@ def add_entry(td: AbstractContainer, keys: Keys, leaf: Tensor, *, filled: bool) 
         check_open(manifest, path)
         _check_same_arena(td, manifest, path)
         encoder.move_to(len(manifest.segments))
-        _insert(cast("Json", manifest.tree), keys, node, path)
+        _insert(manifest.tree, keys, node, path)
         segment = writer.add_arena(lambda fd: fill(fd, encoder, layout, filled))
         with files.opened_folder(path) as folder:
             opened = map_segment(folder, f"{path}", segment.name, layout)
@@ -518,7 +520,7 @@ def _insert(node: Json, keys: Keys, leaf: Json, path: Path) -> None:
         node = entries[key]
 
 
-def _set(td: AbstractContainer, keys: Keys, value: object) -> None:
+def _set(td: AbstractContainer, keys: Keys, value: Entry) -> None:
     """Set an entry of a container whose own lock, if any, is kept."""
     reason = td._kd_desc.lock
     if reason is not None:
@@ -528,7 +530,7 @@ def _set(td: AbstractContainer, keys: Keys, value: object) -> None:
         for key in keys[:-1]:
             if key not in level._kd_entries:
                 level._kd_set_entry(key, registry.make_dense({}, level._kd_desc))
-            level = cast("AbstractContainer", level._kd_entries[key])
-        level._kd_set_entry(keys[-1], cast("Tensor", value))
+            level = level_at(level, (key,))
+        level._kd_set_entry(keys[-1], value)
     finally:
         relock(td, reason)

@@ -84,7 +84,7 @@ if TYPE_CHECKING:
 #
 # Keys are strings of JSON and nothing else.
 
-Json = dict[str, object]
+Json = dict[str, Any]
 
 
 class Encoder:

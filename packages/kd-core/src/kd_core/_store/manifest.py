@@ -13,7 +13,7 @@ import math
 import re
 import warnings
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple, Never, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Never, TypeAlias, cast
 
 from torch import Tensor
 
@@ -123,7 +123,7 @@ class Manifest(NamedTuple):
     parent: str | None
     """The digest of the manifest that this one replaced."""
     segments: list[Segment]
-    tree: object
+    tree: Any
     sealed: bool = True
     """Whether the segments will not change any more; `False` for an arena."""
     digest: str = ""

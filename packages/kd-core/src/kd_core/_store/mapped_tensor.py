@@ -770,9 +770,10 @@ def _sealed_views(result: object, memory: set[int]) -> object:
 
     To autograd, what `detach` returns is not a view.
     """
-    if type(result) in (list, tuple):
-        views = [_sealed_views(each, memory) for each in cast("Sequence[object]", result)]
-        return views if type(result) is list else tuple(views)
+    if type(result) is list:
+        return [_sealed_views(each, memory) for each in result]
+    if type(result) is tuple:
+        return tuple([_sealed_views(each, memory) for each in result])
     if type(result) is Tensor and address_of(result) in memory:
         return result.as_subclass(SealedTensor)
     return result

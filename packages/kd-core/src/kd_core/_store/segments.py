@@ -16,7 +16,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import wraps
-from typing import Final, NamedTuple, TypeVar, cast
+from typing import Final, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,7 +28,8 @@ from kd_core._store.manifest import RESTORE, canonical
 from kd_core._store.mapped_tensor import WIRE
 from kd_core._torch_private import flatten
 
-C = TypeVar("C", bound=Callable[..., object])
+P = ParamSpec("P")
+R = TypeVar("R")
 
 BLOCK: Final = 4 << 20
 """Bytes under one checksum."""
@@ -170,7 +171,7 @@ def written(descriptor: int, pieces: Iterable[memoryview | bytes]) -> Iterator[m
         yield piece
 
 
-def without_collection(function: C) -> C:
+def without_collection(function: Callable[P, R]) -> Callable[P, R]:
     """Decorate a function that makes very many objects, none of them garbage.
 
     Looking for garbage among them again and again takes longer than making them: a manifest of
@@ -178,7 +179,7 @@ def without_collection(function: C) -> C:
     """
 
     @wraps(function)
-    def call(*args: object, **given: object) -> object:
+    def call(*args: P.args, **given: P.kwargs) -> R:
         if not gc.isenabled():
             return function(*args, **given)
         gc.disable()
@@ -187,7 +188,7 @@ def without_collection(function: C) -> C:
         finally:
             gc.enable()
 
-    return cast("C", call)
+    return call
 
 
 def checksums_of(pieces: Iterable[memoryview | bytes]) -> list[int]:
