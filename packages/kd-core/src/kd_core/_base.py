@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar, TypeGuard, cast, overload
+from typing import TYPE_CHECKING, ClassVar, TypeGuard, overload
 
 import torch
 from torch import Tensor
@@ -250,7 +250,7 @@ class TensorDictBase(Concerns):
             >>> type(Point(x=torch.zeros(2), batch_size=[2]).to_tensordict()).__name__
             'TensorDict'
         """
-        return cast("TensorDictBase", dense_copy(self, retain_none))
+        return dense_copy(self, retain_none)
 
     def to_lazystack(self, dim: int | str = 0) -> TensorDictBase:
         """Return a lazy stack of the rows along a batch dimension; the members are views.

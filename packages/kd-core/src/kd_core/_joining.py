@@ -55,7 +55,7 @@ from kd_core._leaves.foreach import prepare
 from kd_core._leaves.loops import explain_shapeless, joined_rows
 from kd_core._leaves.writes import check_write, is_converted, writable_source, write_all
 from kd_core._naming import also_named
-from kd_core._nodes import is_any_data, is_data, is_node, is_row_data, is_unbatched
+from kd_core._nodes import as_read, is_any_data, is_data, is_node, is_row_data, is_unbatched
 from kd_core._ops.binary import cloned, written_to
 from kd_core._protocol import Composite, engine
 from kd_core._shapes import new_dim, plain_size, resized, without_names, wrap_dim
@@ -223,7 +223,8 @@ def first_of(containers: object, name: str) -> TensorDictBase:
             raise wrong_type(what, "a container", each, wrap_mapping(each))
     if not containers:
         raise InvalidValue(f"`{name}` expected at least one container, got none.")
-    return cast("TensorDictBase", containers[0])
+    first: TensorDictBase = containers[0]
+    return first
 
 
 def _combined_into(how: Join, containers: Sequence[C], out: C) -> C:
@@ -837,7 +838,7 @@ def group_by(tensordict: C, key: NestedKey) -> tuple[Tensor, tuple[C, ...]]:
         found, group = _unique(values.tolist(), key)
     order = group.argsort(stable=True)
     counts = torch.bincount(group, minlength=len(found)).tolist()
-    return cast("Tensor", found), tensordict.index_select(0, order).split(counts)
+    return as_read(found), tensordict.index_select(0, order).split(counts)
 
 
 def _unique(rows: Any, key: NestedKey) -> tuple[list[object], Tensor]:

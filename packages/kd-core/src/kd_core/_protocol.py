@@ -65,7 +65,7 @@ from kd_core._leaves.loops import (
     zip_each,
 )
 from kd_core._leaves.writes import writable_source
-from kd_core._nodes import Node, encodes, is_data, is_node, is_unbatched, tensor_of
+from kd_core._nodes import Node, as_read, encodes, is_data, is_node, is_unbatched, tensor_of
 from kd_core._torch_private import (
     HigherOrderOperator,
     assume_constant_result,
@@ -98,7 +98,7 @@ if TYPE_CHECKING:
         @staticmethod
         def contiguous(td: W) -> W: ...
         @staticmethod
-        def densify(td: AbstractContainer, layout: torch.layout) -> AbstractContainer: ...
+        def densify(td: W, layout: torch.layout) -> W: ...
         @staticmethod
         def expand(td: W, shape: Sequence[int]) -> W: ...
         @staticmethod
@@ -228,7 +228,7 @@ class AbstractContainer(Node):
         if is_unbatched(entry):
             source = value._tensor if is_unbatched(value) else value
             return [(entry._tensor, writable_source(path, entry._tensor, source), path)]
-        return [(cast(Tensor, entry), writable_source(path, entry, value), path)]
+        return [(as_read(entry), writable_source(path, entry, value), path)]
 
     def _kd_item(self) -> object:
         return self

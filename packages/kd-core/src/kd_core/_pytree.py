@@ -767,8 +767,9 @@ def _put_together(
         elif not inner and isinstance(value, AbstractContainer):
             hollow.append(key)
     for key in hollow:
-        if _is_hollow(cast("AbstractContainer", entries[key])):
-            entries[key] = _fitted(cast("AbstractContainer", entries[key]), batch, ndim, moved)
+        below = entries[key]
+        if isinstance(below, AbstractContainer) and _is_hollow(below):
+            entries[key] = _fitted(below, batch, ndim, moved)
     standing = bool(data) and moved is None and any(map(is_made_of_dims, entries.values()))
     for key, constant in data:
         if standing and isinstance(constant, Constant):

@@ -10,10 +10,11 @@ import operator
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, wraps
 from types import FunctionType
-from typing import TYPE_CHECKING, Final, ParamSpec, TypeAlias, TypeGuard, cast
+from typing import TYPE_CHECKING, Final, ParamSpec, TypeAlias, cast
 
 import torch
 from torch.compiler import is_compiling, is_dynamo_compiling
+from typing_extensions import TypeIs
 
 from kd_core._errors import (
     InvalidArgument,
@@ -282,7 +283,7 @@ def int_or_ints(value: object) -> int | Batch:
     return as_ints(value) if _is_sequence(value) else as_int(value)
 
 
-def _is_sequence(value: object) -> TypeGuard[Iterable[object]]:
+def _is_sequence(value: object) -> TypeIs[Iterable[object]]:
     """Return whether a value is iterable; a 0-d tensor is not."""
     if isinstance(value, int):  # dynamo cannot ask a symbolic size for attributes
         return False
@@ -296,7 +297,7 @@ def batch_of(batch_size: BatchSize) -> Batch:
         InvalidArgument: if it is not an integer or a sequence of integers.
     """
     if not isinstance(batch_size, (tuple, list)) and not _is_sequence(batch_size):
-        batch_size = (cast("int", batch_size),)
+        batch_size = (batch_size,)
     try:
         return as_ints(batch_size)
     except InvalidArgument:

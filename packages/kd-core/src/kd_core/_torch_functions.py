@@ -13,7 +13,7 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.reduction import ForkingPickler
 from types import FunctionType
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -88,15 +88,13 @@ _list_methods(
 )
 
 
-def _where(condition: Tensor, input: object, other: object) -> object:
+def _where(condition: Tensor, input: Any, other: Any) -> object:
     if isinstance(input, TensorDictBase):
-        return input._kd_engine.where(
-            input, condition, cast("AbstractContainer | Tensor | float", other)
-        )
+        return input._kd_engine.where(input, condition, other)
     if not isinstance(other, TensorDictBase):
         remedy = "Pass a tensor as `condition`."
         raise wrong_type("`input` or `other` of `torch.where`", "a container", other, remedy)
-    return other._kd_engine.where(other, ~condition, cast("Tensor | float", input))
+    return other._kd_engine.where(other, ~condition, input)
 
 
 primitives.FUNCTIONS.update(
@@ -328,13 +326,13 @@ def _allow(cls: type) -> None:
     ForkingPickler.register(cls, _reduced_for_processes)
 
 
-def _reduced_for_processes(container: object) -> tuple[Any, ...]:
+def _reduced_for_processes(container: Any) -> tuple[Any, ...]:
     # Between processes tensors go through shared memory, whatever the protocol: protocol 3 keeps
     # them tensors.
-    function, args, *rest = cast("tuple[Any, ...]", container.__reduce_ex__(3))
+    function, args, *rest = container.__reduce_ex__(3)
     if function is restore_dense:
         cls, entries, *more = args
-        originals = cast("Dense", container)._kd_entries
+        originals = container._kd_entries
         args = (cls, {key: _in_arena(originals[key], entries[key]) for key in entries}, *more)
     return function, args, *rest
 

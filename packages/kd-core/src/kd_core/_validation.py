@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -296,9 +296,9 @@ def values_of_rows(values: object, batch: Batch, where: str) -> list[object]:
 def shape_of_lists(values: Sequence[object]) -> Batch:
     """Return the shape of nested lists, as far as those of a level have the same length."""
     batch: Batch = ()
-    level: Sequence[object] = [values]
+    level: Sequence[Any] = [values]
     while level and all(isinstance(each, list) for each in level[1:]):
-        lists = cast("Sequence[list[object]]", level)
+        lists = level
         if batch and (not isinstance(level[0], list) or len({len(each) for each in lists}) > 1):
             break
         batch = (*batch, len(lists[0]))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, MutableMapping, Sequence
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar
 
 from kd_core import TensorDict
 from kd_core._base import TensorDictBase
@@ -53,7 +53,7 @@ def broadcast(
         tensor([1., 1.])
         >>> dist.destroy_process_group()
     """
-    return cast("T", collectives.broadcast(td, src, group, device))
+    return collectives.broadcast(td, src, group, device)
 
 
 def all_reduce(
@@ -112,7 +112,7 @@ def all_gather(td: T, *, group: ProcessGroup | None = None) -> list[T]:
         1
         >>> dist.destroy_process_group()
     """
-    return cast("list[T]", collectives.all_gather(td, group))
+    return collectives.all_gather(td, group)
 
 
 def gather(td: T, dst: int, *, group: ProcessGroup | None = None) -> list[T] | None:
@@ -142,7 +142,7 @@ def gather(td: T, dst: int, *, group: ProcessGroup | None = None) -> list[T] | N
         [tensor([0, 1])]
         >>> dist.destroy_process_group()
     """
-    return cast("list[T] | None", collectives.gather(td, dst, group))
+    return collectives.gather(td, dst, group)
 
 
 def scatter(
@@ -177,7 +177,7 @@ def scatter(
         tensor([0, 1])
         >>> dist.destroy_process_group()
     """
-    return cast("T", collectives.scatter(containers, src, group, device))
+    return collectives.scatter(containers, src, group, device)
 
 
 def send(td: TensorDictBase, dst: int, *, group: ProcessGroup | None = None, tag: int = 0) -> None:

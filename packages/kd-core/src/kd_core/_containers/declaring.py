@@ -11,7 +11,12 @@ from types import CellType
 from typing import TYPE_CHECKING, TypeVar, cast, dataclass_transform, overload
 
 from kd_core import _registry as registry
-from kd_core._containers.tensorclass import TensorClass, TensorClassMeta, from_mapping
+from kd_core._containers.tensorclass import (
+    TensorClass,
+    TensorClassMeta,
+    from_mapping,
+    is_tensor_class,
+)
 from kd_core._containers.tensordict import TensorDict
 from kd_core._errors import InvalidArgument, wrong_type
 
@@ -97,8 +102,8 @@ def tensorclass(
 
 
 def _made_of(plain: type, options: Mapping[str, bool]) -> type[TensorClass]:
-    if isinstance(plain, TensorClassMeta):
-        return cast("type[TensorClass]", plain)
+    if is_tensor_class(plain):
+        return plain
     if not isinstance(plain, type):
         raise wrong_type("the argument of `tensorclass`", "a class", plain)
     hidden = {"__dict__", "__weakref__", "__dataclass_fields__", "__dataclass_params__"}

@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import MISSING, Field, field
 from typing import (
     TYPE_CHECKING,
+    Any,
     ClassVar,
     Final,
     NotRequired,
@@ -443,11 +444,11 @@ def _cast_data(cls: type, key: str, value: Node, hint: object, desc: Descriptor)
     return registry.wrap_rows(made, positions, value._kd_desc)
 
 
-def _rows_of(value: object) -> list[object]:
+def _rows_of(value: Any) -> list[object]:
     """Return the value of each row of data that has one for each."""
-    rows: list[object] = [value.tolist()]  # type: ignore[attr-defined]  # such data has it
-    for _ in value.batch_size:  # type: ignore[attr-defined]  # as above
-        rows = [row for level in rows for row in cast("list[object]", level)]
+    rows: list[Any] = [value.tolist()]
+    for _ in value.batch_size:
+        rows = [row for level in rows for row in level]
     return rows
 
 

@@ -9,7 +9,7 @@ rows stack the entries and return a `TensorDict` with new storage.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, KeysView, Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, cast, overload
 
 import torch
 from torch import Tensor
@@ -46,6 +46,7 @@ from kd_core._keys import format_key, is_path, path_of, plain_str
 from kd_core._leaves.loops import common_batch, has_entry
 from kd_core._leaves.writes import Write, write_all
 from kd_core._naming import USUAL_KEYS, KeyAsAttribute, leaves_out
+from kd_core._nodes import as_read
 from kd_core._ops.binary import written_to
 from kd_core._ops.conversion import build
 from kd_core._ops.description import StaysLazy, named, resize, shapes_of
@@ -517,7 +518,7 @@ class LazyStackedTensorDict(Members):
     def __getitem__(self, index: NestedKey) -> Tensor: ...
     @overload
     def __getitem__(self, index: Index) -> Self: ...
-    def __getitem__(self, index: object) -> object:
+    def __getitem__(self, index: Any) -> object:
         """Return the entry at a key, or index the batch: `stack[i]` is member `i`."""
         if index.__class__ is int and self._dim == 0 and not self._kd_desc.frozen:
             count = len(self._members)
@@ -527,11 +528,11 @@ class LazyStackedTensorDict(Members):
             return super().__getitem__(index)
         picked = pick(index, self._kd_desc.batch, self._dim)
         if picked is None:
-            return super().__getitem__(cast("Index", index))
+            return super().__getitem__(index)
         try:
             return self._result(picked)
         except (KdError, IndexError):  # it names the batch of a member, not of the stack
-            return super().__getitem__(cast("Index", index))
+            return super().__getitem__(index)
 
     def __setitem__(self, index: object, value: object) -> None:
         """Store a value at a key, or write values at an index of the batch dimensions."""
@@ -738,10 +739,10 @@ class LazyStackedTensorDict(Members):
         return restore_stack, given if name is None else (*given, name)
 
 
-def _class_for(kind: type[S], members: Sequence[object]) -> type[S]:
+def _class_for(kind: type[S], members: Sequence[Any]) -> type[S]:
     """Return the class of a stack that is created."""
     if members and getattr(members[0], "_kd_tensor_class", None) is not None:
-        return stack_class(kind, cast("Sequence[TensorDictBase]", members))
+        return stack_class(kind, members)
     return kind
 
 
@@ -888,16 +889,15 @@ def lazy_stack(
             input,
             "Put them in a list: `lazy_stack([a, b])`.",
         )
-    rows = tuple(input)
+    rows: tuple[Any, ...] = tuple(input)
     if rows and all(isinstance(row, Tensor) for row in rows):
         how = None
         if as_list or as_padded_tensor or as_nested_tensor:
             options = padding_value, padding_side, layout
             how = reading(as_list, as_padded_tensor, as_nested_tensor, *options)
-        return cast("LazyStackedTensorDict", _stacked_tensors(cast("list[Tensor]", rows), dim, how))
+        return cast("LazyStackedTensorDict", _stacked_tensors(rows, dim, how))
     stack = object.__new__(_class_for(LazyStackedTensorDict, rows))
-    given = cast("tuple[TensorDictBase, ...]", rows)
-    stack._assemble(given, dim, device, stack_dim_name, strict_shape)
+    stack._assemble(rows, dim, device, stack_dim_name, strict_shape)
     return stack if out is None else cast("LazyStackedTensorDict", written_to(out, stack))
 
 
@@ -910,7 +910,7 @@ def _stacked_tensors(
     held: list[TensorDictBase] = [registry.make_dense({"rows": row}, describe(())) for row in rows]
     stack = lazy_stack(held)
     at = new_dim(dim, (0,) * min(row.ndim for row in rows))
-    found = stack["rows"] if how is None else cast("Tensor", stack._read_as(("rows",), None, how))
+    found = stack["rows"] if how is None else as_read(stack._read_as(("rows",), None, how))
     return found if found.is_nested else found.movedim(0, at)
 
 

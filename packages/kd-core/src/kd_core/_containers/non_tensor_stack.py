@@ -11,7 +11,7 @@ import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from threading import Lock
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import torch
 from torch import Tensor
@@ -263,7 +263,7 @@ def listed(numbers: Tensor) -> list[int]:
     return (numbers if numbers.ndim == 1 else numbers.reshape(-1)).tolist()
 
 
-def nested_values(positions: object, values: list[object]) -> object:
+def nested_values(positions: Any, values: list[object]) -> object:
     """Return the values in cells, whose numbers are given as nested lists or as one number.
 
     Raises:
@@ -272,7 +272,7 @@ def nested_values(positions: object, values: list[object]) -> object:
     if is_dynamo_compiling() and positions != []:
         raise _not_compiled("read")
     if not isinstance(positions, list):
-        return values[cast(int, positions)]
+        return values[positions]
     if positions and not isinstance(positions[0], list):
         return [values[position] for position in positions]
     return [nested_values(inner, values) for inner in positions]
@@ -953,6 +953,10 @@ class HiddenRows(NonTensorData):
         new._boxed, new._kd_desc, new._of_batch = (node,), desc._unlocked, False
         return new
 
+    def _hidden(self) -> NonTensorDataBase:
+        """Return the entry of the batch that has the first dimension."""
+        return cast("NonTensorDataBase", self.data)
+
     def _copy_values(self) -> None:
         """Leave the values as they are: inside of `vmap` they are read alone."""
 
@@ -964,13 +968,11 @@ class HiddenRows(NonTensorData):
         return Constant(self)
 
     def _is_equal(self, other: NonTensorDataBase) -> bool:
-        return isinstance(other, HiddenRows) and cast("NonTensorDataBase", self.data)._is_equal(
-            cast("NonTensorDataBase", other.data)
-        )
+        return isinstance(other, HiddenRows) and self._hidden()._is_equal(other._hidden())
 
     def _restored(self, desc: Descriptor, ndim: int) -> NonTensorDataBase:
         if desc.ndim == self._kd_desc.ndim + 1:  # it leaves `vmap`
-            return cast("NonTensorDataBase", self.data)._restored(desc, desc.ndim)
+            return self._hidden()._restored(desc, desc.ndim)
         if desc.batch != self._kd_desc.batch:
             raise self.refusal()
         return self._under(desc)
@@ -1053,13 +1055,12 @@ def join_data(
     return wrap_rows(pool, call(columns, dim), desc)
 
 
-def _with_own_lists(value: object) -> object:
+def _with_own_lists(value: Any) -> object:
     """Return a value with lists, tuples and dicts of its own; what they hold is shared."""
     if value.__class__ is dict:
-        pairs = cast("dict[object, object]", value).items()
-        return {key: _with_own_lists(each) for key, each in pairs}
+        return {key: _with_own_lists(each) for key, each in value.items()}
     if value.__class__ is list or value.__class__ is tuple:
-        own = [_with_own_lists(each) for each in cast("Sequence[object]", value)]
+        own = [_with_own_lists(each) for each in value]
         return own if value.__class__ is list else tuple(own)
     return value
 

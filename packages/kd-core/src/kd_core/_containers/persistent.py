@@ -41,7 +41,7 @@ from kd_core._descriptor import describe
 from kd_core._errors import InvalidArgument, InvalidValue
 from kd_core._keys import format_key
 from kd_core._naming import public_in
-from kd_core._nodes import is_row_data, is_unbatched
+from kd_core._nodes import as_read, is_row_data, is_unbatched
 from kd_core._protocol import AbstractContainer, lock
 from kd_core._shapes import checked_names, names_of, with_names, without_names
 
@@ -389,7 +389,7 @@ class PersistentTensorDict(TensorDictBase):
             from kd_core._progress import advance, begin
 
             begin("write", len(source._kd_entries), "entries")
-            source = cast("TensorDictBase", ragged_as_jagged(source))
+            source = ragged_as_jagged(source)
             for key, value in source._kd_entries.items():
                 made._kd_set_entry(key, value)
                 advance()
@@ -430,7 +430,7 @@ class PersistentTensorDict(TensorDictBase):
         self._check_writable()
         name = escaped(key)
         if isinstance(value, Tensor) and self._fits_in_place(name, value):
-            cast("Tensor", self._kd_entries[key]).copy_(value.detach())
+            as_read(self._kd_entries[key]).copy_(value.detach())
             return
         below = dict(value._kd_entries) if isinstance(value, AbstractContainer) else {}
         if name in self._group:

@@ -77,11 +77,11 @@ class _Place:
                 self.client.delete(self.bytes_of(each))
 
 
-def _connected(options: dict[str, object]) -> Client:
+def _connected(options: dict[str, Any]) -> Client:
     redis = load("redis", "TensorDictStore")
     names = ("host", "port", "db", "unix_socket_path")
     given = {name: options[name] for name in names if options.get(name) is not None}
-    return redis.Redis(**given, **cast("dict[str, object]", options.get("more", {})))
+    return redis.Redis(**given, **options.get("more", {}))
 
 
 class StoredTensor(Tensor):

@@ -70,7 +70,8 @@ def moved_members(stack: S, fn: LeafFn, batch: BatchFn) -> S:
         made = _mapped(stack, fn, batch, kept)
     else:
         found = _numbers(stack._kd_desc.batch, stack._dim, taken, _owners(rows, stack._dim), True)
-        made = _rows_seen(stack, cast("_Rows", found), _share(taken, rows))
+        assert found is not None  # the rows of a member may be taken one by one
+        made = _rows_seen(stack, found, _share(taken, rows))
     made._kd_describe(made._kd_desc.with_batch(batch(stack._kd_desc.batch)))
     return made
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from typing import TYPE_CHECKING, TypeGuard, cast
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 import torch
 from torch import Tensor
@@ -54,6 +54,8 @@ from kd_core._leaves.writes import (
     writable_source,
 )
 from kd_core._nodes import (
+    Data,
+    Encodes,
     are_tensors,
     is_any_data,
     is_node,
@@ -78,7 +80,7 @@ if TYPE_CHECKING:
 
     from kd_core._descriptor import Descriptor
     from kd_core._keys import KeyPath
-    from kd_core._nodes import Data, Entry, Memo, Node, PartsMemo, RowData, TensorData
+    from kd_core._nodes import Entry, Memo, Node, PartsMemo, TensorData
     from kd_core._protocol import Side
     from kd_core._types import BatchFn, LeafFn, PartsFn
 
@@ -194,18 +196,19 @@ class StackedEntries(Mapping[str, "Entry"]):
             raise KeyError(key)
         return entry
 
-    def get(self, key: str, default: object = None) -> Entry | None:  # type: ignore[override]  # one
+    def get(self, key: str, default: Any = None) -> Entry | None:  # type: ignore[override]  # one
         """Return the stacked entry, or `default` where a member has none."""
         stack = self._stack
-        found = [member._kd_entries.get(key) for member in stack._members]
+        found: list[Any] = [member._kd_entries.get(key) for member in stack._members]
         if found[0].__class__ is Tensor:
             try:  # checking the class of each first is slow
-                return torch.stack(cast("list[Tensor]", found), stack._dim)
+                return torch.stack(found, stack._dim)
             except (KdError, RuntimeError, TypeError):
                 pass  # one of them is not a tensor
         if any(entry is None for entry in found):
-            return cast("Entry | None", default)
-        return _stacked(stack, key, cast("list[Entry]", found))
+            missing: Entry | None = default
+            return missing
+        return _stacked(stack, key, found)
 
     def __iter__(self) -> Iterator[str]:
         first, *others = (member._kd_entries for member in self._stack._members)
@@ -312,13 +315,14 @@ def _stacked(stack: Composite, key: str, found: list[Entry]) -> Entry:
     strange = next((entry for entry in found if not is_node(entry)), None)
     if strange is not None:  # `tree_map` put it in place of a tensor
         raise InvalidValue(f"entry {format_key(key)} cannot be stacked, got {a_type(strange)}.")
-    nodes = cast("list[Data]", found)
+    nodes: list[Any] = found
     if is_unbatched(found[0]):
-        return _one_for_all(stack, key, cast("list[TensorData]", found))
+        return _one_for_all(stack, key, nodes)
     batch = nodes[0]._kd_desc.batch
     batch = (*batch[: stack._dim], len(nodes), *batch[stack._dim :])
     desc = describe(batch, stack._kd_desc.device)
-    return nodes[0]._join(nodes, torch.stack, stack._dim, desc, (key,))
+    joined: Data = nodes[0]._join(nodes, torch.stack, stack._dim, desc, (key,))
+    return joined
 
 
 def _one_for_all(stack: Composite, key: str, found: list[TensorData]) -> Entry:
@@ -559,11 +563,11 @@ def _by_key(kinds: Mapping[str, Entry], value: object) -> Mapping[str, object]:
     }
 
 
-def own_row(entry: Entry) -> RowData | None:
+def own_row(entry: object) -> Encodes | None:
     """Return what writes to an entry of a member, if that is the value of one row."""
     if not isinstance(entry, NonTensorData) or entry._of_batch:
         return None
-    return cast("RowData", RowValue(entry))
+    return RowValue(entry)
 
 
 # The primitives of a container whose storage is its members.

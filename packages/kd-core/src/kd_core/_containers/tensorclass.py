@@ -23,7 +23,17 @@ from dataclasses import MISSING, Field, field
 from functools import wraps
 from inspect import signature
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar, cast, dataclass_transform
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Final,
+    Generic,
+    TypeGuard,
+    TypeVar,
+    cast,
+    dataclass_transform,
+)
 
 from torch import Tensor
 
@@ -140,7 +150,7 @@ def _absent(instance: TensorClass, name: str) -> object:
         return None
     default = declaration.fields[name].default
     if default is MISSING:
-        raise _unknown(cast("type[TensorClass]", instance._kd_tensor_class), name)
+        raise _unknown(instance._kd_tensor_class, name)
     return default
 
 
@@ -159,7 +169,7 @@ def _set_field(instance: TensorClass, name: str, value: object) -> None:
 def _clear_field(instance: TensorClass, name: str) -> None:
     """Remove the entry of a field that is set to `None`."""
     declaration = _declaration_of(instance)
-    cls = cast("type", instance._kd_tensor_class)
+    cls = instance._kd_tensor_class
     if declaration.frozen:
         raise _frozen(cls, name, "set")
     instance._kd_check_unlocked(f"set {format_key(name)}")
@@ -213,7 +223,7 @@ class TensorClassMeta(ABCMeta):
         cls, name: str, bases: tuple[type, ...], namespace: dict[str, object], **options: object
     ) -> TensorClassMeta:
         """Create the class without a `__dict__`; move defaults from the namespace to the fields."""
-        above = [cast("type[TensorClass]", b) for b in bases if isinstance(b, TensorClassMeta)]
+        above = [base for base in bases if is_tensor_class(base)]
         own_options, rest = split_options(name, options, bases)
         namespace.setdefault("__slots__", ())
         made = super().__new__(cls, name, bases, namespace, **rest)
@@ -277,6 +287,11 @@ class TensorClassMeta(ABCMeta):
         def __signature__(cls):
             """The parameters of the constructor: for `inspect.signature` and editors."""
             return signature_of(cls)
+
+
+def is_tensor_class(value: object) -> TypeGuard[type[TensorClass]]:
+    """Return whether a value is a tensor class: its metaclass answers."""
+    return isinstance(value, TensorClassMeta)
 
 
 _WITH_OPTIONS: dict[tuple[TensorClassMeta, frozenset[str]], TensorClassMeta] = {}
@@ -344,13 +359,13 @@ def _started(author: FunctionType) -> Callable[..., None]:
 
     @wraps(author)
     def start(self: TensorClass, *values: object, **named: object) -> None:
-        own = {name: named.pop(name) for name in taken if name in named}
+        own: dict[str, Any] = {name: named.pop(name) for name in taken if name in named}
         lock_after = own.pop("lock", None)
         if not hasattr(self, "_kd_desc"):
-            taken_too = {name: named[name] for name in _AT_START if name in named}
-            _start(self, **cast("_Start", own | taken_too))
+            taken_too: dict[str, Any] = {name: named[name] for name in _AT_START if name in named}
+            _start(self, **(own | taken_too))
         elif own:
-            _start(self, **cast("_Start", own))
+            _start(self, **own)
         author(self, *values, **named)
         if lock_after:
             lock(self)
@@ -433,6 +448,7 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
         # Keywords of the constructor that checkers write; at run time they are properties.
         batch_size: _BatchSize = field(default=..., kw_only=True)  # type: ignore[assignment, override]  # for checkers: a keyword, not a property
         device: _Device = field(default=..., kw_only=True)  # type: ignore[assignment]  # for checkers: a keyword, not a property
+        _kd_tensor_class: ClassVar[type[TensorClass]]
     else:
 
         def __init__(
@@ -994,10 +1010,10 @@ def field_keys(cls: type[TensorClass]) -> list[str | tuple[str, ...]]:
     for name in cls._kd_declared.fields:
         kinds = hints_of(cls, name)
         kind = kinds[0]
-        if len(kinds) > 1 or not isinstance(kind, TensorClassMeta):
+        if len(kinds) > 1 or not is_tensor_class(kind):
             keys.append(name)
             continue
-        inside = field_keys(cast("type[TensorClass]", kind))
+        inside = field_keys(kind)
         keys += [(name, *((key,) if isinstance(key, str) else key)) for key in inside]
     return keys
 

@@ -638,17 +638,20 @@ def assign_levels(td: TensorDictBase, entries: dict[str, object], levels: tuple[
         td.assign(_by_path(entries, levels))
         return
     own, desc = td._kd_entries, td._kd_desc
-    for key, value in entries.items():
+    checked: dict[str, Any] = entries
+    for key, value in checked.items():
         if key not in levels:
-            own[key] = cast("Tensor", value)
-        elif key in own:
-            cast("TensorDict", own[key])._kd_entries.update(cast("dict[str, Tensor]", value))
+            own[key] = value
+            continue
+        below = own.get(key)
+        if isinstance(below, TensorDict):
+            below._kd_entries.update(value)
         else:
-            own[key] = make_dense(value, desc, False)  # type: ignore[arg-type]  # entries
+            own[key] = make_dense(value, desc, False)
             td._kd_nested = True
 
 
-def _fit(td: TensorDict, entries: dict[str, object], levels: tuple[str, ...]) -> bool:
+def _fit(td: TensorDict, entries: dict[str, Any], levels: tuple[str, ...]) -> bool:
     """Return whether nothing has to be checked any more: locks, keys, shapes, what is there."""
     own, desc = td._kd_entries, td._kd_desc
     if not desc.plain:
@@ -661,17 +664,16 @@ def _fit(td: TensorDict, entries: dict[str, object], levels: tuple[str, ...]) ->
         level = own.get(key)
         if level is not None and (level.__class__ is not TensorDict or level._kd_desc is not desc):
             return False
-        if not all_fit(cast("dict[str, object]", value), desc):
+        if not all_fit(value, desc):
             return False
     return True
 
 
-def _by_path(entries: dict[str, object], levels: tuple[str, ...]) -> dict[NestedKey, object]:
+def _by_path(entries: dict[str, Any], levels: tuple[str, ...]) -> dict[NestedKey, object]:
     flat: dict[NestedKey, object] = {}
     for key, value in entries.items():
         if key in levels:
-            below = cast("dict[str, object]", value)
-            flat.update({(key, name): leaf for name, leaf in below.items()})
+            flat.update({(key, name): leaf for name, leaf in value.items()})
         else:
             flat[key] = value
     return flat

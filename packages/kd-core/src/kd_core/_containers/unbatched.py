@@ -163,7 +163,7 @@ class UnbatchedTensor(TensorData, metaclass=_WithViews):
         return _rewrapped(found, self._kd_desc, ())
 
     def __array__(self, dtype: object = None, copy: bool | None = None) -> object:
-        array = cast("Any", self._tensor.numpy(force=True))  # numpy is not a dependency
+        array: Any = self._tensor.numpy(force=True)  # numpy is not a dependency
         return array if dtype is None else array.astype(dtype)
 
     def __float__(self) -> float:

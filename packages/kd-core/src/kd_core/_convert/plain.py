@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias, TypeGuard, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias, TypeGuard, TypeVar
 from urllib.parse import quote, unquote
 
 import torch
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from kd_core._descriptor import Descriptor
 
     Foreign: TypeAlias = Any
+    W = TypeVar("W", bound=AbstractContainer)
 
     class Records(Protocol):
         """A numpy array of records, or one record."""
@@ -52,6 +53,8 @@ class AnyNamedTuple(Protocol):
     """An instance of a class that `collections.namedtuple` or `typing.NamedTuple` makes."""
 
     _fields: tuple[str, ...]
+
+    def __iter__(self) -> Iterator[object]: ...
 
 
 def tree_of(value: object) -> dict[str, object] | None:
@@ -165,13 +168,14 @@ def named_tuple_of(td: AbstractContainer, path: tuple[str, ...] = ()) -> AnyName
         else:
             values.append(value._kd_item() if is_data(value) else value)
     try:
-        return cast("AnyNamedTuple", _named_tuple_class(tuple(td._kd_entries))(*values))
+        made: AnyNamedTuple = _named_tuple_class(tuple(td._kd_entries))(*values)
     except ValueError as error:  # a keyword of Python
         raise InvalidValue(f"{error}. Rename the key with `rename_key_`.") from None
+    return made
 
 
 @cache
-def _named_tuple_class(names: tuple[str, ...]) -> type:
+def _named_tuple_class(names: tuple[str, ...]) -> Callable[..., Any]:
     return namedtuple("GenericDict", names)  # as users of tensordict see it
 
 
@@ -346,7 +350,8 @@ def pytree_of(td: AbstractContainer) -> object | None:
                 f"lost. Remove `{STRUCTURE}` from the container, then it becomes nested dicts."
             )
         leaves.append(entry if isinstance(entry, Tensor) else entry._kd_item())
-    return cast("object", torch_tree.tree_unflatten(leaves, structure.spec))
+    found: object = torch_tree.tree_unflatten(leaves, structure.spec)
+    return found
 
 
 # Optional libraries, imported when a format needs them.
@@ -451,10 +456,10 @@ def _given_back(library: Foreign, node: Node | AbstractContainer) -> Foreign:
     return made
 
 
-def _rows(library: Foreign, values: object, desc: Descriptor, dims: int) -> Foreign:
+def _rows(library: Foreign, values: Any, desc: Descriptor, dims: int) -> Foreign:
     if dims == 0:
         return library.NonTensorData(values, batch_size=(), device=desc.device)
-    inner = [_rows(library, value, desc, dims - 1) for value in cast("Sequence[object]", values)]
+    inner = [_rows(library, value, desc, dims - 1) for value in values]
     return library.NonTensorStack(*inner, stack_dim=0)
 
 
@@ -506,7 +511,7 @@ def leaves_of(td: AbstractContainer, path: KeyPath = ()) -> Iterator[Leaf]:
             refuse_unbatched(td, "written to this format", path)
 
 
-def ragged_as_jagged(td: AbstractContainer) -> AbstractContainer:
+def ragged_as_jagged(td: W) -> W:
     """Return a container whose lazy stacks are stacked, entries of different shapes as jagged ones.
 
     Raises:

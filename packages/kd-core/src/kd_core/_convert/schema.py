@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,8 +17,8 @@ from kd_core._errors import InvalidValue, wrong_type
 from kd_core._keys import format_key, path_of
 from kd_core._leaves.loops import kinds_of
 from kd_core._naming import public_in
-from kd_core._nodes import Entry, Node, is_unbatched
-from kd_core._protocol import AbstractContainer
+from kd_core._nodes import Entry, Node, as_read, is_unbatched
+from kd_core._protocol import AbstractContainer, level_at
 
 if TYPE_CHECKING:
     from kd_core._types import NestedKey
@@ -63,7 +63,7 @@ def _describe(
     for key, kind in kinds_of(td._kd_entries):
         where = (*path, key)
         if isinstance(kind, AbstractContainer):
-            _describe(cast("AbstractContainer", td._kd_entries[key]), ndim, where, found)
+            _describe(level_at(td, (key,)), ndim, where, found)
         elif is_unbatched(kind):
             tensor = kind._tensor
             found[where if path else key] = LeafSchema("unbatched", tensor.shape, tensor.dtype)
@@ -75,7 +75,7 @@ def _describe(
 
 def _leaf_schema(td: AbstractContainer, key: str, kind: Tensor, ndim: int) -> LeafSchema:
     try:
-        leaf = cast("Tensor", td._kd_entries[key])
+        leaf = as_read(td._kd_entries[key])
     except RuntimeError:  # its members have different shapes
         return LeafSchema("ragged", torch.Size(()), kind.dtype)
     if leaf.is_nested:

@@ -251,8 +251,9 @@ def table_of(td: AbstractContainer, separator: str, purpose: str) -> object:
     return table.replace_schema_metadata({LAYOUT: metadata})
 
 
-def _rows(value: object, per_row: bool, rows: int) -> Sequence[object]:
-    return cast("Sequence[object]", value) if per_row else [value] * rows
+def _rows(value: Any, per_row: bool, rows: int) -> Sequence[object]:
+    found: Sequence[object] = value if per_row else [value] * rows
+    return found
 
 
 def _add(arrays: dict[str, object], path: tuple[str, ...], separator: str, array: object) -> None:
@@ -727,7 +728,7 @@ def _read_tensor(value: object, dtype: torch.dtype, shape: Sequence[int]) -> Ten
 
 def _plain_tree(content: Plain, separator: str | None, dtype: DtypeOf) -> Tree:
     """Return the entries of an object of another origin."""
-    columns: dict[str, object] = {}
+    columns: dict[str, Any] = {}
     nested: Tree = {}
     for key, value in content.items():
         if isinstance(value, dict):
@@ -735,7 +736,7 @@ def _plain_tree(content: Plain, separator: str | None, dtype: DtypeOf) -> Tree:
             nested.update({(key, path): entry for path, entry in inner.items()})
         else:
             columns[key] = _leaf(value)
-    nested.update(tree_of_columns(cast("dict[str, Tensor]", columns), separator, dtype))
+    nested.update(tree_of_columns(columns, separator, dtype))
     return nested
 
 
@@ -802,7 +803,7 @@ def _columns(
     rows: list[Plain], path: tuple[str, ...], separator: str | None, dtype: DtypeOf
 ) -> Tree:
     keys = rows[0].keys() if rows else ()
-    columns: dict[str, object] = {}
+    columns: dict[str, Any] = {}
     found: Tree = {}
     for number, row in enumerate(rows):
         if row.keys() != keys:
@@ -818,7 +819,7 @@ def _columns(
         else:
             leaf = _leaf(values)
             columns[key] = leaf if isinstance(leaf, Tensor) else column_of(values)
-    found.update(tree_of_columns(cast("dict[str, Tensor]", columns), separator, dtype))
+    found.update(tree_of_columns(columns, separator, dtype))
     return found
 
 

@@ -71,11 +71,11 @@ if TYPE_CHECKING:
 
 
 def broadcast(
-    td: AbstractContainer | None,
+    td: W | None,
     src: int,
     group: ProcessGroup | None,
     device: DeviceLike | None,
-) -> AbstractContainer:
+) -> W:
     """Return the container of one rank on all ranks, written into theirs where they have one."""
     team = team_of(group)
     root = rank_in(team, src, None, "src")
@@ -89,18 +89,18 @@ def broadcast(
         agreed = agree(team, Proposal(call, outline, content, problem=problem))
         if is_root and mine and own:
             mine.put_back(own)
-        if agreed.all_know and mine is not None and mine.outline.plain:
+        if td is not None and mine is not None and agreed.all_know and mine.outline.plain:
             if agreed.contents is None:
                 _values(team, mine, src, is_root)
             elif not is_root:
                 _write(mine, agreed.contents[root])
-            return mine.td
-        if mine is not None and is_root:
-            _send(team, form_of(mine.td), src)
-            return mine.td
+            return td
+        if td is not None and mine is not None and is_root:
+            _send(team, form_of(td), src)
+            return td
         made = moved_to(_received_from_root(team, src), device)
         if td is None:
-            return made
+            return cast("W", made)  # of the kind that `src` sent
         if mine is None:
             fill(td, made)
         else:
@@ -200,7 +200,7 @@ def _received_from_root(team: Team, src: int) -> AbstractContainer:
 # Ranks may have different numbers of rows, and everything that the wire form holds.
 
 
-def all_gather(td: AbstractContainer, group: ProcessGroup | None) -> list[AbstractContainer]:
+def all_gather(td: W, group: ProcessGroup | None) -> list[W]:
     """Return the containers of all ranks on all ranks, in the order of ranks."""
     team = team_of(group)
     with team.calling("all_gather"):
@@ -213,7 +213,8 @@ def all_gather(td: AbstractContainer, group: ProcessGroup | None) -> list[Abstra
             for kind in _kinds_of(head):
                 buffers.append(received[kind][rank])
         rows = zip(headers, found, strict=True)
-        return [container_of(text, buffers) for text, buffers in rows]
+        made = [container_of(text, buffers) for text, buffers in rows]
+        return cast("list[W]", made)  # of the kinds that the ranks sent
 
 
 Kind = tuple[str, str, int]
@@ -253,9 +254,7 @@ def _nbytes_of(head: Header, kind: Kind) -> int:
     return row.numel * row.dtype.itemsize
 
 
-def gather(
-    td: AbstractContainer, dst: int, group: ProcessGroup | None
-) -> list[AbstractContainer] | None:
+def gather(td: W, dst: int, group: ProcessGroup | None) -> list[W] | None:
     """Return the containers of all ranks on one rank, in the order of ranks."""
     team = team_of(group)
     target = rank_in(team, dst, None, "dst")
@@ -265,12 +264,10 @@ def gather(
         if found is None:
             return None
         own = container_of(form.header, [flat.clone() for flat in form.buffers])
-        return [*found[:target], own, *found[target:]]
+        return cast("list[W]", [*found[:target], own, *found[target:]])  # as `all_gather`
 
 
-def gather_and_stack(
-    td: AbstractContainer, dst: int, group: ProcessGroup | None
-) -> AbstractContainer | None:
+def gather_and_stack(td: W, dst: int, group: ProcessGroup | None) -> W | None:
     """Write the containers of all other ranks into the rows of that of one rank."""
     team = team_of(group)
     target = rank_in(team, dst, None, "dst")
@@ -699,11 +696,11 @@ def _awaited(team: Team, peer: int) -> AbstractContainer:
 
 
 def scatter(
-    containers: Sequence[AbstractContainer] | None,
+    containers: Sequence[W] | None,
     src: int,
     group: ProcessGroup | None,
     device: DeviceLike | None,
-) -> AbstractContainer:
+) -> W:
     """Return the container that one rank has for this one."""
     team = team_of(group)
     root = rank_in(team, src, None, "src")
@@ -716,7 +713,7 @@ def scatter(
             for work in works:
                 work.wait()
             return moved_to(containers[root], device)
-        return moved_to(_awaited(team, root), device)
+        return cast("W", moved_to(_awaited(team, root), device))  # of the kind that `src` sent
 
 
 def _forms_of(

@@ -39,10 +39,14 @@ from kd_core._torch_private import store_of
 from kd_core._wire import Header, container_of, header_of
 
 if TYPE_CHECKING:
+    from typing import TypeVar
+
     from torch.distributed import ProcessGroup
 
     from kd_core._keys import KeyPath
     from kd_core._types import DeviceLike
+
+    W = TypeVar("W", bound=AbstractContainer)
 
 
 _GRACE: Final = 2.0
@@ -584,7 +588,7 @@ class Incoming:
         return container_of(self._text, placed)
 
 
-def moved_to(td: AbstractContainer, device: DeviceLike | None) -> AbstractContainer:
+def moved_to(td: W, device: DeviceLike | None) -> W:
     """Return a container on a device; `None`: where it is."""
     return td if device is None else td._kd_engine.to(td, device)
 

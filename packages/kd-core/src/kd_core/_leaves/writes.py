@@ -46,7 +46,7 @@ from kd_core._leaves.loops import (
     kept,
     unwrapped,
 )
-from kd_core._nodes import encodes, is_any_data, is_data, is_unbatched
+from kd_core._nodes import Encodes, encodes, is_any_data, is_data, is_unbatched
 from kd_core._shapes import broadcasts_to
 from kd_core._torch_private import (
     dispatch_modes,
@@ -87,7 +87,7 @@ _SPARSE: Final = (
     torch.sparse_bsc,
 )
 
-Values: TypeAlias = "tuple[Node, object, tuple[str, ...]]"
+Values: TypeAlias = "tuple[Node | Encodes, object, tuple[str, ...]]"
 """An entry that holds values of rows, what is written to it, and its path."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -528,7 +528,8 @@ def _stage_results(
     """Check the results for one level, and note the writes."""
     if isinstance(td, Composite):
         for member, row in zip(td._members, td._rows_of_operand(result), strict=True):
-            _stage_results(member, cast("AbstractContainer", row), path, writes)
+            assert isinstance(row, AbstractContainer)
+            _stage_results(member, row, path, writes)
         return
     unknown = [key for key in result._kd_entries if key not in td._kd_entries]
     if unknown:
@@ -698,7 +699,7 @@ def results_of(
     count: int,
     generator: torch.Generator | None,
     pbar: bool,
-) -> Iterator[object]:
+) -> Iterator[Any]:
     seeds: Sequence[int | None] = [None] * count
     if generator is not None:
         seeds = torch.randint(2**62, (count,), generator=generator).tolist()
@@ -774,8 +775,8 @@ class Parallel(AbstractContainer):
             raise InvalidValue(f"`map` expected at least one row in dimension {dim}, got none.")
         if results[0] is None:
             return cast("R", None)
-        joined = (torch.stack if cut.single else torch.cat)(cast("list[Tensor]", results), cut.at)
-        return cast("R", joined if out is None else written_to(out, cast("Self", joined)))
+        joined: Any = (torch.stack if cut.single else torch.cat)(results, cut.at)
+        return cast("R", joined if out is None else written_to(out, joined))
 
     def map_iter(
         self,
@@ -825,4 +826,4 @@ class Parallel(AbstractContainer):
             order = torch.randperm(rows, generator=generator)
         cut = Cut(self, dim, num_workers, chunksize, num_chunks, order)
         parts = iter(cut) if index_with_generator else iter(list(cut))
-        return cast("Iterator[R]", results_of(call, parts, len(cut), generator, pbar))
+        return results_of(call, parts, len(cut), generator, pbar)

@@ -563,13 +563,16 @@ def _compare_data(
     if isinstance(result, Composite) and isinstance(td, Composite):
         rows = td._rows_of_operand(other)
         for member, row, found in zip(td._members, rows, result._members, strict=True):
-            _compare_data(member, cast("AbstractContainer", row), found, equal)
+            assert isinstance(row, AbstractContainer)
+            _compare_data(member, row, found, equal)
         return
     theirs = other._kd_entries
     for key, entry in list(td._kd_entries.items()):
         if isinstance(entry, AbstractContainer):
-            below = cast("AbstractContainer", theirs[key])
-            _compare_data(entry, below, cast("AbstractContainer", result._kd_entries[key]), equal)
+            below, made = theirs[key], result._kd_entries[key]
+            assert isinstance(below, AbstractContainer)
+            assert isinstance(made, AbstractContainer)
+            _compare_data(entry, below, made, equal)
         elif is_data(entry):
             result._kd_set_entry(key, entry._equal_rows(theirs[key], equal))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
     from kd_core._descriptor import Descriptor
     from kd_core._display import Table
-    from kd_core._nodes import Data, Entry
+    from kd_core._nodes import Entry
     from kd_core._shapes import Names
     from kd_core._types import Batch, BatchSize, NestedKey
 
@@ -625,11 +625,11 @@ def _kind_at(td: AbstractContainer, path: tuple[str, ...]) -> object:
 
 def _kinds(
     level: AbstractContainer, path: tuple[str, ...], nested: bool
-) -> Iterator[tuple[tuple[str, ...], AbstractContainer, Tensor | Data]]:
+) -> Iterator[tuple[tuple[str, ...], AbstractContainer, Entry]]:
     """Yield the path of each leaf, its level and the leaf, or one like it in a stack."""
     for key, kind in kinds_of(level._kd_entries):
         if not isinstance(kind, AbstractContainer):
-            yield (*path, key), level, cast("Tensor | Data", kind)
+            yield (*path, key), level, kind
         elif nested:
             yield from _kinds(kind, (*path, key), nested)
 
@@ -661,7 +661,9 @@ def _leaves_at(level: AbstractContainer, key: str) -> Iterator[Tensor]:
         for member in level._members:
             yield from _leaves_at(member, key)
     else:
-        yield cast("Tensor", tensor_of(level._kd_entries[key]))
+        leaf = tensor_of(level._kd_entries[key])
+        if leaf is not None:
+            yield leaf
 
 
 def _leaves(td: AbstractContainer, count_duplicates: bool) -> Sequence[Tensor]:

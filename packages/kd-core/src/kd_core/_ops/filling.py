@@ -394,5 +394,5 @@ def _with_last_names(batch: Batch, named: Batch) -> Batch:
     return with_names(batch, tuple(names[len(names) - len(batch) :]))
 
 
-def _non_blocking_copy(leaf: Tensor, source: object) -> Tensor:
-    return leaf.copy_(cast(Tensor, source), non_blocking=True)
+def _non_blocking_copy(leaf: Tensor, source: Any) -> Tensor:
+    return leaf.copy_(source, non_blocking=True)

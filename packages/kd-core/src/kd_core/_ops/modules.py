@@ -21,7 +21,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -362,7 +362,7 @@ def _changes_kinds(entries: Entries, module: nn.Module) -> bool:
     return False
 
 
-def _like_entries(entries: Entries, found: dict[str, object]) -> dict[str, object]:
+def _like_entries(entries: Entries, found: dict[str, Any]) -> dict[str, object]:
     """Return nested tensors in the order of the entries that took their place."""
     made: dict[str, object] = {}
     for key, entry in entries.items():
@@ -370,9 +370,7 @@ def _like_entries(entries: Entries, found: dict[str, object]) -> dict[str, objec
             continue
         inner = found[key]
         below = None if isinstance(entry, Tensor) else entries_of(entry)
-        made[key] = (
-            inner if below is None else _like_entries(below, cast("dict[str, object]", inner))
-        )
+        made[key] = inner if below is None else _like_entries(below, inner)
     return made
 
 
@@ -803,10 +801,10 @@ def state_entries(module: nn.Module) -> dict[str, Entry]:
     return dict(nested._kd_entries)
 
 
-def _set_nested(tree: dict[str, object], path: Sequence[str], value: object) -> None:
+def _set_nested(tree: dict[str, Any], path: Sequence[str], value: object) -> None:
     """Store a value in nested dicts, which are made on the way."""
     for part in path[:-1]:
-        tree = cast("dict[str, object]", tree.setdefault(part, {}))
+        tree = tree.setdefault(part, {})
     tree[path[-1]] = value
 
 

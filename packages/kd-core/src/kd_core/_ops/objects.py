@@ -420,7 +420,7 @@ class Objects(AbstractContainer):
         made = named_tuple_of(self)
         if dest_cls is None:
             return made
-        return dest_cls(**dict(zip(made._fields, cast("tuple[object]", made), strict=True)))
+        return dest_cls(**dict(zip(made._fields, made, strict=True)))
 
     @classmethod
     def fromkeys(cls, keys: Iterable[NestedKey], value: object = 0) -> Self:

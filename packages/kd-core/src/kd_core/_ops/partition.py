@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, Literal, TypeAlias, cast, overload
+from typing import TYPE_CHECKING, Literal, TypeAlias, overload
 
 import torch
 from torch import Tensor
@@ -527,7 +527,7 @@ def _rows(index: Tensor, leaf: Tensor, ndim: int) -> Tensor:
 def _from_rank(
     td: W,
     src: int,
-    tensordicts: Sequence[AbstractContainer] | None = None,
+    tensordicts: Sequence[W] | None = None,
     *,
     group: ProcessGroup | None = None,
     device: DeviceLike | None = None,
@@ -535,7 +535,7 @@ def _from_rank(
     """Return the container that a rank has for this one."""
     from kd_core._distributed.collectives import scatter
 
-    return cast("W", scatter(tensordicts, src, group, device))
+    return scatter(tensordicts, src, group, device)
 
 
 def _check_index(index: Tensor, batch: Batch, dim: int | str, method: str) -> int:

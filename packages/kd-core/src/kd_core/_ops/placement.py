@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Self, TypedDict, Unpack
 
-    from kd_core._nodes import Entry, Node
+    from kd_core._nodes import Entry
     from kd_core._ops.binary import CastFilter
     from kd_core._types import BatchSize, DeviceLike, LeafFn, NestedKey
 
@@ -520,7 +520,7 @@ def _pinned(leaf: Tensor) -> Tensor:
     return leaf.pin_memory() if leaf.is_cpu else leaf
 
 
-def dense_copy(td: AbstractContainer, retain_none: bool) -> Node:
+def dense_copy(td: W, retain_none: bool) -> W:
     """Return a copy in which every container is a `TensorDict`."""
     entries: dict[str, Entry] = {}
     for key, value in td._kd_entries.items():

@@ -67,7 +67,7 @@ class Processes(AbstractContainer):
         """
         from kd_core._distributed.collectives import broadcast
 
-        return cast("Self", broadcast(self, src, group, device))
+        return broadcast(self, src, group, device)
 
     def all_reduce(
         self,
@@ -170,7 +170,7 @@ class Processes(AbstractContainer):
         """
         from kd_core._distributed.collectives import all_gather
 
-        return cast("list[Self]", all_gather(self, group))
+        return all_gather(self, group)
 
     def gather_and_stack(self, dst: int, group: ProcessGroup | None = None) -> Self | None:
         """Write the containers of all other ranks into the rows of that of one rank.
@@ -194,7 +194,7 @@ class Processes(AbstractContainer):
         """
         from kd_core._distributed.collectives import gather_and_stack
 
-        return cast("Self | None", gather_and_stack(self, dst, group))
+        return gather_and_stack(self, dst, group)
 
     def send(
         self,

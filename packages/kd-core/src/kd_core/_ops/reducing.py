@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Generic, Literal, NamedTuple, TypeAlias, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Generic, Literal, NamedTuple, TypeAlias, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -439,7 +439,8 @@ def _as_torch(along: Along, values: V, indices: V) -> Extremes[V]:
     if is_compiling():
         return Extremes(values, indices)
     kind = getattr(torch.return_types, along.__name__)
-    return cast("Extremes[V]", kind((values, indices)))
+    found: Extremes[V] = kind((values, indices))
+    return found
 
 
 def _joined(td: AbstractContainer, axis: int) -> Tensor:

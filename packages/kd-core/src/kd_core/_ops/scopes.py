@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Generic, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Final, Generic, TypeAlias, TypeVar
 from weakref import ReferenceType, ref
 
 import torch
@@ -444,10 +444,9 @@ def leave(view: AbstractContainer, failed: bool) -> None:
     if isinstance(scope.undo, (Relocked, Kept)):
         scope.undo.restore(view)
     elif not failed:
-        carry = cast(
-            "Callable[..., None]",
-            _carry_rows_back if isinstance(scope.undo, Moved) else _carry_back,
-        )
+        carry: Callable[..., None] = _carry_back
+        if isinstance(scope.undo, Moved):
+            carry = _carry_rows_back
         with unchanged_on_error(scope.source):
             carry(scope.source, view, scope.before, scope.undo)
 

@@ -517,7 +517,9 @@ class MemoryMaps(AbstractContainer):
             relock(self, reason)
             raise
         put_on(self, torch.device("cpu"))
-        record_root(self, cast(str, root_of(made)))
+        root = root_of(made)
+        assert root is not None
+        record_root(self, root)
         return _result(self, return_early, num_threads)
 
     def memmap_like(

@@ -26,7 +26,7 @@ from kd_core._errors import (
 from kd_core._keys import KeyPath, format_key, is_prefix, path_of, plain_str, several
 from kd_core._leaves.loops import find_entry, has_entry
 from kd_core._leaves.writes import Targets, collect_writes, copy_pairs
-from kd_core._nodes import is_data, tensor_of
+from kd_core._nodes import is_data, is_node, tensor_of
 from kd_core._ops.access import (
     Update,
     commit_all,
@@ -827,7 +827,7 @@ def empty_levels(td: AbstractContainer) -> dict[str, Entry]:
 
 
 def _copied(levels: dict[str, Entry]) -> dict[str, Entry]:
-    return {key: cast("AbstractContainer", level)._kd_shallow() for key, level in levels.items()}
+    return {key: level._kd_shallow() for key, level in levels.items() if is_node(level)}
 
 
 def _pairs(mapping: object) -> list[tuple[KeyPath, KeyPath]]:

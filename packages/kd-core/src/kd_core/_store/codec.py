@@ -10,7 +10,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import torch
 from torch import Tensor
@@ -284,7 +284,7 @@ def _not_dense(leaf: Tensor, path: KeyPath) -> InvalidValue:
 # Whether a container can be joined behind another one, from their nodes alone.
 
 
-def parts_of(tree: object) -> list[Json]:
+def parts_of(tree: Any) -> list[Json]:
     """Return the nodes of the parts of a store, one unless something was appended.
 
     Raises:
@@ -295,7 +295,7 @@ def parts_of(tree: object) -> list[Json]:
         if len(tree) == 1 and isinstance(parts, list) and parts:
             return parts
         raise FormatError(f"{str(tree)[:80]!r} does not have the form of parts. {RESTORE}")
-    return [cast("Json", tree)]
+    return [tree]
 
 
 def check_parts(parts: list[Json]) -> None:
@@ -790,7 +790,7 @@ class Decoder:
         batch = _sizes_of(level.get("batch"))
         names, named = level.get("names"), level.get("device")
         if names is not None:
-            batch = with_names(batch, checked_names(cast("list[str]", _list_of(names)), batch))
+            batch = with_names(batch, checked_names(_list_of(names), batch))
         if named is None and not self._everywhere:
             return describe(batch)
         return describe(batch, self._places(named) if self._places else device_of("cpu"))
@@ -845,7 +845,7 @@ def _sizes_of(sizes: object) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-def _list_of(value: object) -> list[object]:
+def _list_of(value: object) -> list[Any]:
     if not isinstance(value, list):
         raise _invalid("list", value)
     return value

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from errno import ENOENT
 from pathlib import Path
 from secrets import token_hex
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, TypeVar
 
 import torch
 from torch import Tensor
@@ -325,7 +325,7 @@ class Joiner:
             return self._encoder.add(blobs[0], path)
         rows: list[object] = []
         for blob in blobs:
-            rows += cast("list[object]", parsed(blob.numpy().tobytes(), "non-tensor data"))
+            rows += parsed(blob.numpy().tobytes(), "non-tensor data")
         return self._encoder.add(blob_of(rows), path)
 
     def _jagged(self, values: list[Any], path: KeyPath) -> list[object]:

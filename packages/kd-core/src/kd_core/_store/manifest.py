@@ -41,7 +41,7 @@ def canonical(value: object) -> bytes:
     return _ENCODER.encode(value).encode("ascii")
 
 
-def parsed(data: bytes, what: str, encoding: str = "ascii") -> object:
+def parsed(data: bytes, what: str, encoding: str = "ascii") -> Any:
     """Return the value that bytes of JSON stand for.
 
     Args:

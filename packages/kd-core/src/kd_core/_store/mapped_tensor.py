@@ -154,10 +154,10 @@ def memory_of(path: str, file: str) -> mmap.mmap | None:
     return None
 
 
-_ROOTS: Final[dict[int, tuple[str, weakref.ref[object]]]] = {}
+_ROOTS: Final[dict[int, tuple[str, weakref.ref[AbstractContainer]]]] = {}
 
 
-def record_root(container: object, path: str) -> None:
+def record_root(container: AbstractContainer, path: str) -> None:
     """Record that a container is the whole of an arena, as long as it lives."""
     key = id(container)
     _ROOTS[key] = path, weakref.ref(container, lambda _: _ROOTS.pop(key, None))
@@ -169,7 +169,7 @@ def root_of(container: object) -> str | None:
     return found[0] if found is not None and found[1]() is container else None
 
 
-def roots_at(path: str) -> list[object]:
+def roots_at(path: str) -> list[AbstractContainer]:
     """Return the containers that are the whole of the arena in a directory."""
     found = [root() for place, root in list(_ROOTS.values()) if place == path]
     return [root for root in found if root is not None]
@@ -785,10 +785,10 @@ def _holds_sealed(value: object) -> bool:
     return isinstance(value, SealedTensor)
 
 
-def freeze(roots: Iterable[object]) -> None:
+def freeze(roots: Iterable[AbstractContainer]) -> None:
     """Refuse writes to the leaves of containers that are the whole of an arena."""
     for root in roots:
-        for leaf in leaves_of(cast("AbstractContainer", root)):
+        for leaf in leaves_of(root):
             if type(leaf) is Tensor and place_of(leaf) is not None:
                 leaf.__class__ = SealedTensor
 

@@ -7,7 +7,7 @@ import io
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import ClassVar, NamedTuple, TypeAlias, cast
+from typing import Any, ClassVar, NamedTuple, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -126,11 +126,11 @@ def _compare(
             raise AssertionError(f"expected {other!r} in {format_key(inner)}, got {value!r}.")
 
 
-def _at(content: dict[str, object], *path: str) -> dict[str, Tensor]:
+def _at(content: dict[str, Any], *path: str) -> dict[str, Tensor]:
     """Return a level of the content, to read and write its leaves."""
     for key in path:
-        content = cast("dict[str, object]", content[key])
-    return cast("dict[str, Tensor]", content)
+        content = content[key]
+    return content
 
 
 def _level(value: Comparable) -> Mapping[str, object]:
