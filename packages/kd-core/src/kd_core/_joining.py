@@ -123,17 +123,18 @@ class Join:
         """Join containers into new leaves or the leaves of `out`."""
         if out is not None:
             return _combined_into(self, containers, out)
-        return self.joined(containers, (), None)  # type: ignore[return-value]  # the kind of the first
+        made: C = self.joined(containers, (), None)  # of the kind of the first
+        return made
 
-    def joined(self, nodes: Column, path: KeyPath, memo: Memo) -> Entry:
+    def joined(self, nodes: Sequence[Any], path: KeyPath, memo: Memo) -> Any:
         """Join containers level by level."""
         try:
-            levels = [node._kd_entries for node in nodes]  # type: ignore[union-attr]  # or it raises
+            levels = [node._kd_entries for node in nodes]
         except AttributeError:
             if not path:
                 first_of(nodes, self.name)
             return _join_data(self, nodes, path, memo)
-        first, desc = levels[0], nodes[0]._kd_desc  # type: ignore[union-attr]  # containers all
+        first, desc = levels[0], nodes[0]._kd_desc
         memo = desc, self.descriptor(nodes, path, memo)
         count = len(first)
         for level in levels:
@@ -155,28 +156,30 @@ class Join:
                     joined[key] = call(column)
         except (KdError, KeyError, RuntimeError, TypeError, IndexError) as error:
             _explain_level(self, nodes, levels, column, (*path, key), error)
-        return nodes[0]._kd_like(joined, memo[1])  # type: ignore[union-attr, no-any-return]  # containers all
+        return nodes[0]._kd_like(joined, memo[1])
 
     def _joined_other(self, column: Column, path: KeyPath, memo: Memo) -> Entry:
         """Join nodes, nested tensors, or tensors of a subclass."""
         first = column[0]
         if isinstance(first, Composite):
             stack = self.members(column)
-            return self.joined(column, path, memo) if stack is None else stack
+            if stack is not None:
+                return stack
         if not isinstance(first, Tensor):
-            return self.joined(column, path, memo)
+            made: Entry = self.joined(column, path, memo)
+            return made
         if not first.is_nested:
             return self.call(column, self.dim)
         return _joined_rows(self, column, path)
 
-    def descriptor(self, nodes: Column, path: KeyPath, memo: Memo) -> Descriptor:
+    def descriptor(self, nodes: Sequence[Any], path: KeyPath, memo: Memo) -> Descriptor:
         """Return the descriptor of the result."""
-        first: Descriptor = nodes[0]._kd_desc  # type: ignore[union-attr]  # nodes all
+        first: Descriptor = nodes[0]._kd_desc
         for node in nodes:
-            if node._kd_desc is not first:  # type: ignore[union-attr]  # nodes all
+            if node._kd_desc is not first:
                 if not all(map(is_node, nodes)):
                     first_of(nodes, self.name)
-                return _mixed_descriptor(self, [node._kd_desc for node in nodes], path)  # type: ignore[union-attr]  # as above
+                return _mixed_descriptor(self, [node._kd_desc for node in nodes], path)
         if memo is not None and memo[0] is first:
             return memo[1]
         return first.with_batch(self.even(first.batch, len(nodes)))

@@ -851,22 +851,22 @@ def call(
 def _call_method(
     func: TorchFunction,
     names: tuple[str, str | None],
-    args: Sequence[object],
+    args: Sequence[Any],
     kwargs: dict[str, object],
 ) -> object:
     if not args and "input" in kwargs:
         args = (kwargs.pop("input"),)
     if is_node(args[0]) and hasattr(args[0], names[0]):
-        if getattr(args[0], "_kd_tensor_class", None) is not None:
-            return getattr(args[0]._kd_engine, names[0])(*args, **kwargs)  # type: ignore[attr-defined]  # a container
+        if isinstance(args[0], AbstractContainer) and args[0]._kd_tensor_class is not None:
+            return getattr(args[0]._kd_engine, names[0])(*args, **kwargs)
         return getattr(args[0], names[0])(*args[1:], **kwargs)
     if names[1] is None or len(args) < 2 or not is_node(args[1]):
         raise UnsupportedFunction(
             f"the first argument of `{name_of(func)}` must be a container, got a "
             f"`{type(args[0]).__name__}`. Exchange the operands, or use `apply`."
         )
-    if getattr(args[1], "_kd_tensor_class", None) is not None:
-        return getattr(args[1]._kd_engine, names[1])(args[1], args[0], *args[2:], **kwargs)  # type: ignore[attr-defined]  # as above
+    if isinstance(args[1], AbstractContainer) and args[1]._kd_tensor_class is not None:
+        return getattr(args[1]._kd_engine, names[1])(args[1], args[0], *args[2:], **kwargs)
     return getattr(args[1], names[1])(args[0], *args[2:], **kwargs)
 
 

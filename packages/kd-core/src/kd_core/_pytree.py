@@ -21,11 +21,11 @@ Decisions:
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import takewhile, zip_longest
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -534,13 +534,13 @@ def _take_apart(container: AbstractContainer, children: list[object], outer: int
         children: Where to; a nested container may append to those of its parents.
         outer: How many of the batch dimensions are those of a parent.
     """
-    entries, before = container._kd_entries, len(children)
-    desc = container._kd_desc
+    entries: Mapping[str, Any] = container._kd_entries
+    before, desc = len(children), container._kd_desc
     keys: list[str] = sorted(entries)
     if keys and not container._kd_nested:
         # The fast path for tensors only: "vmap over 3 sets" in the benchmarks.
         children += [entries[key] for key in keys]
-        extra = entries[keys[0]].ndim - desc.ndim  # type: ignore[union-attr]  # a tensor
+        extra = entries[keys[0]].ndim - desc.ndim
         named = names_of(desc.batch) if desc.named and not is_compiling() else ()
         return Structure(tuple(keys), (), desc.device, 0, extra, (), desc.ndim, (), named)
     names: list[str] = []
@@ -555,16 +555,16 @@ def _take_apart(container: AbstractContainer, children: list[object], outer: int
         is_leaf = kind is Tensor or kind is int
         if not is_leaf and (kind is TensorDict or _becomes_plain(kind)):
             nested = True
-            below = _take_apart(value, children, desc.ndim)  # type: ignore[arg-type]  # a container
+            below = _take_apart(value, children, desc.ndim)
             if lead < 0 <= below.lead:
-                lead, extra = len(names), value._kd_desc.ndim - desc.ndim  # type: ignore[union-attr]  # a container
+                lead, extra = len(names), value._kd_desc.ndim - desc.ndim
         elif is_leaf or _is_child(value):
             children.append(value)
             shape = None if lead >= 0 or kind is int else _shape_of(value)
             if shape is not None:
                 lead, extra = len(names), len(shape) - desc.ndim
         else:
-            data.append((key, cast("NonTensorDataBase", value)._constant()))
+            data.append((key, value._constant()))
             continue
         names.append(key)
         inner.append(below)
@@ -615,13 +615,13 @@ def _holds_shape(container: AbstractContainer) -> bool:
 
 def _unflatten(
     cls: type[AbstractContainer], values: Iterable[object], structure: AnyStructure
-) -> Node:
+) -> Node | tuple[list[object]]:
     children = list(values)
     if stand_for_dims(children):
-        return (children,)  # type: ignore[return-value]  # which nobody but torch sees
+        return (children,)  # which nobody but torch sees
     if not isinstance(structure, Structure):
         if any(type(member) is tuple for member in children):  # those of members, made above
-            return (children,)  # type: ignore[return-value]  # as above
+            return (children,)  # as above
 
         return stack_of(cls, children, structure)
     moved = moved_by_vmap(children, structure.level, structure.ndim)

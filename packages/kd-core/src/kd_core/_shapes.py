@@ -10,7 +10,7 @@ import operator
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, wraps
 from types import FunctionType
-from typing import TYPE_CHECKING, Final, ParamSpec, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeAlias, cast
 
 import torch
 from torch.compiler import is_compiling, is_dynamo_compiling
@@ -673,12 +673,12 @@ def cached(resolve: Callable[P, R]) -> Callable[P, R]:
     return look_up
 
 
-def _is_exact(arg: object) -> bool:
+def _is_exact(arg: Any) -> bool:
     """Return whether an argument can be a key of the cache."""
     kind = arg.__class__
     if kind is not tuple:
         return arg is None or kind is int or kind is str or kind is FunctionType
-    for each in arg:  # type: ignore[attr-defined]  # a tuple
+    for each in arg:
         if each.__class__ is not int and not _is_exact(each):
             return False
     return True

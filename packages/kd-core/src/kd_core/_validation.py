@@ -263,11 +263,11 @@ def _as_stack(value: object) -> Node | None:
     return registry.maybe_dense_stack(value)
 
 
-def _rows_of(value: object) -> Sequence[object] | None:
+def _rows_of(value: Any) -> Sequence[object] | None:
     """Return a value that has an item for each row: a list, a tuple, or an array of objects."""
     if isinstance(value, (list, tuple)):
         return None if hasattr(value, "_fields") else value  # a named tuple is one value
-    plain: object = value.tolist() if type(value).__module__ == "numpy" else None  # type: ignore[attr-defined]  # arrays and scalars have it
+    plain: object = value.tolist() if type(value).__module__ == "numpy" else None
     return plain if isinstance(plain, list) else None
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Iterator, Mapping
-from typing import Final, Self, TypeAlias, cast
+from typing import Any, Final, Self, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -168,19 +168,19 @@ def run_at_once(
 
 
 def _run(
-    module: nn.Module, params: Stacked, value: Tensor, count: int, stacked: bool
+    module: Any, params: Stacked, value: Tensor, count: int, stacked: bool
 ) -> tuple[Tensor, bool]:
     kind = type(module)
     if kind is nn.Linear:
         return _linear(params, value, count, stacked), True
     if kind is nn.LayerNorm:
-        return _layer_norm(module, params, value, stacked)  # type: ignore[arg-type]  # of this class
+        return _layer_norm(module, params, value, stacked)
     if kind is not nn.Sequential:
         return module.forward(value), stacked
     for name, member in module._modules.items():
         below = params.get(name)
         entries = {} if below is None else _level(below)
-        value, stacked = _run(member, entries, value, count, stacked)  # type: ignore[arg-type]  # there
+        value, stacked = _run(member, entries, value, count, stacked)
     return value, stacked
 
 

@@ -13,7 +13,7 @@ import functools
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final, NoReturn, Self, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, TypeAlias, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -415,10 +415,10 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both
 
     @property
     def _kd_entries(self) -> Mapping[str, Entry]:
-        entries: dict[str, Entry | None] = {
+        entries: dict[str, Any] = {
             **self._parameters,
             **self._buffers,
-            **self._modules,  # type: ignore[dict-item]  # whose modules are containers
+            **self._modules,  # which are containers
             **self._data,
         }
         order = self._kd_order
@@ -427,7 +427,7 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both
         for leaf in entries.values():
             if leaf is None:  # as torch notes a parameter that was taken away
                 return {key: leaf for key, leaf in entries.items() if leaf is not None}
-        return entries  # type: ignore[return-value]  # none is None
+        return entries
 
     @property
     def _kd_desc(self) -> Descriptor:

@@ -18,7 +18,7 @@ from collections.abc import (
     Sequence,
     ValuesView,
 )
-from typing import TYPE_CHECKING, Final, SupportsIndex, cast
+from typing import TYPE_CHECKING, Any, Final, SupportsIndex, cast
 
 import torch
 from torch import Tensor
@@ -92,11 +92,12 @@ class LateEntries(MutableMapping[str, "Entry"]):
             self.owner._kd_entries = below
         return below
 
-    def get(self, key: str, default: object = None) -> Entry:
+    def get(self, key: str, default: Any = None) -> Entry:
         """Return one entry; compiled code reads only this key."""
         if is_dynamo_compiling():
-            return self.late[key] if key in self.late else self.below.get(key, default)  # type: ignore[arg-type]  # as of a dict
-        return self.merged().get(key, default)  # type: ignore[arg-type]  # as of a dict
+            return self.late[key] if key in self.late else self.below.get(key, default)
+        entry: Entry = self.merged().get(key, default)
+        return entry
 
     def __getitem__(self, key: str) -> Entry:
         if is_dynamo_compiling():
@@ -274,11 +275,12 @@ class Dense(TensorDictBase):
         new._kd_nested = nested = self._kd_nested
         entries: dict[str, Entry] = {}
         new._kd_entries = entries
+        held: Mapping[str, Any] = self._kd_entries
         if not nested:
-            for key, value in self._kd_entries.items():
-                entries[key] = fn(value)  # type: ignore[arg-type]  # tensors all
+            for key, value in held.items():
+                entries[key] = fn(value)
             return new
-        for key, value in self._kd_entries.items():
+        for key, value in held.items():
             if value.__class__ is Tensor:
                 entries[key] = fn(value)
             elif value.__class__ is kind and not value._kd_nested and value._kd_desc is desc:
@@ -287,8 +289,9 @@ class Dense(TensorDictBase):
                 inner._kd_nested = False
                 below: dict[str, Entry] = {}
                 inner._kd_entries = below
-                for name, leaf in value._kd_entries.items():
-                    below[name] = fn(leaf)  # type: ignore[arg-type]  # tensors all
+                plain: Mapping[str, Any] = value._kd_entries
+                for name, leaf in plain.items():
+                    below[name] = fn(leaf)
                 entries[key] = inner
             elif isinstance(value, Node):
                 entries[key] = value._kd_map_each(fn, batch, (desc, after))
@@ -318,7 +321,8 @@ class Dense(TensorDictBase):
         if self._kd_nested:
             collect(self._kd_entries, leaves)
         else:
-            leaves.extend(self._kd_entries.values())  # type: ignore[arg-type]  # tensors all
+            entries: dict[str, Any] = self._kd_entries
+            leaves.extend(entries.values())
 
     def _kd_rebuild(self, leaves: Iterator[Tensor]) -> Self:
         # Overridden for speed: "math" in the benchmarks.
@@ -350,10 +354,11 @@ class Dense(TensorDictBase):
         if not isinstance(other, Dense):
             super()._kd_collect_pair(other, mine, theirs, path)
             return
-        left, right = self._kd_entries, other._kd_entries
+        left: dict[str, Any] = self._kd_entries
+        right: dict[str, Any] = other._kd_entries
         if not self._kd_nested and not other._kd_nested and [*left] == [*right]:
-            mine.extend(left.values())  # type: ignore[arg-type]  # tensors all
-            theirs.extend(right.values())  # type: ignore[arg-type]  # tensors all
+            mine.extend(left.values())
+            theirs.extend(right.values())
         else:
             collect_pairs(left, right, mine, theirs, path)
 
@@ -398,10 +403,11 @@ class Dense(TensorDictBase):
         # Overridden for speed: "lock" in the benchmarks.
         if self._kd_nested:
             own = self.__class__
-            for value in self._kd_entries.values():
+            entries: Mapping[str, Any] = self._kd_entries
+            for value in entries.values():
                 kind = value.__class__
                 if kind is own or (kind is not Tensor and isinstance(value, Node)):
-                    value._kd_hold(count)  # type: ignore[union-attr]  # a node
+                    value._kd_hold(count)
 
     def _kd_with_descriptor(self, desc: Descriptor) -> Self:
         if desc.batch == self._kd_desc.batch and desc.device == self._kd_desc.device:

@@ -773,7 +773,7 @@ def _join_alike(members: Sequence[TensorDictBase], dim: int, size: int) -> dict[
     Does not build a lazy stack for each nested container: "lazy_stack.contiguous()" in the
     benchmarks.
     """
-    levels = [member._kd_entries for member in members]
+    levels: list[Any] = [member._kd_entries for member in members]
     first = levels[0]
     for level in levels:
         if type(level) is not dict or len(level) != len(first):
@@ -783,7 +783,7 @@ def _join_alike(members: Sequence[TensorDictBase], dim: int, size: int) -> dict[
         column = [level.get(key) for level in levels]
         if value.__class__ is Tensor:
             try:
-                joined[key] = torch.stack(column, dim)  # type: ignore[arg-type]  # or it raises
+                joined[key] = torch.stack(column, dim)
             except (KdError, RuntimeError, TypeError):
                 return None
             continue
@@ -792,7 +792,7 @@ def _join_alike(members: Sequence[TensorDictBase], dim: int, size: int) -> dict[
         kind, desc = value.__class__, value._kd_desc
         if any(node.__class__ is not kind or node._kd_desc is not desc for node in column):
             return None
-        below = _join_alike(cast("list[TensorDictBase]", column), dim, size)
+        below = _join_alike(column, dim, size)
         if below is None:
             return None
         batch = (*desc.batch[:dim], size, *desc.batch[dim:])

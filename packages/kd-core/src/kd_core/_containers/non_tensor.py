@@ -835,8 +835,8 @@ class NonTensorData(NonTensorDataBase, Encodes):
     def __replace__(self, **changes: object) -> Self:
         """Return an entry with another value, batch size or device: `copy.replace`."""
         desc = self._kd_desc
-        held = {"data": self.data, "batch_size": desc.batch, "device": desc.device}
-        return type(self)(**{**held, **changes})  # type: ignore[arg-type]  # the constructor checks them
+        held: dict[str, Any] = {"data": self.data, "batch_size": desc.batch, "device": desc.device}
+        return type(self)(**{**held, **changes})
 
     def rename_keys(self, mapping: Mapping[str, str], **options: object) -> Self:
         """Return the entry: it has no key that could be renamed.

@@ -715,12 +715,12 @@ class NonTensorStack(NonTensorDataBase, RowData):
         options.pop("call_on_nested", None)
         return self._called(method, *args, **options)
 
-    def _write_at(self, index: object, value: object) -> None:
-        rows = self._positions[index]  # type: ignore[index]  # torch checks it
+    def _write_at(self, index: Any, value: object) -> None:
+        rows = self._positions[index]
         target, source = self._encode(value, ("data",), tuple(rows.shape))
         if not broadcasts_to(source.shape, rows.shape):
             raise cannot_broadcast(source.shape, "rows of the entry", tuple(rows.shape))
-        target[index] = source  # type: ignore[index]  # as above
+        target[index] = source
 
     def _write_all(self, source: object) -> None:
         self[...] = source

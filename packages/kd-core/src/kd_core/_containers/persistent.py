@@ -511,13 +511,13 @@ def restore_persistent(
     group: str,
     mode: str,
     batch: tuple[int, ...],
-    options: dict[str, object],
+    options: dict[str, Any],
     reason: str | None,
 ) -> PersistentTensorDict:
     """Open the file of a container again; called by pickle."""
     h5py = load("h5py", "PersistentTensorDict")
     root = h5py.File(filename, mode, track_order=True)
-    made = PersistentTensorDict(group=root[group], batch_size=batch, **options)  # type: ignore[arg-type]  # of data sets
+    made = PersistentTensorDict(group=root[group], batch_size=batch, **options)
     return made if reason is None else lock(made, reason)
 
 
@@ -552,12 +552,8 @@ _TORCH: Final = {
 }
 
 
-def _write_h5(td: AbstractContainer, filename: PathLike, options: dict[str, object]) -> Node:
-    return PersistentTensorDict.from_dict(
-        cast("Mapping[str, object]", td),
-        filename,
-        **options,  # type: ignore[arg-type]  # of data sets
-    )
+def _write_h5(td: Any, filename: PathLike, options: dict[str, Any]) -> Node:
+    return PersistentTensorDict.from_dict(td, filename, **options)
 
 
 registry.register("write_h5", _write_h5)

@@ -25,7 +25,7 @@ from kd_core._descriptor import describe
 from kd_core._errors import InvalidValue
 from kd_core._keys import KeyPath, format_key
 from kd_core._naming import public_in
-from kd_core._nodes import is_row_data, is_unbatched
+from kd_core._nodes import is_data, is_row_data, is_unbatched
 from kd_core._protocol import AbstractContainer, lock
 from kd_core._shapes import without_names
 from kd_core._store.mapped_tensor import address_of, is_writing
@@ -191,12 +191,12 @@ class _Entries(Mapping[str, "Entry"]):
         """Send data with one value per row that was changed in place."""
         place, path = self._owner._place, self._owner._path
         for key, value in self._known.items():
-            if isinstance(value, AbstractContainer):
+            if not is_data(value):
                 continue
             found = place.client.hget(f"{place.name}:entries", json.dumps((*path, key)))
             row = None if found is None else json.loads(found)
-            if row is not None and row.get("value") != value._kd_item():  # type: ignore[union-attr]  # of data
-                place.describe((*path, key), {**row, "value": checked((key,), value._kd_item())})  # type: ignore[union-attr]  # as above
+            if row is not None and row.get("value") != value._kd_item():
+                place.describe((*path, key), {**row, "value": checked((key,), value._kd_item())})
 
     def _read(self, key: str, row: dict[str, Any]) -> Entry:
         owner, path = self._owner, (*self._owner._path, key)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import wraps
 from itertools import product
 from types import CellType, FunctionType, GetSetDescriptorType, MemberDescriptorType
-from typing import TYPE_CHECKING, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -476,7 +476,7 @@ def _is_flag(item: IndexItem) -> bool:
     return isinstance(item, Tensor) and item.dtype is torch.bool and not item.ndim
 
 
-def _rows(which: IndexItem, count: int) -> list[int] | int | None:
+def _rows(which: Any, count: int) -> list[int] | int | None:
     """Return the numbers of the members that an item selects, counted from the front."""
     if isinstance(which, slice):
         backwards = which.step is not None and which.step < 1
@@ -487,7 +487,7 @@ def _rows(which: IndexItem, count: int) -> list[int] | int | None:
         return which.nonzero().view(-1).tolist() or None if which.shape[0] == count else None
     if isinstance(which, Tensor) and which.ndim > 1:
         return None
-    rows: list[int] = which.reshape(-1).tolist() if isinstance(which, Tensor) else [which]  # type: ignore[list-item]  # an integer
+    rows: list[int] = which.reshape(-1).tolist() if isinstance(which, Tensor) else [which]
     if not rows or any(not -count <= row < count for row in rows):
         return None
     rows = [row % count for row in rows]
@@ -579,7 +579,7 @@ def _base(base: type, plain: type[K]) -> type:
     return plain if base._kd_tensor_class is None else _made(base, plain)
 
 
-def _body(cls: type, plain: type, cell: CellType) -> dict[str, object]:
+def _body(cls: Any, plain: Any, cell: CellType) -> dict[str, object]:
     """Return what the class of lazy stacks defines itself; `cell` will hold that class."""
     body: dict[str, object] = {}
     for name, value in vars(cls).items():
@@ -599,11 +599,11 @@ def _body(cls: type, plain: type, cell: CellType) -> dict[str, object]:
         body["__dataclass_fields__"] = fields
     body["__replace__"] = getattr(plain, "_replaced")  # noqa: B009  # of stacks alone
     body["_plain_class"] = plain
-    declaration = cls._kd_declared  # type: ignore[attr-defined]  # of a tensor class
+    declaration = cls._kd_declared
     getter = next(base for base in cls.__mro__ if "get" in vars(base))
     is_own = getattr(getter, "_kd_tensor_class", cls) is not None  # a field, or of the author
     if not declaration.more_keys and not is_own:
-        body["get"] = _unwrapping(plain.get)  # type: ignore[attr-defined]  # of containers
+        body["get"] = _unwrapping(plain.get)
     return body
 
 

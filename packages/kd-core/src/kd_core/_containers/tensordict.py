@@ -314,11 +314,11 @@ class TensorDict(Dense):
 
 def _merge(target: TensorDict, source: TensorDict) -> bool:
     """Merge all entries of a source if they need no check; else return `False`, nothing changed."""
-    merges: list[tuple[TensorDict, Mapping[str, Entry]]] = []
+    merges: list[tuple[TensorDict, Mapping[str, Any]]] = []
     if not _stage_merge(target, source, merges):
         return False
     for level, entries in merges:
-        level._kd_set_leaves(entries)  # type: ignore[arg-type]  # leaves, or there was a node before
+        level._kd_set_leaves(entries)  # leaves, or there was a node before
     return True
 
 
@@ -368,8 +368,8 @@ def make_dense(
 
 def fill(td: Dense, source: object, desc: Descriptor, path: tuple[str, ...] = ()) -> None:
     """Fill a new container with the entries of a mapping, checked and converted."""
-    items = source if type(source) is dict else dict(_mapping_of(source))
-    td._kd_entries = entries = items.copy()  # type: ignore[assignment]  # other values are replaced below
+    items: dict[str, Any] = source if type(source) is dict else dict(_mapping_of(source))
+    td._kd_entries = entries = items.copy()  # other values are replaced below
     td._kd_nested = False
     on_cpu = desc.on_cpu
     rows = desc.size[0] if desc.ndim == 1 and (on_cpu or desc.device is None) else -1

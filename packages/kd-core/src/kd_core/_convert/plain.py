@@ -99,10 +99,10 @@ def _parts_of(value: object) -> Iterator[tuple[str, object]] | None:
     return None
 
 
-def _field_names(value: object) -> tuple[str, ...]:
+def _field_names(value: Any) -> tuple[str, ...]:
     """Return the names of the fields of a tuple: of a named one, or of a result of torch."""
     if hasattr(type(value), "n_sequence_fields"):  # `torch.max`, for example
-        return tuple(type(value).__match_args__)  # type: ignore[attr-defined]  # such classes have it
+        return tuple(type(value).__match_args__)
     return tuple(getattr(value, "_fields", ()))
 
 

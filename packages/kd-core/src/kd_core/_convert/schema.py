@@ -187,17 +187,22 @@ def _compact(text: str, head: re.Match[str]) -> tuple[Node, int]:
     return made, end + 1
 
 
+def _after_blank(text: str, at: int) -> int:
+    found = _BLANK.match(text, at)
+    return at if found is None else found.end()
+
+
 def _level(text: str, at: int, batch: tuple[int, ...]) -> tuple[Node, int]:
     """Read the entries between braces; `at` is behind the first one."""
     entries: dict[str, Entry] = {}
-    at = _BLANK.match(text, at).end()  # type: ignore[union-attr]  # it matches nothing, too
+    at = _after_blank(text, at)
     while text[at : at + 1] != "}":
         key = _SHORT_KEY.match(text, at)
         if key is None:
             raise _unreadable(text, at)
         entries[key[1]], at = _short(text, key.end(), batch)
         if text[at : at + 1] == ",":
-            at = _BLANK.match(text, at + 1).end()  # type: ignore[union-attr]  # as above
+            at = _after_blank(text, at + 1)
         elif text[at : at + 1] != "}":
             raise _unreadable(text, at)
     return registry.nest_mapping(entries, describe(batch), ()), at + 1

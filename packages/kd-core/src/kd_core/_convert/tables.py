@@ -488,9 +488,9 @@ def _jagged_column(lists: Sequence[Sequence[object]], dtype: str) -> Tensor:
     return jagged_of(values, torch.tensor([len(row) for row in lists], dtype=torch.int64))
 
 
-def _column(series: object) -> Column:
+def _column(series: Any) -> Column:
     kind = getattr(getattr(series, "dtype", None), "kind", "O")
-    values = series.to_numpy(copy=True)  # type: ignore[attr-defined]  # a series
+    values = series.to_numpy(copy=True)
     if kind in "biufc" and values.dtype.kind in "biufc":
         return torch.from_numpy(values)
     if values.dtype.kind in "mM":

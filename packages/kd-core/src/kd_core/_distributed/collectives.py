@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import Work
 
+from kd_core import _registry as registry
 from kd_core._distributed.groups import (
     Handle,
     Incoming,
@@ -289,7 +290,7 @@ def gather_and_stack(td: W, dst: int, group: ProcessGroup | None) -> W | None:
         if found is None:
             return None
         if found:
-            td._kd_engine.update_(td, torch.stack(found))  # type: ignore[arg-type]  # containers
+            td._kd_engine.update_(td, registry.stack(found))
         return td
 
 

@@ -32,7 +32,7 @@ from kd_core._errors import (
     a_type,
 )
 from kd_core._keys import format_key
-from kd_core._nodes import is_row_data, tensor_of
+from kd_core._nodes import is_data, is_row_data
 from kd_core._protocol import AbstractContainer, Composite
 from kd_core._store.manifest import canonical
 from kd_core._torch_private import store_of
@@ -643,8 +643,7 @@ def _other_data(
         if isinstance(value, AbstractContainer) and isinstance(other, AbstractContainer):
             yield from _other_data(value, other, (*path, key))
             continue
-        of_batch = tensor_of(value) is None and not is_row_data(value)
-        if of_batch and not value._agrees(other):  # type: ignore[union-attr]  # data
+        if is_data(value) and not is_row_data(value) and not value._agrees(other):
             yield target, made, (*path, key)
 
 

@@ -7,11 +7,11 @@ of torch compares all leaves with those that it was made of: benchmarks/collecti
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate, chain
 from math import prod
 from operator import itemgetter
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -319,18 +319,18 @@ def _sign(td: AbstractContainer, keys: list[object], leaves: list[Tensor]) -> bo
     if isinstance(td, Composite):
         keys += (type(td), len(td._members))
         return all(_sign(part, keys, leaves) for part in td._members)
-    entries = td._kd_entries
+    entries: Mapping[str, Any] = td._kd_entries
     keys.append(tuple(entries))
     kinds = set(map(type, entries.values()))
     if kinds <= _DENSE:
-        leaves += entries.values()  # type: ignore[arg-type]  # tensors all
+        leaves += entries.values()
         keys.append(_END)
         return True
     if _DENSE.isdisjoint(kinds) and _sign_parts(list(entries.values()), kinds, keys, leaves):
         return True
     for key, value in entries.items():
         if type(value) in _DENSE:
-            leaves.append(value)  # type: ignore[arg-type]  # a tensor
+            leaves.append(value)
         elif is_unbatched(value) and type(value._tensor) in _DENSE:
             leaves.append(value._tensor)
             keys.append((key, type(value)))
@@ -348,7 +348,7 @@ _END: Final = None
 
 
 def _sign_parts(
-    parts: list[Entry], kinds: set[type], keys: list[object], leaves: list[Tensor]
+    parts: list[Any], kinds: set[type], keys: list[object], leaves: list[Tensor]
 ) -> bool:
     """Append the keys and leaves of containers at once, if they hold nothing but dense tensors.
 
@@ -358,7 +358,7 @@ def _sign_parts(
         not issubclass(kind, AbstractContainer) or issubclass(kind, Composite) for kind in kinds
     ):
         return False
-    entries = [part._kd_entries for part in parts]  # type: ignore[union-attr]  # containers all
+    entries = [part._kd_entries for part in parts]
     found = [*chain.from_iterable([each.values() for each in entries])]
     if not _DENSE.issuperset(map(type, found)):
         return False

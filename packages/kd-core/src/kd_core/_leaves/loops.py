@@ -18,7 +18,7 @@ import operator
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor
@@ -307,15 +307,15 @@ def strided_view(values: Tensor, sizes: Tensor) -> Tensor:
     return nested_view_from_buffer(values, sizes, strides, starts)
 
 
-def offsets_of(leaf: Tensor) -> Tensor:
+def offsets_of(leaf: Any) -> Tensor:
     """Return where the rows of a jagged tensor start, and the end of the last one."""
-    offsets: Tensor = leaf.offsets()  # type: ignore[attr-defined]  # of a nested tensor
+    offsets: Tensor = leaf.offsets()
     return offsets
 
 
-def lengths_of(leaf: Tensor) -> Tensor | None:
+def lengths_of(leaf: Any) -> Tensor | None:
     """Return the lengths of the rows of a jagged tensor with holes; `None` if there are none."""
-    lengths: Tensor | None = leaf.lengths()  # type: ignore[attr-defined]  # of a nested tensor
+    lengths: Tensor | None = leaf.lengths()
     return lengths
 
 
@@ -700,7 +700,7 @@ def map_to_parts(
     entries: Entries, fn: PartsFn, batches: Sequence[BatchFn], memo: PartsMemo
 ) -> list[dict[str, Entry]]:
     """Apply `fn`, from a leaf to its parts, and return the entries of each part."""
-    parts: list[dict[str, Entry]] = [{} for _ in batches]
+    parts: list[dict[str, Any]] = [{} for _ in batches]
     for key, value in entries.items():
         dealt: Sequence[Entry]
         if value.__class__ is Tensor:
@@ -710,7 +710,7 @@ def map_to_parts(
         else:
             dealt = _parts_of(value, fn)
         for part, piece in zip(parts, dealt):  # noqa: B905  # `strict` is slower
-            part[key] = piece  # type: ignore[assignment]  # both are entries
+            part[key] = piece
     return parts
 
 
@@ -882,14 +882,14 @@ def _same_but_for_nan(one: object, other: object) -> bool:
 
 def find_entry(entries: Entries, path: tuple[str, ...]) -> Entry | None:
     """Return the entry at a path, or `None` if it is missing or the path holds tuples."""
-    level: Entries = entries
+    level: Mapping[str, Any] = entries
     try:
         if len(path) == 2:  # the fast path for most nested keys
             first, last = path
-            level = level[first]._kd_entries  # type: ignore[union-attr]  # caught below
+            level = level[first]._kd_entries
             return level.get(last)
         for part in path[:-1]:
-            level = level[part]._kd_entries  # type: ignore[union-attr]  # caught below
+            level = level[part]._kd_entries
         return level.get(path[-1])
     except (KeyError, AttributeError, TypeError):  # missing, a leaf, or not a key
         return None

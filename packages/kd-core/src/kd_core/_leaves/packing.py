@@ -14,7 +14,7 @@ import functools
 import pickle
 import weakref
 from multiprocessing.context import get_spawning_popen
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import Tensor, UntypedStorage
@@ -175,9 +175,9 @@ def octets_of(buffer: object) -> Tensor:
     return numbers_of(buffer, torch.uint8)
 
 
-def numbers_of(buffer: object, dtype: torch.dtype) -> Tensor:
+def numbers_of(buffer: Any, dtype: torch.dtype) -> Tensor:
     """Return the numbers in a buffer as a flat tensor, in the way of `octets_of`."""
-    view = memoryview(buffer)  # type: ignore[arg-type]  # anything may be asked
+    view = memoryview(buffer)
     if not view.nbytes:
         return torch.empty(0, dtype=dtype, device="cpu")
     if view.readonly or not view.c_contiguous:
@@ -287,9 +287,10 @@ def tensor_of_list(value: object) -> Tensor | None:
     return torch.stack(rows)
 
 
-def _numpy_array(value: object) -> Array | None:
+def _numpy_array(value: Any) -> Array | None:
     if hasattr(type(value), "__array__"):
-        return cast("Array", value.__array__())  # type: ignore[attr-defined]  # asked above
+        found: Array = value.__array__()
+        return found
     if hasattr(type(value), "__array_interface__"):
         import numpy
 

@@ -6,8 +6,8 @@ itself, so iterating a flat container is as fast as iterating a dict.
 
 from __future__ import annotations
 
-from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, ValuesView
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
+from typing import TYPE_CHECKING, Any, Final
 
 from torch import Tensor
 
@@ -101,9 +101,9 @@ def _count(entries: Entries, options: Options) -> int:
 
 def _is_leaf_at(entries: Entries, path: tuple[str, ...], is_leaf: IsLeaf) -> bool:
     """Return whether the entry at an existing path counts as a leaf."""
-    level = entries
+    level: Mapping[str, Any] = entries
     for part in path[:-1]:
-        level = level[part]._kd_entries  # type: ignore[union-attr]  # a container, as it has the path
+        level = level[part]._kd_entries  # a container, as it has the path
     found = next(value for key, value in kinds_of(level) if key == path[-1])
     return isinstance(found, Tensor) or _counts(found, is_leaf)
 
@@ -146,8 +146,8 @@ class NestedValues(ValuesView["Tensor"]):
         self._options = options
 
     def __iter__(self) -> Iterator[Tensor]:
-        found = [value for _, value in walk_items(self._kd_entries, self._options)]
-        return iter(found)  # type: ignore[arg-type]  # typed as tensors, as `td[key]` is
+        found: list[Any] = [value for _, value in walk_items(self._kd_entries, self._options)]
+        return iter(found)  # typed as tensors, as `td[key]` is
 
     def __len__(self) -> int:
         return _count(self._kd_entries, self._options)
@@ -169,8 +169,8 @@ class NestedItems(ItemsView["NestedKey", "Tensor"]):
         self._options = options
 
     def __iter__(self) -> Iterator[tuple[NestedKey, Tensor]]:
-        found = walk_items(self._kd_entries, self._options)
-        return iter(found)  # type: ignore[arg-type]  # typed as tensors, as `td[key]` is
+        found: Iterable[Any] = walk_items(self._kd_entries, self._options)
+        return iter(found)  # typed as tensors, as `td[key]` is
 
     def __len__(self) -> int:
         return _count(self._kd_entries, self._options)
@@ -208,15 +208,16 @@ class _Leaves:
 
     __slots__ = ()
 
-    _kd_entries: Entries
+    _kd_entries: Mapping[str, Any]
 
     def __len__(self) -> int:
         entries = self._kd_entries
         count = len(entries)
+        value: Any
         for _, value in entries.items() if type(entries) is dict else kinds_of(entries):
             if value.__class__ is not Tensor:
                 if getattr(value, "_kd_nested", True) is False:
-                    count += len(value._kd_entries) - 1  # type: ignore[union-attr]  # it is dense
+                    count += len(value._kd_entries) - 1
                 elif not isinstance(value, Tensor):
                     inner = _container_entries(value, None)
                     below = int(is_unbatched(value)) if inner is None else _count(inner, ALL_LEAVES)
@@ -232,11 +233,12 @@ class LeafKeys(_Leaves, NestedKeys):
     def __iter__(self) -> Iterator[NestedKey]:
         entries = self._kd_entries
         found: list[NestedKey] = []
+        value: Any
         for key, value in entries.items() if type(entries) is dict else kinds_of(entries):
             if value.__class__ is Tensor:
                 found.append(key)
             elif getattr(value, "_kd_nested", True) is False:
-                for name in value._kd_entries:  # type: ignore[union-attr]  # it is dense
+                for name in value._kd_entries:
                     found.append((key, name))  # a comprehension costs a frame
             else:
                 found.extend([path for path, _ in _below(key, value, kinds_of)])
@@ -249,15 +251,15 @@ class LeafValues(_Leaves, NestedValues):
     __slots__ = ()
 
     def __iter__(self) -> Iterator[Tensor]:
-        found: list[Entry] = []
+        found: list[Any] = []
         for key, value in self._kd_entries.items():
             if value.__class__ is Tensor:
                 found.append(value)
             elif getattr(value, "_kd_nested", True) is False:
-                found.extend(value._kd_entries.values())  # type: ignore[union-attr]  # it is dense
+                found.extend(value._kd_entries.values())
             else:
                 found.extend([leaf for _, leaf in _below(key, value)])
-        return iter(found)  # type: ignore[arg-type]  # typed as tensors, as `td[key]` is
+        return iter(found)  # typed as tensors, as `td[key]` is
 
 
 class LeafItems(_Leaves, NestedItems):
@@ -266,14 +268,14 @@ class LeafItems(_Leaves, NestedItems):
     __slots__ = ()
 
     def __iter__(self) -> Iterator[tuple[NestedKey, Tensor]]:
-        found: Items = []
+        found: list[Any] = []
         for item in self._kd_entries.items():
             key, value = item
             if value.__class__ is Tensor:
                 found.append(item)
             elif getattr(value, "_kd_nested", True) is False:
-                for name, leaf in value._kd_entries.items():  # type: ignore[union-attr]  # it is dense
+                for name, leaf in value._kd_entries.items():
                     found.append(((key, name), leaf))  # as above
             else:
                 found.extend(_below(key, value))
-        return iter(found)  # type: ignore[arg-type]  # typed as tensors, as `td[key]` is
+        return iter(found)  # typed as tensors, as `td[key]` is

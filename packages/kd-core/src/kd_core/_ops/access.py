@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, ItemsView, Iterable, KeysView, Mapping, Sequence, ValuesView
-from typing import TYPE_CHECKING, Final, Literal, SupportsIndex, TypeAlias, cast, overload
+from typing import TYPE_CHECKING, Any, Final, Literal, SupportsIndex, TypeAlias, cast, overload
 
 import torch
 from torch import Tensor
@@ -458,7 +458,8 @@ class Access(AbstractContainer):
                 values = tuple([value for _, value in sorted(self._kd_entries.items(), key=_key)])
                 return cast("ValuesView[Tensor]", values)
             return NestedValues(self._kd_entries, (include_nested, leaves_only, is_leaf, sort))
-        return self._kd_entries.values()  # type: ignore[return-value]  # typed as `td[key]` is
+        entries: Mapping[str, Any] = self._kd_entries
+        return entries.values()  # typed as `td[key]` is
 
     @overload
     def items(
@@ -493,7 +494,8 @@ class Access(AbstractContainer):
                 items = sorted(self._kd_entries.items(), key=_key)
                 return cast("ItemsView[str, Tensor]", items)
             return NestedItems(self._kd_entries, (include_nested, leaves_only, is_leaf, sort))
-        return self._kd_entries.items()  # type: ignore[return-value]  # typed as `td[key]` is
+        entries: Mapping[str, Any] = self._kd_entries
+        return entries.items()  # typed as `td[key]` is
 
     def __contains__(self, key: object) -> bool:
         if key.__class__ is str:

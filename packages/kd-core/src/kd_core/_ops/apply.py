@@ -277,6 +277,7 @@ def _each(
     rows = desc.rows
     entries: dict[str, Entry] = {}
     doubtful: dict[str, object] = {}
+    found: Any
     for key, value in td._kd_entries.items():
         if value.__class__ is Tensor or not isinstance(value, Node):  # as in `_leaves.loops`
             try:
@@ -284,7 +285,7 @@ def _each(
             except Exception as error:
                 _note(error, (*path, key), value)
                 raise
-            entries[key] = found  # type: ignore[assignment]  # checked here or below
+            entries[key] = found  # checked here or below
             if found is value and target is None:
                 continue
             try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -381,16 +381,16 @@ class Blending(AbstractContainer):
         return blend_(self, partial(Tensor.addcdiv_, value=value), other1, other2)
 
 
-def _clamp(leaf: Tensor, low: object, high: object) -> Tensor:
+def _clamp(leaf: Tensor, low: Any, high: Any) -> Tensor:
     if _operands_are_unlike(low, high):
-        leaf, low = torch.clamp(leaf, low, None), None  # type: ignore[call-overload]  # as torch
-    return torch.clamp(leaf, low, high)  # type: ignore[call-overload, no-any-return]  # as torch
+        leaf, low = torch.clamp(leaf, low, None), None
+    return torch.clamp(leaf, low, high)
 
 
-def _clamp_(leaf: Tensor, low: object, high: object) -> Tensor:
+def _clamp_(leaf: Tensor, low: Any, high: Any) -> Tensor:
     if _operands_are_unlike(low, high):
-        leaf, low = leaf.clamp_(low, None), None  # type: ignore[call-overload]  # as torch
-    return leaf.clamp_(low, high)  # type: ignore[call-overload, no-any-return]  # as torch
+        leaf, low = leaf.clamp_(low, None), None
+    return leaf.clamp_(low, high)
 
 
 def _operands_are_unlike(low: object, high: object) -> bool:

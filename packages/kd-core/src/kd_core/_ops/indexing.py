@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from operator import itemgetter
-from typing import TYPE_CHECKING, TypeAlias, cast, overload
+from typing import TYPE_CHECKING, Any, TypeAlias, cast, overload
 
 import torch
 from torch import Tensor
@@ -406,7 +406,7 @@ class Indexing(AbstractContainer):
     def __getitem__(self, index: NestedKey) -> Tensor: ...
     @overload
     def __getitem__(self, index: Index) -> Self: ...
-    def __getitem__(self, index: object) -> object:
+    def __getitem__(self, index: Any) -> object:
         """Return the entry at a key, or index the batch dimensions.
 
         Leaves of `td[i]` and `td[a:b]` are views.
@@ -419,17 +419,17 @@ class Indexing(AbstractContainer):
         value: Entry | None = None
         if kind is str:
             try:
-                value = self._kd_entries[index]  # type: ignore[index]  # a string
+                value = self._kd_entries[index]
             except KeyError:
                 value = None
-        elif kind is tuple and index and index[0].__class__ is str:  # type: ignore[index]  # a tuple
-            value = find_entry(self._kd_entries, index)  # type: ignore[arg-type]  # usually a path
+        elif kind is tuple and index and index[0].__class__ is str:
+            value = find_entry(self._kd_entries, index)
         elif kind is int or kind is slice or not is_path(index):
             return self._kd_rows_at(index)
         if value.__class__ is Tensor:
             return value
         if value is None:  # also for a path of a subclass of `str`
-            value = self._kd_read(path_of(index))  # type: ignore[arg-type]  # raises for other parts
+            value = self._kd_read(path_of(index))
         return value._kd_item() if is_node(value) else value
 
     def __setitem__(self, index: object, value: object) -> None:

@@ -260,9 +260,9 @@ class ModuleScope:
     def replaced(self) -> dict[str, object]:
         """Return the tensors that were in the module, nested."""
         route, taken = self._first
-        levels: list[dict[str, object]] = []
+        levels: list[dict[str, Any]] = []
         for (above, key, *_), (_, before) in zip(route.rows, taken[0], strict=True):
-            levels.append({} if above < 0 or key not in levels[above] else levels[above][key])  # type: ignore[arg-type]  # a level
+            levels.append({} if above < 0 or key not in levels[above] else levels[above][key])
             if above >= 0:
                 levels[above][key] = levels[-1]
             elif len(levels) > 1:

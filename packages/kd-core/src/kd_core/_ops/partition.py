@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, Literal, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
 import torch
 from torch import Tensor
@@ -214,7 +214,7 @@ class Partition(AbstractContainer):
         group: ProcessGroup | None = None,
         device: DeviceLike | None = None,
     ) -> Self: ...
-    def scatter(self, *places: object, **named: object) -> Self:
+    def scatter(self, *places: Any, **named: Any) -> Self:
         """Write rows at numbers, as `torch.scatter` does; or give each rank its container.
 
         `td.scatter(dim, index, src)` returns a copy with rows written at the given numbers.
@@ -232,8 +232,9 @@ class Partition(AbstractContainer):
         """
         has_index = "index" in named or any(isinstance(each, Tensor) for each in places[1:2])
         if has_index or len(places) == 3:
-            return self._kd_scattered(*places, **named)  # type: ignore[arg-type]  # any call
-        return _from_rank(self, *places, **named)  # type: ignore[arg-type]  # any call
+            return self._kd_scattered(*places, **named)
+        received: Self = _from_rank(self, *places, **named)
+        return received
 
     def _kd_scattered(self, dim: int | str, index: Tensor, src: AbstractContainer | float) -> Self:
         """Return a copy with rows written at the given numbers."""

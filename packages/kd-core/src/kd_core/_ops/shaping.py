@@ -11,7 +11,7 @@ over the leaves. With `inplace=True` this container takes the result as its cont
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -937,12 +937,12 @@ def _rot90(batch: Batch, k: int, dims: tuple[int | str, ...]) -> Plan:
     return plan(batch, lambda leaf: leaf.rot90(turns, plane), tuple(new))
 
 
-def _filled(names: Sequence[object], ndim: int) -> tuple[str | None, ...]:
+def _filled(names: Sequence[Any], ndim: int) -> tuple[str | None, ...]:
     """Return names with `...` replaced by as many `None` as there are dimensions left."""
     if names.count(...) > 1:
         raise InvalidArgument("names must hold at most one `...`.")
     if ... not in names:
-        return tuple(names)  # type: ignore[arg-type]  # checked when they are set
+        return tuple(names)  # checked when they are set
     at = names.index(...)
     rest = (None,) * (ndim - len(names) + 1)
-    return (*names[:at], *rest, *names[at + 1 :])  # type: ignore[arg-type]  # as above
+    return (*names[:at], *rest, *names[at + 1 :])

@@ -441,9 +441,9 @@ class MemoryMappedTensor(Tensor, metaclass=_InMap):
             >>> len(memory.strip(bytes(1)))
             6
         """
-        held = getattr(handler, "buf", getattr(handler, "buffer", handler))
+        held: Any = getattr(handler, "buf", getattr(handler, "buffer", handler))
         try:
-            memory = memoryview(held)  # type: ignore[arg-type]  # what is not memory is told below
+            memory = memoryview(held)
         except TypeError:
             raise wrong_type("`handler`", "memory, such as a `SharedMemory`", handler) from None
         sizes = tuple(shape)

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib import import_module
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 import torch
 from torch import Size
@@ -68,9 +68,9 @@ def _is_non_tensor(cls: type) -> bool:
     return issubclass(cls, NonTensorDataBase)
 
 
-def _getitem_batch_size(batch_size: Sequence[int], index: object) -> Size:
+def _getitem_batch_size(batch_size: Sequence[int], index: Any) -> Size:
     # one element seen under the sizes: no memory, and torch's own rules of indexing
-    return torch.empty(1).expand(*batch_size)[index].shape  # type: ignore[index]  # any index
+    return torch.empty(1).expand(*batch_size)[index].shape
 
 
 def _shape(value: torch.Tensor | TensorDictBase) -> Size:

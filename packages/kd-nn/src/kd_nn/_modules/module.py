@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import (
     TYPE_CHECKING,
+    Any,
     ClassVar,
     Final,
     Generic,
@@ -615,13 +616,15 @@ class TensorDictModuleWrapper(TensorDictModuleBase):
 
     def select_out_keys(self, *out_keys: NestedKey) -> Self:
         """Keep only some outputs of the wrapped module, in place."""
-        self.td_module.select_out_keys(*out_keys)  # type: ignore[operator]  # keyed
+        keyed: Any = self.td_module
+        keyed.select_out_keys(*out_keys)
         self._kd_flag_change()
         return self
 
     def reset_out_keys(self) -> Self:
         """Reset the selection of the wrapped module, in place: all outputs are visible again."""
-        self.td_module.reset_out_keys()  # type: ignore[operator]  # keyed
+        keyed: Any = self.td_module
+        keyed.reset_out_keys()
         self._kd_flag_change()
         return self
 
@@ -654,10 +657,12 @@ class TensorDictModuleWrapper(TensorDictModuleBase):
         return keys_of(self.td_module, "out_keys")
 
     def _kd_set_in_spec(self, spec: InKeySpec) -> None:
-        self.td_module.in_keys = list(spec.keys)  # type: ignore[assignment]  # keyed
+        keyed: Any = self.td_module
+        keyed.in_keys = list(spec.keys)
 
     def _kd_set_out_keys_source(self, keys: Keys) -> None:
-        self.td_module.out_keys = list(keys)  # type: ignore[assignment]  # keyed
+        keyed: Any = self.td_module
+        keyed.out_keys = list(keys)
 
 
 @public_in("kd_nn")

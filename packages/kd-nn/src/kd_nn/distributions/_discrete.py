@@ -143,7 +143,7 @@ class Delta(Distribution):
 
     def expand(self, batch_shape: Sequence[int], _instance: Self | None = None) -> Self:
         """Return the distribution with its batch shape expanded, without copying."""
-        new: Self = self._get_checked_instance(Delta, _instance)  # type: ignore[no-untyped-call]  # by torch
+        new: Self = Distribution._get_checked_instance(self, Delta, _instance)
         new.param = self.param.expand((*batch_shape, *self.event_shape))
         new.atol, new.rtol = self.atol, self.rtol
         super(Delta, new).__init__(Size(batch_shape), self.event_shape, validate_args=False)
@@ -275,7 +275,7 @@ class OneHotCategorical(OneHotCategoricalStraightThrough):
 
     def expand(self, batch_shape: Sequence[int], _instance: Self | None = None) -> Self:
         """Return the distribution with its batch shape expanded, without copying."""
-        new: Self = self._get_checked_instance(OneHotCategorical, _instance)  # type: ignore[no-untyped-call]  # by torch
+        new: Self = Distribution._get_checked_instance(self, OneHotCategorical, _instance)
         made: Self = super().expand(Size(batch_shape), _instance=new)  # type: ignore[no-untyped-call]  # by torch
         return made
 

@@ -356,7 +356,7 @@ class OnInterval(Distribution):
     def expand(self, batch_shape: Sequence[int], _instance: Self | None = None) -> Self:
         """Return the distribution with its batch shape expanded, without copying."""
         named = next(kind for kind in type(self).__mro__ if "arg_constraints" in vars(kind))
-        new: Self = self._get_checked_instance(named, _instance)  # type: ignore[no-untyped-call]  # by torch
+        new: Self = Distribution._get_checked_instance(self, named, _instance)
         for name in self.arg_constraints:
             setattr(new, name, getattr(self, name).expand(batch_shape))
         Distribution.__init__(new, Size(batch_shape), validate_args=False)
