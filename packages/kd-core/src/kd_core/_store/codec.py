@@ -347,7 +347,7 @@ def _check_level(new: Any, old: Any, path: KeyPath) -> None:
 
 def on_device_of(new: Json, old: Json) -> None:
     """Let rows that fit those of a store have its devices: what is loaded is on the CPU."""
-    [(kind, mine)], [(_, theirs)] = cast("Any", new).items(), cast("Any", old).items()
+    [(kind, mine)], [(_, theirs)] = new.items(), old.items()
     if kind == "class":
         mine, theirs = mine[2], theirs[2]
     if kind not in ("td", "class", "data", "rows") or "batch" not in mine:
