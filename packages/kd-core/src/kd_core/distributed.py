@@ -11,8 +11,8 @@ import os
 from collections.abc import Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from kd_core import TensorDict
 from kd_core._base import TensorDictBase
+from kd_core._containers.tensordict import TensorDict
 from kd_core._distributed import checkpoints, collectives
 from kd_core._distributed.groups import Handle as Handle
 from kd_core._errors import CommunicationError as CommunicationError
