@@ -12,8 +12,8 @@ from torch import nn
 
 import kd_export
 from kd_export import BackendMissing, ExportError, Schema
-from kd_export._backends import onnx_opinions
-from kd_export._backends.onnx_opinions import Run
+from kd_export._backends import onnx
+from kd_export._backends.onnx import Run
 from kd_nn import TensorDictModule
 
 INSTALLED = [
@@ -63,7 +63,7 @@ def test_the_setting_that_makes_a_runtime_agree_is_named(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = answering({"": 0.25, "PRECISION=f32": 0.0}, path)
-    monkeypatch.setitem(onnx_opinions.RUNTIMES, "openvino", made)
+    monkeypatch.setitem(onnx.RUNTIMES, "openvino", made)
     report = kd_export.verify(path, also=["openvino"])
     assert report.ok
     assert report.notes == ("openvino is off by 0.25 as it is: set PRECISION=f32.",)
@@ -71,7 +71,7 @@ def test_the_setting_that_makes_a_runtime_agree_is_named(
 
 
 def test_a_runtime_that_differs_is_a_mismatch(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(onnx_opinions.RUNTIMES, "tract", answering({"": 0.25}, path))
+    monkeypatch.setitem(onnx.RUNTIMES, "tract", answering({"": 0.25}, path))
     report = kd_export.verify(path, also=["tract"])
     assert not report.ok
     assert all(row.ok == ("tract" not in row.note) for row in report.rows)
@@ -83,7 +83,7 @@ def test_a_runtime_that_cannot_load_the_file_is_told(
     def failing(model: bytes, schema: Schema) -> Mapping[str, Run]:
         raise ValueError("no such operator")
 
-    monkeypatch.setitem(onnx_opinions.RUNTIMES, "tract", failing)
+    monkeypatch.setitem(onnx.RUNTIMES, "tract", failing)
     report = kd_export.verify(path, also=["tract"])
     assert not report.ok
     assert "tract cannot load the file: no such operator" in report.notes[0]
@@ -95,7 +95,7 @@ def test_a_runtime_that_is_not_installed_is_named(
     def missing(model: bytes, schema: Schema) -> Mapping[str, Run]:
         raise BackendMissing("this needs `tract`, which is not installed.")
 
-    monkeypatch.setitem(onnx_opinions.RUNTIMES, "tract", missing)
+    monkeypatch.setitem(onnx.RUNTIMES, "tract", missing)
     with pytest.raises(BackendMissing, match="needs `tract`"):
         kd_export.verify(path, also=["tract"])
 

@@ -10,8 +10,7 @@ import pytest
 import kd_export
 from kd_export import Axis, BackendMissing, Entry, NotExportable, Schema, Signal
 from kd_export._handover.clients import Interface
-from kd_export._handover.folder import hand_over, leapp, triton
-from kd_export._handover.page import LARGEST
+from kd_export._handover.folder import LARGEST, hand_over, leapp, triton
 from kd_export.cli import main
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "gru.onnx"
