@@ -8,9 +8,9 @@ torch function is called: `split_with_sizes` rather than `Tensor.split`, a slice
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
+from typing import TYPE_CHECKING, Literal, TypeAlias, overload
 
 import torch
 from torch import Tensor
@@ -214,7 +214,7 @@ class Partition(AbstractContainer):
         group: ProcessGroup | None = None,
         device: DeviceLike | None = None,
     ) -> Self: ...
-    def scatter(self, *places: Any, **named: Any) -> Self:
+    def scatter(self, *places: object, **named: object) -> Self:
         """Write rows at numbers, as `torch.scatter` does; or give each rank its container.
 
         `td.scatter(dim, index, src)` returns a copy with rows written at the given numbers.
@@ -232,9 +232,10 @@ class Partition(AbstractContainer):
         """
         has_index = "index" in named or any(isinstance(each, Tensor) for each in places[1:2])
         if has_index or len(places) == 3:
-            return self._kd_scattered(*places, **named)
-        received: Self = _from_rank(self, *places, **named)
-        return received
+            own: Callable[..., Self] = self._kd_scattered
+            return own(*places, **named)
+        received: Callable[..., Self] = _from_rank
+        return received(self, *places, **named)
 
     def _kd_scattered(self, dim: int | str, index: Tensor, src: AbstractContainer | float) -> Self:
         """Return a copy with rows written at the given numbers."""
