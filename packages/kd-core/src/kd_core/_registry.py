@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from kd_core._descriptor import Descriptor
     from kd_core._nodes import Node, RowData, Values
 
+    class Maker(Protocol):
+        """Makes a container, of the class that the caller expects: none can be named here."""
+
+        def __call__(self, *args: object, **options: object) -> C: ...  # type: ignore[type-var]  # so
+
+
 T = TypeVar("T")
 C = TypeVar("C", bound="Node", covariant=True)
-
-
-class Maker(Protocol):
-    """Makes a container, of the class that the caller expects: none can be named here."""
-
-    def __call__(self, *args: object, **options: object) -> C: ...  # type: ignore[type-var]  # so
 
 
 make_dense: Maker

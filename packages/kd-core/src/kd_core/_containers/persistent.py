@@ -16,7 +16,6 @@ import mmap
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from secrets import token_hex
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 import torch
@@ -373,7 +372,7 @@ class PersistentTensorDict(TensorDictBase):
                 batch_dims=batch_dims,
             )
         path = os.path.realpath(filename)
-        new = f"{path}.tmp-{token_hex(8)}"
+        new = f"{path}.tmp-{os.urandom(8).hex()}"
         made = PersistentTensorDict(
             filename=new,
             batch_size=source._kd_desc.batch,

@@ -48,13 +48,12 @@ if TYPE_CHECKING:
         def dtype(self) -> Any: ...
         def __getitem__(self, name: str) -> Any: ...
 
+    class AnyNamedTuple(Protocol):
+        """An instance of a class that `collections.namedtuple` or `typing.NamedTuple` makes."""
 
-class AnyNamedTuple(Protocol):
-    """An instance of a class that `collections.namedtuple` or `typing.NamedTuple` makes."""
+        _fields: tuple[str, ...]
 
-    _fields: tuple[str, ...]
-
-    def __iter__(self) -> Iterator[object]: ...
+        def __iter__(self) -> Iterator[object]: ...
 
 
 def tree_of(value: object) -> dict[str, object] | None:

@@ -15,15 +15,14 @@ if TYPE_CHECKING:
     from kd_core._distributed.groups import Handle
     from kd_core._types import DeviceLike
 
+    class Pipe(Protocol):
+        """What sends and receives containers in an event loop."""
 
-class Pipe(Protocol):
-    """What sends and receives containers in an event loop."""
+        async def asend(self, td: AbstractContainer) -> None:
+            """Send a container."""
 
-    async def asend(self, td: AbstractContainer) -> None:
-        """Send a container."""
-
-    async def arecv(self) -> AbstractContainer:
-        """Return the container that was sent."""
+        async def arecv(self) -> AbstractContainer:
+            """Return the container that was sent."""
 
 
 class Processes(AbstractContainer):

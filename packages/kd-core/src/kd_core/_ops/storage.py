@@ -51,6 +51,12 @@ if TYPE_CHECKING:
     W = TypeVar("W", bound=AbstractContainer)
     C = TypeVar("C", bound=AbstractContainer)
 
+    class Waited(Protocol):
+        """What can be waited for."""
+
+        def result(self) -> object:
+            """Wait for the end."""
+
 
 PathLike: TypeAlias = "str | Path"
 ALIGNMENT: Final = 16
@@ -356,13 +362,6 @@ def _check_layout(
 
 
 # Leaves in a file that several processes fill and add entries to: arenas.
-
-
-class Waited(Protocol):
-    """What can be waited for."""
-
-    def result(self) -> object:
-        """Wait for the end."""
 
 
 @public_in("kd_core")

@@ -8,13 +8,13 @@ replaced stay until the next commit.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from errno import ENOENT
 from pathlib import Path
-from secrets import token_hex
 from typing import Any, Final, TypeVar
 
 import torch
@@ -130,13 +130,13 @@ class Writer:
         Args:
             fill: writes the content to a descriptor and returns what a manifest says of it.
         """
-        name = f"seg-{token_hex(16)}.safetensors"
+        name = f"seg-{os.urandom(16).hex()}.safetensors"
         self._made.append(name)
         return self._put(name, fill, durable=self.durable)._replace(name=name)
 
     def add_arena(self, fill: Callable[[int], Segment]) -> Segment:
         """Write a segment that will change, and does not have to be on the disk."""
-        name = f"arena-{token_hex(16)}.safetensors"
+        name = f"arena-{os.urandom(16).hex()}.safetensors"
         self._made.append(name)
         return self._put(name, fill, durable=False)._replace(name=name)
 
@@ -183,7 +183,7 @@ class Writer:
         self._remove(name for name in self._made if name not in named)
 
     def _put(self, name: str, fill: Callable[[int], T], *, durable: bool = True) -> T:
-        temporary = f".tmp-{token_hex(16)}"
+        temporary = f".tmp-{os.urandom(16).hex()}"
         descriptor = files.create(temporary, self._folder)
         self._made.append(temporary)
         try:

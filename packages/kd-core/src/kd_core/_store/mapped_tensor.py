@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from secrets import token_hex
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, SupportsIndex, TypeAlias, cast
 
 import torch
@@ -191,7 +190,7 @@ def temporary(name: str, folder: int) -> Iterator[tuple[str, int]]:
         folder: the directory.
     """
     while True:
-        made = f".{name}.tmp-{token_hex(16)}"
+        made = f".{name}.tmp-{os.urandom(16).hex()}"
         with _made_folder(made, folder) as descriptor, _removed(made, folder):
             files.lock(descriptor, wait=True)
             if files.has_name(descriptor):  # else a sweep was faster than the lock
