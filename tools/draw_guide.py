@@ -23,7 +23,7 @@ from kd_core import (
     stack,
     unravel_key_to_tuple,
 )
-from kd_nn import TensorDictModule, TensorDictSequential
+from kd_nn import NormalParamExtractor, TensorDictModule, TensorDictSequential
 
 
 def kinds() -> str:
@@ -401,6 +401,30 @@ def molecule() -> str:
     return with_dark(model.key_graph().to_svg())
 
 
+def policy() -> str:
+    """Draw the key graph of the model that the page on exporting builds."""
+    model = TensorDictSequential(
+        TensorDictModule(torch.nn.Linear(3, 4), ["x"], ["hidden"]),
+        TensorDictModule(torch.nn.ReLU(), ["hidden"], ["hidden"]),
+        TensorDictModule(torch.nn.Linear(4, 4), ["hidden"], ["latent"]),
+        TensorDictModule(NormalParamExtractor(), ["latent"], ["loc", "scale"]),
+    )
+    return with_dark(model.key_graph().to_svg())
+
+
+def convolutions() -> str:
+    """Draw the key graph of the net that the page on exported programs looks into."""
+    net = TensorDictSequential(
+        TensorDictModule(torch.nn.Conv2d(3, 6, 5), ["image"], ["first"]),
+        TensorDictModule(torch.nn.ReLU(), ["first"], ["first"]),
+        TensorDictModule(torch.nn.Conv2d(6, 9, 5), ["first"], ["second"]),
+        TensorDictModule(torch.nn.ReLU(), ["second"], ["second"]),
+        TensorDictModule(torch.nn.Flatten(), ["second"], ["flat"]),
+        TensorDictModule(torch.nn.Linear(9 * 24 * 24, 10), ["flat"], ["logits"]),
+    )
+    return with_dark(net.select_out_keys("logits").key_graph().to_svg())
+
+
 PICTURES: dict[str, Callable[[], str]] = {
     "front.svg": front,
     "front-tall.svg": functools.partial(front, tall=True),
@@ -411,6 +435,8 @@ PICTURES: dict[str, Callable[[], str]] = {
     "runtimes.svg": runtimes,
     "memory.svg": memory,
     "molecule.svg": molecule,
+    "policy.svg": policy,
+    "convolutions.svg": convolutions,
     "robot.svg": robot,
     "target.svg": target,
     "shapes.svg": shapes,
