@@ -106,6 +106,21 @@ def keep_asterisks(
             lines[number] = "".join(parts)
 
 
+def name_options(
+    app: object,
+    what: str,
+    name: str,
+    obj: object,
+    options: object,
+    signature: str | None,
+    returned: str | None,
+) -> tuple[str | None, str | None]:
+    """Show options and examples by their names: their type variables say nothing to a reader."""
+    if signature is None:
+        return None, returned
+    return re.sub(r"(Options|Example)\[[^\[\]]*\]", r"\1", signature), returned
+
+
 def prepare_page(app: object, docname: str, source: list[str]) -> None:
     """Trim fences; put the fragments of the next release on the changelog page."""
     # A doctest needs a blank line after its result, which readers need not see.
@@ -142,4 +157,5 @@ def setup(app: Sphinx) -> None:
     """Connect what Sphinx calls; before napoleon, which writes markup of its own."""
     app.connect("html-page-context", add_notebook)
     app.connect("source-read", prepare_page)
+    app.connect("autodoc-process-signature", name_options)
     app.connect("autodoc-process-docstring", keep_asterisks, priority=100)
