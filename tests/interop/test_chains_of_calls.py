@@ -23,8 +23,16 @@ DECIDED: Final[tuple[tuple[str, str], ...]] = (
     ("*", "m({'x': td[[]'x'], *: result: *"),
     ("EnsembleModule(*", "sorted(m.state_dict()): result: 'params.*' != 'module.*"),
     ("TensorDictSequential((lambda *(lambda *", "skipping(m, td): after: *"),
-    ("Installing(*use_state_dict=True*", "m.[adfklt]*: result: *"),
-    ("Installing(*, Layers().eval().requires_grad_(False))", "m.[adfklt]*: result: *"),
+    # Parameters stay parameters, those that were there return, and gradients reach what is given.
+    ("Installing(*use_state_dict=True*", "m.[adfkt]*: result: 'Parameter' != 'Tensor'"),
+    ("Installing(*use_state_dict=True*", "m.[af]*: result: '.w' != None"),
+    ("Installing(*use_state_dict=True*", "m.[dk]*: result: 'w' != None"),
+    ("Installing(*use_state_dict=True*", "m.learned(): result: None != ('Tensor'*"),
+    # What is given keeps whether it requires gradients; what was frozen is frozen afterwards.
+    ("Installing(*, Layers().eval().requires_grad_(False))", "m.[dk]*: result: True != False"),
+    ("Installing(*, Layers().eval().requires_grad_(False))", "m.[af]*: result: False != True"),
+    ("Installing(*, Layers().eval().requires_grad_(False))", "m.twice(): result: 'w' != None"),
+    ("Installing(*, Layers().eval().requires_grad_(False))", "m.learned(): * != None"),
     ("*", "m.reset_out_keys().out_keys: result: * != '_'"),
     ("ProbabilisticTensorDictSequential(*", "*: kind of error, RuntimeError: Failed while*"),
     ("Installing(*preserve_module_state=False)", "m.[af]*: result: 'mean' != 'w'"),
