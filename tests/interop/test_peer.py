@@ -125,7 +125,7 @@ def test_a_tensor_without_batch_dimensions_has_none_here_too() -> None:
     source.batch_size = [2]
     for td in (from_tensordict_library(source), TensorDict(source, [2])):
         assert isinstance(td, TensorDict)
-        assert type(td["u"]) is torch.Tensor
+        assert isinstance(td["u"], torch.Tensor)
         assert td["u"].data_ptr() == tensor.data_ptr()
         assert td["n", "u"].shape == (2, 3)
         entry: object = td.get("u")

@@ -547,3 +547,4 @@ def test_functions_in_place_return_what_they_wrote() -> None:
     assert td["u"].grad.tolist() == fixed(2.0).tolist()
     assert copy.deepcopy(td["u"].detach()).tolist() == td["u"].tolist()
     assert torch.equal(pickle.loads(pickle.dumps(td["u"])), td["u"])
+    assert type(td["u"].as_subclass(Tensor)) is Tensor

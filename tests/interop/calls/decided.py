@@ -77,7 +77,7 @@ OF_ROWS: Final[dict[str, list[str]]] = {
         ),
         *each("unbatched", "all any quantile softmax __setitem__", "kind of error"),
         *each("unbatched", "addcdiv addcdiv_ addcmul addcmul_", "kind of error"),
-        *each("unbatched", "state_dict items values", "result: 'Tensor' != 'UnbatchedTensor'"),
+        "unbatched state_dict result: 'Tensor' != 'UnbatchedTensor'",
         "unbatched named_apply(some, batch_size=*) result: length 1 != 2",
         # With a batch size a function is not called with it, and it keeps the batch size before.
         "unbatched *apply result: 0.25 != 0.125",

@@ -24,7 +24,7 @@ BUILTIN_ERRORS = (
 
 def leaves(value: Any, lib: Library, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the tensors of a container with their paths, members of lazy stacks one by one."""
-    if type(value).__name__ == "UnbatchedTensor":
+    if isinstance(value, lib.UnbatchedTensor):
         yield path, inside(value)
     elif isinstance(value, torch.Tensor):
         yield path, value
@@ -109,7 +109,7 @@ def describe(value: Any, lib: Library, aliases: Aliases, depth: int = 0) -> Any:
         return "..."
     if value is aliases.subject:
         return "self"
-    if type(value).__name__ == "UnbatchedTensor":
+    if isinstance(value, lib.UnbatchedTensor):
         return ("UnbatchedTensor", tuple(value.batch_size), tensor(inside(value), lib, aliases))
     if isinstance(value, torch.Tensor):
         return tensor(value, lib, aliases)

@@ -39,7 +39,7 @@ from kd_core._errors import InvalidArgument, InvalidValue, ShapeMismatch, shape_
 from kd_core._joining import cat, stack
 from kd_core._keys import KeyPath, format_key
 from kd_core._leaves.packing import restore_from_bits
-from kd_core._ops.binary import as_operand, check_batches, pad_to_leaves
+from kd_core._ops.binary import Operand, as_operand, check_batches, pad_to_leaves
 from kd_core._ops.filling import fill_like
 from kd_core._ops.pointwise import OPERATORS, Arithmetic, Comparisons, Logic, Unary
 from kd_core._ops.reduction import Reductions
@@ -83,7 +83,7 @@ _list_methods(
 _list_methods("split chunk tensor_split unbind narrow index_select gather scatter")
 _list_methods(
     "rsub is_floating_point all any clone cummax cummin cumprod cumsum quantile softmax "
-    "log_softmax max min clamp clamp_min clamp_max lerp addcmul addcdiv "
+    "log_softmax max min clamp_min clamp_max lerp addcmul addcdiv "
     "masked_fill masked_select detach"
 )
 
@@ -97,8 +97,23 @@ def _where(condition: Tensor, input: Any, other: Any) -> object:
     return other._kd_engine.where(other, ~condition, input)
 
 
+def _clamp(
+    input: object,
+    min: Operand | None = None,
+    max: Operand | None = None,
+    *,
+    out: TensorDictBase | None = None,
+) -> object:
+    """Return a result that is not locked if there are two limits, unlike that of the method."""
+    if not isinstance(input, TensorDictBase):
+        raise wrong_type("`input` of `torch.clamp`", "a container", input)
+    found: TensorDictBase = input._kd_engine.clamp(input, min, max, out=out)
+    return found if out is not None or min is None or max is None else found.unlock_()
+
+
 primitives.FUNCTIONS.update(
     {
+        torch.clamp: _clamp,
         torch.stack: inspect.unwrap(stack),  # torch knows its parameters
         torch.cat: inspect.unwrap(cat),
         torch.concat: cat,

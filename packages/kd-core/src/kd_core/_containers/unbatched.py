@@ -136,7 +136,7 @@ class UnbatchedTensor(TensorData, metaclass=_WithViews):
 
     def _computed(self, call: Callable[..., object], *args: object, **options: object) -> Self:
         """Return what a function gives for the tensors, as an entry of the same container."""
-        return cast("Self", computed(self._kd_desc, call, args, options))
+        return cast("Self", _computed(self._kd_desc, call, args, options))
 
     @classmethod
     def __torch_function__(
@@ -151,7 +151,7 @@ class UnbatchedTensor(TensorData, metaclass=_WithViews):
         desc = _first_desc((*args, *options.values()))
         if desc is None:
             return NotImplemented  # the class itself was passed
-        return computed(desc, func, args, options)
+        return _computed(desc, func, args, options)
 
     def __getattr__(self, name: str) -> object:
         """Return an attribute or a method of the tensor."""
@@ -391,7 +391,8 @@ class _View(UnbatchedView):
     """An entry as an instance of `torch.Tensor`: what `td[key]` returns.
 
     Functions of torch are called with the tensor of the entry. What they return is of this class,
-    too, so that it is known to have no batch dimensions when it is stored.
+    too, so that it is known to have no batch dimensions when it is stored;
+    `as_subclass(torch.Tensor)` is the plain tensor.
     """
 
     @classmethod
@@ -407,7 +408,9 @@ class _View(UnbatchedView):
         desc = _first_desc((*args, *options.values()))
         if desc is None:
             return NotImplemented  # the class itself was passed
-        return _views_of(computed(desc, func, args, options), (*args, *options.values()))
+        if func is Tensor.as_subclass:
+            return _plain(func, args)
+        return _views_of(_computed(desc, func, args, options), (*args, *options.values()))
 
     @property
     def batch_size(self) -> torch.Size:
@@ -442,7 +445,7 @@ def _views_of(found: object, given: Sequence[object]) -> object:
     return found
 
 
-def computed(
+def _computed(
     desc: Descriptor,
     call: Callable[..., object],
     args: Sequence[object],
@@ -452,6 +455,11 @@ def computed(
     given = [_unwrapped(each) for each in args]
     named = {key: _unwrapped(each) for key, each in options.items()}
     return _rewrapped(call(*given, **named), desc, (*args, *options.values()))
+
+
+def _plain(call: Callable[..., object], args: Sequence[object]) -> object:
+    """Return what a function gives for the tensors of entries, as it is."""
+    return call(*map(_unwrapped, args))
 
 
 def _unwrapped(value: object) -> object:
