@@ -18,7 +18,7 @@ from tests.models.libraries import LIBRARIES, Library
 ALL: list[Case | Library] = [*CASES, *LIBRARIES]
 BY_NAME = {case.name: case for case in ALL}
 FROM_MULTIPLES = ["UNet2DModel", "UNet2DConditionModel"]
-ANY = ["AutoencoderKL", "SegformerModel", "ResNetModel", "MobileNetV2Model", "RegNetModel"]
+ANY = ["AutoencoderKL", "SegformerModel", "ResNetModel", "RegNetModel"]
 
 
 def free_sizes(name: str) -> Shapes:
