@@ -54,7 +54,8 @@ POLICIES = (
     *("stable_baselines3==2.9.2", "sb3_contrib==2.9.2", "torchrl==0.14.1", "rsl-rl-lib==5.5.1"),
     *("skrl==2.1.1", "tianshou==2.0.1", "sensai-utils==1.6.0", "deepdiff==7.0.1"),
     *("rl_games==1.6.5", "gym==0.26.2", "gym_notices==0.1.0"),
-    "leapp==0.7.2",
+    *("leapp==0.7.2", "lerobot==0.4.4", "draccus==0.10.0", "torchvision==0.28.0"),
+    *("huggingface-hub==0.35.3", "datasets==4.5.0", "diffusers==0.35.2", "multiprocess==0.70.19"),
 )
 DISTRIBUTIONS = ("kd-core", "kd-nn", "kd-probabilistic", "kd-export")
 # One thread: the machines are shared, and the figures of two runs stay comparable.

@@ -14,7 +14,7 @@ HANDOVER = PAGES.with_name("how-to") / "handover.md"
 
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # rl_games compiles with it
 @pytest.mark.parametrize(
-    "page", ["stable-baselines3", "torchrl", "rsl-rl", "skrl", "tianshou", "rl-games"]
+    "page", ["stable-baselines3", "torchrl", "rsl-rl", "skrl", "tianshou", "rl-games", "lerobot"]
 )
 def test_the_page_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

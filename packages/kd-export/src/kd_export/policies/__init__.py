@@ -6,6 +6,7 @@ from kd_core.extending import publish as _publish
 from kd_export.policies._policy import Policy as Policy
 
 if TYPE_CHECKING:
+    from kd_export.policies._lerobot import from_lerobot as from_lerobot
     from kd_export.policies._policy import Above as Above
     from kd_export.policies._policy import Affine as Affine
     from kd_export.policies._policy import ArgMax as ArgMax
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 _publish(
     __name__,
     later={
+        "kd_export.policies._lerobot": "from_lerobot",
         "kd_export.policies._policy": (
             "Above Affine ArgMax ChannelsFirst Clip from_gymnasium Normalise OneHot Recurrent "
             "ScaleImage Shaped ToFloat Unscale"

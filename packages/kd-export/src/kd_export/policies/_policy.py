@@ -164,7 +164,7 @@ class Policy:
         keys = self._observations()
         given: Mapping[Key, object]
         if isinstance(observations, Mapping):
-            given = unnest(observations)
+            given = unnest(nest({as_key(key): value for key, value in observations.items()}))
         elif len(keys) == 1:
             given = {keys[0]: observations}
         else:
@@ -176,7 +176,7 @@ class Policy:
         examples = unnest(nest({as_key(key): value for key, value in self.example.items()}))
         found = {}
         for key in keys:
-            value = given.get(key, given.get(key[1:]))
+            value = next((given[k] for k in (key, key[1:], (wire_name(key),)) if k in given), None)
             if value is None:
                 raise KeyMismatch(
                     f"observation `{wire_name(key)}` not found; available keys: "
