@@ -95,6 +95,12 @@ class Browser:
         """Open an address."""
         self.ask("Page.navigate", url=address)
 
+    def choose(self, selector: str, file: Path) -> None:
+        """Choose a file in an input of the page."""
+        root = self.ask("DOM.getDocument")["root"]["nodeId"]
+        node = self.ask("DOM.querySelector", nodeId=root, selector=selector)["nodeId"]
+        self.ask("DOM.setFileInputFiles", nodeId=node, files=[str(file)])
+
     def value(self, script: str) -> Any:
         """Return the value of a line of JavaScript."""
         parameters = {"expression": script, "awaitPromise": True, "returnByValue": True}

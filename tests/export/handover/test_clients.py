@@ -33,6 +33,23 @@ PAIRS = [
 ]
 
 
+WORDS = (
+    *("</script><script>alert(1)</script>", "<!--<script>", "*/ int x; /*", "${alert(1)}", "`a`"),
+    *(
+        "q\"uo'te",
+        "back\\slash",
+        "new\nline",
+        "\b\u2028\u202e",
+        "%s%n",
+        "@model@",
+        "??/",
+        "d\u00e9",
+    ),
+    *("constructor", "toString", "10", "2", "export x", "\\u0041", "\U0001f916"),
+)
+"""Names that mean something in one of the languages, or in HTML."""
+
+
 def stepped(path: Path) -> list[str]:
     """Return what every client prints, by the runner."""
     session = kd_export.open(path, threads=1)
@@ -98,9 +115,32 @@ def test_what_clients_do_not_have_is_refused() -> None:
         client(SCHEMA, "policy.onnx", "rsut")
     with pytest.raises(NotExportable, match=r"clients in rust load `\.onnx` files"):
         client(SCHEMA, "policy.pt2", "rust")
-    half = Schema((Entry(("x",), "x", "float16", (2,)),), ())
-    with pytest.raises(NotExportable, match="clients do not have `x`, float16"):
-        client(half, "policy.onnx", "c")
+    for file, language in PAIRS:
+        half = Schema((Entry(("x",), "x", "float16", (2,)),), ())
+        with pytest.raises(NotExportable, match=r"`x`, float16 \(2,?\)\. Convert it in the module"):
+            client(half, file, language)
+    own = Schema((Entry(("__proto__",), "__proto__", "float32", (2,)),), ())
+    with pytest.raises(NotExportable, match="JavaScript cannot have an entry `__proto__`"):
+        client(own, "policy.onnx", "js")
+
+
+@pytest.mark.parametrize(("file", "language"), PAIRS)
+def test_the_name_of_a_file_cannot_end_a_comment(file: str, language: str) -> None:
+    words = 'a*/ evil(); """ \\ \r\n\u2028\u202e'
+    text = client(SCHEMA, f"{words}{file}", language)
+    assert not re.search(r"[\r\u2028\u202e]|\*/ evil|\"\"\" [\\?]", text)
+    assert "a?? evil()? ??? ? ????" in text
+
+
+@pytest.mark.parametrize("language", SUFFIXES)
+def test_any_names_stay_literals(language: str) -> None:
+    entries = [Entry((word,), word, "float32", (2,)) for word in WORDS]
+    text = client(Schema(tuple(entries), (ACTION,), {"batch": Axis(1, 8)}), "policy.onnx", language)
+    assert not re.search("[\b\u2028\u202e]|</script>|<!--", text) or language in ("python", "rust")
+    lines = [line for line in text.splitlines() if "int x" in line]
+    assert not any(line.lstrip().startswith("int x") for line in lines)
+    if language == "js":  # in the order of the file, where objects put numbers first
+        assert text.index('["10", ["float32"') < text.index('["2", ["float32"')
 
 
 def test_the_command_writes_a_client(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

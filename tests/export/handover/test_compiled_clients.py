@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.export.handover.test_clients import stepped
+from tests.export.handover.test_clients import WORDS, stepped
 from torch import Tensor, nn
 
 import kd_export
@@ -141,6 +141,42 @@ def test_a_client_prints_what_the_runner_gives(
     found = numbers(done.stdout.splitlines())
     assert found.shape == (150, 3)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=2e-6)
+
+
+class Summed(nn.Module):
+    """As many inputs as there are words, and an output for each of the last few."""
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        total = sum(x * (place + 1) for place, x in enumerate(inputs))
+        assert isinstance(total, Tensor)
+        return tuple(total * (place + 1) for place in range(4))
+
+
+@pytest.mark.parametrize(("suffix", "language"), [one for one in PRESENT if one[0] != ".c"])
+def test_names_may_be_any_words(suffix: str, language: str, folder: Path) -> None:
+    file = f"words{suffix}"
+    if not (folder / file).exists():
+        outputs = [f"{word} " for word in WORDS[:2]] + ["hasOwnProperty", "1"]
+        keys = [word for word in WORDS if suffix != ".xml" or "\b" not in word]  # XML has none
+        module = TensorDictModule(Summed(), in_keys=keys, out_keys=outputs)
+        example = {(word,): torch.randn(4, 2) for word in keys}
+        kd_export.save(module, folder / file, example, batch_sizes=(2,))
+    name = f"words_client{SUFFIXES[language]}"
+    schema = kd_export.inspect(folder / file)
+    (folder / name).write_text(client(schema, file, language), "utf-8")
+    words = BUILDS[suffix, language]
+    run = ["node", name, file] if language == "js" else [sys.executable, name, file]
+    if words and language != "js":
+        command = [name if word == "{}" else word for word in words]
+        subprocess.run([*command, "-o", "words.out"], cwd=folder, check=True)
+        run = ["./words.out", file]
+    done = subprocess.run(run, cwd=folder, check=True, capture_output=True, encoding="utf-8")
+    given, wanted = (text.split("\n") for text in (done.stdout, "\n".join(stepped(folder / file))))
+    found = [line.rsplit(" ", 2) for line in given if line]
+    truth = [line.rsplit(" ", 2) for line in wanted]
+    assert [row[:2] for row in found] == [row[:2] for row in truth]
+    numbers, others = ([float(row[2]) for row in rows] for rows in (found, truth))
+    np.testing.assert_allclose(numbers, others, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("language", [one for suffix, one in PRESENT if suffix == ".onnx"])

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 from tests.export.handover.browser import CHROMIUM, Browser
+from tests.export.handover.test_clients import WORDS
 from torch import nn
 
 import kd_export
@@ -79,6 +80,62 @@ def test_the_model_runs_in_the_page(folder: Path, tmp_path: Path, width: int, da
         assert browser.value("document.querySelector('#outputs').textContent") != before
         assert "hip3 rad" in browser.value("document.querySelector('#inputs').textContent")
         assert browser.value("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_a_model_that_is_too_large_is_chosen_as_a_file(tmp_path: Path) -> None:
+    """On a phone."""
+    module = TensorDictModule(nn.Linear(700, 2500), in_keys=["obs"], out_keys=["action"])
+    path = tmp_path / "large.onnx"
+    kd_export.save(module, path, {"obs": torch.randn(4, 700)}, batch_sizes=(2,))
+    assert path.stat().st_size > 7_000_000
+    other = tmp_path / "other.onnx"
+    small = TensorDictModule(nn.Linear(3, 2), in_keys=["obs"], out_keys=["action"])
+    kd_export.save(small, other, {"obs": torch.randn(4, 3)}, batch_sizes=(2,))
+    hand_over(path, tmp_path / "out", web=Path(str(WEB)) / "onnxruntime-web")
+    assert (tmp_path / "out" / "index.html").stat().st_size < 6_000_000
+    with Browser(tmp_path / "profile", 390) as browser:
+        browser.open(f"file://{tmp_path / 'out' / 'index.html'}")
+        browser.wait("!document.querySelector('#choose').hidden")
+        assert browser.value("document.querySelector('#step').disabled")
+        assert browser.value("document.documentElement.scrollWidth <= innerWidth")
+        browser.choose("#choose input", other)
+        browser.wait("document.querySelector('#state').className === 'state bad'")
+        told = browser.value("document.querySelector('#state').textContent")
+        assert "The model does not run here" in told
+        browser.choose("#choose input", tmp_path / "out" / "large.onnx")
+        browser.wait("document.querySelector('#test').className !== ''")
+        told = browser.value("document.querySelector('#test').textContent")
+        assert told.startswith("\u2713 passed: 50 steps with a reset, 3200 numbers compared")
+        browser.wait("steps === 1")
+        assert browser.value("document.querySelector('#state').className") == "state good"
+
+
+class Summed(nn.Module):
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        return torch.stack([x * (place + 1) for place, x in enumerate(inputs)]).sum(0)
+
+
+def test_names_may_be_any_words(tmp_path: Path) -> None:
+    """None of them ends a script, becomes a tag, or is taken for a property of an object."""
+    module = TensorDictModule(Summed(), in_keys=list(WORDS), out_keys=["hasOwnProperty"])
+    path = tmp_path / "words.onnx"
+    kd_export.save(
+        module,
+        path,
+        {(word,): torch.randn(4, 2) for word in WORDS},
+        batch_sizes=(2,),
+        metadata=dict.fromkeys(WORDS, WORDS[0]),
+        signals={WORDS[0]: Signal(list(WORDS[:2]), WORDS[0], kind=WORDS[1])},
+    )
+    hand_over(path, tmp_path / "out", web=Path(str(WEB)) / "onnxruntime-web")
+    with Browser(tmp_path / "profile") as browser:
+        browser.open(f"file://{tmp_path / 'out' / 'index.html'}")
+        browser.wait("document.querySelector('#test').className !== ''")
+        told = browser.value("document.querySelector('#test').textContent")
+        assert told.startswith("\u2713 passed: 50 steps with a reset, 100 numbers compared")
+        shown = browser.value("document.querySelector('#inputs').textContent")
+        assert all(word in shown for word in WORDS[:6])
+        assert browser.value("document.scripts.length") == 5
 
 
 def test_the_page_of_the_docs_runs(tmp_path: Path) -> None:

@@ -268,10 +268,12 @@ def client(schema: Schema, file: str, language: str, *, rows: int = 1) -> str:
             hint="Save the module, or convert its `.pt2` file, to one of these formats.",
         )
     name = identifier(file.removesuffix(suffix))
+    plain = re.sub(r"[^\w .,+~=()-]", "?", file)
     known = {
-        "file": re.sub(r'["\\\n]', "?", file),
+        # It stands in comments and literals of five languages, and must not end them.
+        "file": plain,
         "client": f"{name}_client",
-        "stem": file.removesuffix(suffix),
+        "stem": plain.removesuffix(suffix),
         "lower": name.lower(),
         "upper": name.upper(),
         "steps": str(STEPS),
@@ -481,7 +483,7 @@ def _openvino(interface: Interface, known: Mapping[str, str]) -> str:
     )
 
 
-def tables(interface: Interface) -> dict[str, Json]:
+def tables(interface: Interface) -> dict[str, dict[str, Json]]:
     """Return what a client in a language without types reads, by names inside the file."""
 
     def forms(parts: Sequence[Part]) -> dict[str, Json]:
@@ -511,7 +513,16 @@ def _python(interface: Interface, known: Mapping[str, str]) -> str:
 
 
 def _javascript(interface: Interface, known: Mapping[str, str]) -> str:
-    table = {name: json.dumps(value) for name, value in tables(interface).items()}
+    found = tables(interface)
+    if any("__proto__" in names for names in found.values()):
+        raise NotExportable(
+            "clients in JavaScript cannot have an entry `__proto__`: its objects take that word.",
+            got="__proto__",
+            hint="Give the key another name.",
+        )
+    pairs = {name: json.dumps([*map(list, values.items())]) for name, values in found.items()}
+    # The text may stand in a page, where a tag would end it.
+    table = {name: text.replace("<", r"\u003c") for name, text in pairs.items()}
     return filled("onnx.js", {**known, **table})
 
 
@@ -540,7 +551,10 @@ def _rust(interface: Interface, known: Mapping[str, str]) -> str:
 
 
 def _rust_string(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+    """Write a literal in letters of ASCII: the compiler refuses some that cannot be seen."""
+    plain = re.compile(r"[ !#-\[\]-~]")
+    letters = (c if plain.match(c) else rf"\u{{{ord(c):x}}}" for c in text)
+    return f'"{"".join(letters)}"'
 
 
 _WRITERS: Mapping[tuple[str, str], Callable[[Interface, Mapping[str, str]], str]] = {

@@ -12,6 +12,7 @@ import hashlib
 import html
 import json
 import math
+import re
 import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -432,8 +433,9 @@ def _safe(data: Json) -> str:
 def _stepper(interface: Interface, file: str) -> str:
     """Return the client in JavaScript as a part of the page, without its imports and exports."""
     text = client(interface.schema, file, "js")
-    body = text[text.index("const INPUTS") : text.index("if (typeof process")]
-    return body.replace("export ", "").replace("</", "<\\/")
+    # No line of it begins with a name of the file.
+    body = text[text.index("\nconst INPUTS") : text.index("\nif (typeof process")]
+    return re.sub("^export ", "", body, flags=re.MULTILINE)
 
 
 def _control(part: Part) -> Json:

@@ -9,12 +9,12 @@
 //   const result = await policy.step({ ... });
 import * as ort from "onnxruntime-web";
 
-const INPUTS = @inputs@;
-const OUTPUTS = @outputs@;
-const STATE = @state@;
-const START = @start@;
-const RANGES = @ranges@;
-const NAMES = @names@;
+const INPUTS = new Map(@inputs@);
+const OUTPUTS = new Map(@outputs@);
+const STATE = new Map(@state@);
+const START = new Map(@start@);
+const RANGES = new Map(@ranges@);
+const NAMES = new Map(@names@);
 const ARRAYS = {
   float32: Float32Array, float64: Float64Array, int8: Int8Array, int16: Int16Array,
   int32: Int32Array, int64: BigInt64Array, uint8: Uint8Array, bool: Uint8Array,
@@ -26,8 +26,8 @@ export class Policy {
     ort.env.wasm.numThreads = 1;
     const session = await ort.InferenceSession.create(source, { executionProviders: ["wasm"] });
     for (const [found, wanted] of [[session.inputNames, INPUTS], [session.outputNames, OUTPUTS]])
-      if (found.join() !== Object.keys(wanted).join())
-        throw new Error(`expected ${Object.keys(wanted)}, got ${found}`);
+      if (found.join() !== [...wanted.keys()].join())
+        throw new Error(`expected ${[...wanted.keys()]}, got ${found}`);
     return new Policy(session);
   }
 
@@ -38,27 +38,26 @@ export class Policy {
 
   reset() {
     this.state = {};
-    for (const name of Object.keys(STATE)) this.state[name] = tensor(name, START[name]);
+    for (const name of STATE.keys()) this.state[name] = tensor(name, START.get(name));
   }
 
   // Takes an array of numbers for each input that is not a state, by name; gives the same.
   async step(values) {
     const feeds = { ...this.state };
-    for (const name of Object.keys(INPUTS)) {
-      if (name in STATE) continue;
-      if (!(name in values)) throw new Error(`input ${name} not found`);
+    for (const name of INPUTS.keys()) {
+      if (STATE.has(name)) continue;
+      if (!Object.hasOwn(values, name)) throw new Error(`input ${name} not found`);
       feeds[name] = tensor(name, values[name]);
     }
     const results = await this.session.run(feeds);
     const given = {};
-    for (const name of Object.keys(OUTPUTS)) {
-      const [dtype, shape] = OUTPUTS[name];
+    for (const [name, [dtype, shape]] of OUTPUTS) {
       const found = results[name];
       if (found.type !== dtype || found.dims.join() !== shape.join())
         throw new Error(`${name}: expected ${dtype} ${shape}, got ${found.type} ${found.dims}`);
       given[name] = found.data;
     }
-    for (const [name, after] of Object.entries(STATE)) {
+    for (const [name, after] of STATE) {
       this.state[name] = results[after];
       delete given[after];
     }
@@ -67,7 +66,7 @@ export class Policy {
 }
 
 function tensor(name, values) {
-  const [dtype, shape] = INPUTS[name];
+  const [dtype, shape] = INPUTS.get(name);
   const count = shape.reduce((a, b) => a * b, 1);
   const numbers = values === undefined ? new Array(count).fill(0) : Array.from(values);
   if (numbers.length !== count)
@@ -78,8 +77,8 @@ function tensor(name, values) {
 
 // Numbers that are the same in every language, to compare.
 export function drawn(step, place, name) {
-  const [dtype, shape] = INPUTS[name];
-  const [low, high] = RANGES[name];
+  const [dtype, shape] = INPUTS.get(name);
+  const [low, high] = RANGES.get(name);
   const count = shape.reduce((a, b) => a * b, 1);
   return Array.from({ length: count }, (_, i) => {
     const part = ((step * 7919 + place * 104729 + i * 1299709 + 12345) % 10007) / 10007;
@@ -96,12 +95,12 @@ export async function compared(policy, steps = @steps@, reset = @reset@) {
   for (let step = 0; step < steps; ++step) {
     if (step === reset) policy.reset(); // where an episode begins
     const values = {};
-    Object.keys(INPUTS).forEach((name, place) => {
-      if (!(name in STATE)) values[name] = drawn(step, place, name);
+    [...INPUTS.keys()].forEach((name, place) => {
+      if (!STATE.has(name)) values[name] = drawn(step, place, name);
     });
     const results = await policy.step(values);
-    for (const [name, data] of Object.entries(results))
-      data.forEach((x, i) => lines.push(`${step} ${NAMES[name]} ${i} ${Number(x).toPrecision(9)}`));
+    for (const [name, wire] of NAMES)
+      results[name].forEach((x, i) => lines.push(`${step} ${wire} ${i} ${Number(x).toPrecision(9)}`));
   }
   return lines;
 }

@@ -95,7 +95,7 @@ async function step() {
     again = false;
     draw(await policy.step(values));
     steps += 1;
-    $("count").textContent = `${steps} step${steps === 1 ? "" : "s"}${Object.keys(STATE).length ? " since the reset" : ""}`;
+    $("count").textContent = `${steps} step${steps === 1 ? "" : "s"}${STATE.size ? " since the reset" : ""}`;
   } while (again);
   busy = false;
 }
