@@ -261,7 +261,7 @@ USUAL_KEYS: Final = (
     "joint_pos joint_vel qpos qvel command commands torque torques policy critic actor "
     "log_prob sample_log_prob value_target state_value state_action_value td_error collector "
     "priority episode episode_reward step_count is_init feature embedding latent mean_action "
-    "loc scale logit probs user item price time_step timestamp mask_tokens"
+    "loc scale probs user item price time_step timestamp mask_tokens"
 )
 """Keys that users write as attributes: `KeyAsAttribute`."""
 
