@@ -186,7 +186,7 @@ def clients(session: nox.Session) -> None:
     install(session, "test", "clients")
     # Without their dependencies: some ask for an older peer, some bring another torch.
     session.install("--no-deps", *CLIENTS)
-    session.run("pytest", "benchmarks/clients", *session.posargs)
+    session.run("pytest", "benchmarks/clients/test_clients.py", *session.posargs)
 
 
 @nox.session
