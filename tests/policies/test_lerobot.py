@@ -10,7 +10,8 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from tests.policies.lacking import each_step_counts, largest_difference
+from tests.policies.lacking import each_step_counts
+from tests.tables import POLICIES, Record, beside_oracle
 
 import kd_export
 from kd_export.policies import Policy, from_lerobot
@@ -116,9 +117,12 @@ CASES: dict[str, Callable[[], Policy]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_equals_select_action_and_each_step_counts(case: str, tmp_path: Path) -> None:
+def test_equals_select_action_and_each_step_counts(
+    case: str, tmp_path: Path, record_property: Record
+) -> None:
     policy = CASES[case]()
-    print(f"lerobot {case}: {largest_difference(policy, tmp_path):.2g}")
+    report = kd_export.save(policy, tmp_path / "policy.onnx", batch_sizes=(2,))
+    record_property(POLICIES, beside_oracle("lerobot", case, report))
     assert each_step_counts(policy, tmp_path)
 
 
