@@ -129,7 +129,11 @@ def _same_start(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Print the tables whose rows tests recorded, of policies and of files with fewer bits."""
-    reports = [each for each in terminalreporter.getreports("passed") if each.user_properties]
+    reports = [
+        report
+        for report in terminalreporter.getreports("passed")
+        if any(isinstance(row, dict) for _, row in report.user_properties)
+    ]
     if not reports:
         return
     from tests.tables import recorded  # it needs kd_export, as such tests do
