@@ -393,15 +393,13 @@ def _nested_state(entries: Entries, state: Mapping[str, object]) -> dict[str, ob
     pending: dict[str, dict[str, object]] = {}
     for name, value in state.items():
         above = next((name[:at] for at in _dots(name) if _is_level(entries, name[:at])), None)
-        if name in entries and not _is_level(entries, name):
-            nested[name] = value
-        elif above is not None:
-            pending.setdefault(above, {})[name[len(above) + 1 :]] = value
-        elif "." not in name:
+        if above is None:
+            above = name.partition(".")[0]
+        if (name in entries and not _is_level(entries, name)) or above == name:
             nested[name] = value
         else:
-            first, _, rest = name.partition(".")
-            pending.setdefault(first, {})[rest] = value
+            nested.setdefault(above, None)  # its place is that of its first entry
+            pending.setdefault(above, {})[name[len(above) + 1 :]] = value
     for key, below in pending.items():
         entry = entries.get(key)
         inner = kinds_by_key(entry._kd_entries) if isinstance(entry, AbstractContainer) else {}
