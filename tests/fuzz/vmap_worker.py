@@ -176,6 +176,14 @@ STEPS = [
 ]  # fmt: skip
 
 
+MOVING_NO_ROWS = {
+    *["x * 2", "x.sin()", "1 - x", "x * x", "x + x.cos()", "apply", "tree_map", "in place"],
+    *["update_", "copy_", "contiguous", "lock_", "lerp", "set", "set nested", "set over"],
+    *["exclude"],
+}
+"""Values of rows that `vmap` hides are read, and neither moved nor written."""
+
+
 @dataclass
 class Body:
     """What the innermost function does to a container and a number.
@@ -222,6 +230,7 @@ def a_body(rng: Random, ndim: int, kind: str) -> tuple[Body, int]:
             and (step.typed or "class" not in kind)
             # More rows than one get a value each, which `vmap` does not move.
             and (kind != "data" or (step.adds <= 0 and str(step) != "cat"))
+            and ("rows" not in kind or str(step) in MOVING_NO_ROWS)
             and not (gone and step.name in ("set", "set nested", "set over", "exclude"))
         ]
         step = rng.choice(fitting)
@@ -315,7 +324,25 @@ def a_leaf(rng: Random, batch: tuple[int, ...]) -> Tensor:
     return torch.rand(shape, dtype=torch.float64)
 
 
-KINDS = ["dense", "stack", "class", "stack inside", "locked", "data", "stack of classes", "names"]
+KINDS = [
+    *["dense", "stack", "class", "stack inside", "locked", "data", "stack of classes", "names"],
+    *["rows", "stack of rows", "stack of rows inside"],
+]
+
+
+def words_of(batch: tuple[int, ...], word: str = "") -> Any:
+    """Return a value for each row of a batch, in lists."""
+    if not batch:
+        return word
+    return [words_of(batch[1:], f"{word}{number}") for number in range(batch[0])]
+
+
+def repeated(words: Any, maps: list[tuple[bool, int]]) -> Any:
+    """Return what nested `vmap`s make of values of rows: whether each maps them, and its size."""
+    if not maps:
+        return words
+    (mapped, size), *inner = maps
+    return [repeated(row, inner) for row in (words if mapped else [words] * size)]
 
 
 def a_container(rng: Random, kind: str, batch: tuple[int, ...]) -> tuple[Any, Plain]:
@@ -324,14 +351,18 @@ def a_container(rng: Random, kind: str, batch: tuple[int, ...]) -> tuple[Any, Pl
     plain: Plain = {"a": a_leaf(rng, batch), "b": a_leaf(rng, batch), "n": n}
     dim = rng.randrange(len(batch))
     nested = TensorDict(n, batch)
-    if kind == "stack inside":
+    if "rows" in kind:
+        nested["word"] = words_of(batch)
+    if kind.endswith("inside"):
         td: Any = TensorDict({**plain, "n": lazy_stack(list(nested.unbind(dim)), dim)}, batch)
     elif "class" in kind:
         td = Sample(a=plain["a"], b=plain["b"], n=nested, batch_size=batch)
     else:
         names = list("xyz"[: len(batch)]) if kind == "names" else None
         td = TensorDict({**plain, "n": nested}, batch, names=names)
-    if kind.startswith("stack") and kind != "stack inside":
+    if "rows" in kind:
+        td["word"] = words_of(batch)
+    if kind.startswith("stack") and not kind.endswith("inside"):
         td = lazy_stack(list(td.unbind(dim)), dim)
     if kind == "data":
         td["word"] = "word"
@@ -354,7 +385,7 @@ class Program:
         kind, batch = rng.choice(KINDS), a_batch(rng)
         td, plain = a_container(rng, kind, batch)
         levels = rng.randint(0 if rng.random() < 0.3 else 1, len(batch))
-        maps = self.maps(levels, len(batch))
+        maps = self.maps(levels, len(batch), "rows" in kind)
         ndim = len(batch) - sum(each["td"] is not None for each in maps)
         typed = Sample if kind == "class" else None
         body, count = a_body(rng, ndim, kind)
@@ -363,7 +394,9 @@ class Program:
         scale = self.a_scale(maps, batch, shape)
         ours: Function = body.ours
         theirs: Function = body.theirs
-        inside = rng.choice(INSIDE) if rng.random() < 0.5 else None
+        # Jacobians map a result that values of rows do not follow: they are refused.
+        among = [fn for fn in INSIDE if "rows" not in kind or "jacobian" not in fn.__name__]
+        inside = rng.choice(among) if rng.random() < 0.5 else None
         if inside is not None:
             self.text.append(inside.__name__)
             ours, theirs = inside(ours, tensors), inside(theirs, lambda plain: plain)
@@ -384,16 +417,25 @@ class Program:
             assert td["word"] == "word"
             if inside is None:
                 assert found["word"] == "word"
+        if "rows" in kind:
+            assert td["word"] == td["n", "word"] == words_of(batch)
+            if inside is None:
+                sizes = [
+                    (each["td"] is not None, size) for each, size in zip(maps, shape, strict=True)
+                ]
+                words = repeated(words_of(batch), sizes)
+                assert found["word"] == found["n", "word"] == words
         if typed is not None and inside in (None, gradient):
             assert isinstance(found, typed), type(found)
 
-    def maps(self, levels: int, ndim: int) -> list[dict[str, Any]]:
-        """Return what is mapped at each level, the outermost first."""
+    def maps(self, levels: int, ndim: int, rows: bool) -> list[dict[str, Any]]:
+        """Return what is mapped at each level, the outermost first; of rows with values, rows."""
         rng, left = self.rng, ndim
         made: list[dict[str, Any]] = []
         for _ in range(levels):
-            taken = rng.random() < 0.85
-            made.append({"td": rng.randrange(left) if taken else None, "scale": not taken})
+            taken = rng.random() < (0.5 if rows else 0.85)
+            dim = 0 if rows else rng.randrange(left)
+            made.append({"td": dim if taken else None, "scale": not taken, "rows": rows})
             left -= taken
             if taken and rng.random() < 0.4:
                 made[-1]["scale"] = True
@@ -424,7 +466,7 @@ class Program:
     ) -> tuple[Function, Function, int | None]:
         """Return both functions under one more `vmap`."""
         rng = self.rng
-        out = rng.randint(0, count) if count is not None else 0
+        out = rng.randint(0, count) if count is not None and not what["rows"] else 0
         dims = (what["td"], what["at"])
         options: dict[str, Any] = {"out_dims": out} if out or rng.random() < 0.5 else {}
         if rng.random() < 0.2:

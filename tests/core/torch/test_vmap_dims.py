@@ -412,10 +412,73 @@ def test_values_of_rows_that_vmap_does_not_map_are_repeated(stacked: bool) -> No
     alone = torch.vmap(lambda _: td[0], randomness="error")(torch.arange(4))
     assert alone["w"] == alone["n", "w"] == [words[0]] * 4
     assert torch.vmap(lambda _: td, out_dims=None)(torch.arange(4))["w"] == words
-    for size in (1, 2, 3):
-        chunks = torch.vmap(lambda row, _: row, (None, 0), chunk_size=size)(dense, torch.arange(4))
-        assert chunks.batch_size == (4, 2, 3)
-        assert chunks["w"] == chunks["n", "w"] == [words] * 4
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("dim", [None, 0, 1])
+def test_values_of_rows_are_repeated_for_all_chunks(dim: int | None, size: int) -> None:
+    words = [["a", "b", "c"], ["d", "e", "f"]]
+    below = {"w": words, "x": torch.zeros(2, 3)}
+    dense = TensorDict({"x": X, "w": words, "n": below, "empty": {"w": words}}, [2, 3])
+    td: TensorDictBase = dense if dim is None else lazy_stack(dense.unbind(dim), dim)
+    for each in (td, TensorDict({"x": X, "s": td}, [2, 3])):
+        key = "s" if "s" in each else ()
+        made = torch.vmap(lambda row, _: row, (None, 0), chunk_size=size)(each, torch.arange(4))
+        assert made.batch_size == (4, 2, 3)
+        rows: Any = made[key] if key else made
+        assert type(rows) is type(td)
+        assert rows["w"] == rows["n", "w"] == rows["empty", "w"] == [words] * 4
+        mapped: Any = torch.vmap(lambda row: row, chunk_size=size)(each)
+        assert (mapped[key] if key else mapped)["w"] == words
+    twice = torch.vmap(
+        lambda row, _: torch.vmap(lambda row, _: row, (None, 0), chunk_size=size)(row, X[0]),
+        (None, 0),
+        chunk_size=size,
+    )(td, torch.arange(4))
+    assert twice["w"] == [[words] * 3] * 4
+
+
+@pytest.mark.parametrize("size", [None, 1, 2, 3])
+@pytest.mark.parametrize("stacked", [False, True])
+def test_values_of_rows_that_an_outer_vmap_maps_are_repeated(
+    stacked: bool, size: int | None
+) -> None:
+    """The inner `vmap` gave them the rows of the outer one, or raised an error."""
+    words = [["a", "b", "c"], ["d", "e", "f"]]
+    dense = TensorDict({"x": X, "w": words}, [2, 3])
+    td: TensorDictBase = lazy_stack(dense.unbind(1), 1) if stacked else dense
+
+    def repeat(count: int, fn: Callable[[Any], Any] = lambda row: row) -> Callable[[Any], Any]:
+        return lambda row: torch.vmap(lambda row, _: fn(row), (None, 0), chunk_size=size)(
+            row, torch.arange(count)
+        )
+
+    def each(fn: Callable[[Any], Any] = lambda row: row) -> Callable[[Any], Any]:
+        return lambda row: torch.vmap(fn, chunk_size=size)(row)
+
+    for count in (1, 2, 4):  # of 2 it were the rows of the outer one
+        assert each(repeat(count))(td)["w"] == [[row] * count for row in words]
+        assert each(each(repeat(count)))(td)["w"] == [[[w] * count for w in row] for row in words]
+        assert each(repeat(count, each()))(td)["w"] == [[row] * count for row in words]
+        assert repeat(2, each(repeat(count)))(td)["w"] == [[[row] * count for row in words]] * 2
+    assert each(each())(td)["w"] == words
+
+
+def test_rows_that_vmap_hides_are_not_moved_by_functions_inside_of_another() -> None:
+    td = TensorDict({"x": X, "w": [["a", "b", "c"], ["d", "e", "f"]]}, [2, 3])
+    with pytest.raises(InvalidValue, match="inside of `vmap`"):
+        torch.vmap(
+            lambda row: torch.vmap(
+                lambda row, _: pytree.tree_map(lambda leaf: torch.stack([leaf] * 2), row), (None, 0)
+            )(row, torch.arange(4))
+        )(td)
+
+
+def test_rows_that_are_not_repeated_stay_rows_of_their_own() -> None:
+    stack = lazy_stack([TensorDict({"x": X[0], "w": word}, [3]) for word in "ab"])
+    copy = pytree.tree_map(lambda leaf: leaf, stack)
+    copy[0, 1] = TensorDict({"x": torch.zeros(()), "w": "z"}, [])
+    assert copy["w"] == [["a", "z", "a"], ["b", "b", "b"]]
 
 
 def test_mapped_values_of_rows_may_stand_beside_a_leaf_that_is_not_mapped() -> None:

@@ -35,7 +35,12 @@ from kd_core import _registry as registry
 from kd_core._containers.dense import Dense
 from kd_core._containers.lazy_stack import built_stack
 from kd_core._containers.non_tensor import Constant, NonTensorDataBase, wrap_data
-from kd_core._containers.non_tensor_stack import HiddenRows, NonTensorStack
+from kd_core._containers.non_tensor_stack import (
+    HiddenRows,
+    NonTensorStack,
+    repeated_along,
+    repeated_dims,
+)
 from kd_core._containers.stack_moves import plain_class
 from kd_core._containers.tensordict import TensorDict
 from kd_core._containers.unbatched import UnbatchedTensor, wrap_tensor
@@ -502,11 +507,33 @@ def _take_stack_apart(container: AbstractContainer, children: list[object]) -> A
             raise
     else:
         if isinstance(container, Composite) and not is_compiling():
-            return structure._replace(stacked=container._dim)
+            data = tuple((key, _as_repeated(container, key, each)) for key, each in structure.data)
+            return structure._replace(stacked=container._dim, data=data)
         return structure
 
     children[:] = container._members
     return structure_of(container)
+
+
+def _as_repeated(stack: AbstractContainer, key: str, value: object) -> object:
+    """Return data of a stack with rows that are repeated where those of all its members are.
+
+    The entry of a stack joins the rows of its members, each for itself. `vmap` in chunks must know
+    along which dimensions they were repeated.
+    """
+    node = value.node if isinstance(value, Constant) else None
+    if not isinstance(node, NonTensorStack) or not isinstance(stack, Composite):
+        return value
+    dims = _repeated_in(stack, key)
+    return Constant(repeated_along(node, dims)) if dims else value
+
+
+def _repeated_in(container: AbstractContainer, key: str) -> set[int]:
+    """Return the batch dimensions along which all members repeat the rows of an entry."""
+    if not isinstance(container, Composite):
+        return repeated_dims(container._kd_entries[key])
+    found = [_repeated_in(member, key) for member in container._members]
+    return {dim + (dim >= container._dim) for dim in set.intersection(*found)} if found else set()
 
 
 def _below_gradients(container: AbstractContainer) -> AbstractContextManager[object]:
@@ -835,7 +862,8 @@ def _fitted(
         if isinstance(value, AbstractContainer):
             entries[key] = _fitted(value, batch, ndim, moved)
         elif isinstance(value, NonTensorDataBase):
-            entries[key] = _data(key, value._constant(), desc, own.ndim, moved)
+            constant = _as_repeated(hollow, key, value._constant())
+            entries[key] = _data(key, constant, desc, own.ndim, moved)
         elif is_unbatched(value):
             entries[key] = value._kd_with_descriptor(desc)
         else:
@@ -857,16 +885,17 @@ def _data(
     node = constant.node
     if isinstance(node, (NonTensorStack, HiddenRows)):
         further = desc.ndim - node._kd_desc.ndim
-        if further == -1 and current_level() is not None:
+        level = current_level()
+        if further == -1 and level is not None:
             refuse_rows(key, moved)
-            return HiddenRows.around(node, desc)
-        if further == 1 and isinstance(node, HiddenRows):
+            return HiddenRows.around(node, desc, level)
+        hides = isinstance(node, HiddenRows) and (level is None or node._level >= level)
+        if further == 1 and hides:
             refuse_rows(key, moved)
-        if further == 1 and isinstance(node, NonTensorStack) and moved is not None and moved.given:
-            repeated = node._kd_map_each(
-                lambda rows: rows.unsqueeze(moved.dim).expand(desc.size), lambda _: desc.batch
-            )
-            return repeated._kd_with_descriptor(desc)
+        elif further == 1 and moved is not None and moved.given:
+            return node._given(moved.dim, desc)
+        elif further == 1 and isinstance(node, HiddenRows):
+            raise node.refusal()
         if not further and hollow and isinstance(node, HiddenRows):
             return node  # its container gets the batch of its parent later
     return node._restored(desc, ndim)

@@ -300,6 +300,21 @@ def _repeated(positions: Tensor, size: Sequence[int]) -> Tensor | None:
     return positions[tuple(one)].expand(*size)
 
 
+def repeated_dims(entry: object) -> set[int]:
+    """Return the batch dimensions along which rows of an entry are one row, repeated."""
+    if not isinstance(entry, NonTensorStack):
+        return set()
+    return {dim for dim in range(entry._kd_desc.ndim) if not entry._positions.stride(dim)}
+
+
+def repeated_along(node: NonTensorStack, dims: Iterable[int]) -> NonTensorDataBase:
+    """Return an entry whose values are the same along some dimensions as one row, repeated."""
+    one = [slice(None)] * node._kd_desc.ndim
+    for dim in dims:
+        one[dim] = slice(1)
+    return node._with(node._positions[tuple(one)].expand(*node._positions.shape), node._kd_desc)
+
+
 def _refused_inside_vmap(rows: object) -> InvalidValue:
     return InvalidValue(
         "a non-tensor entry with one value per row cannot be moved, joined, compared or written "
@@ -888,6 +903,13 @@ class NonTensorStack(NonTensorDataBase, RowData):
             return False
         return all(map(same_data, flat_values(self), flat_values(other)))
 
+    def _given(self, dim: int, desc: Descriptor) -> NonTensorDataBase:
+        """Return the entry with a dimension that `vmap` gave, along which its rows are repeated."""
+        repeated = self._kd_map_each(
+            lambda rows: rows.unsqueeze(dim).expand(desc.size), lambda _: desc.batch
+        )
+        return repeated._kd_with_descriptor(desc)
+
     def _restored(self, desc: Descriptor, ndim: int) -> NonTensorDataBase:
         # Where the rows were moved by `tree_map`, it is not split.
         if self._kd_desc.batch[: desc.ndim] == desc.batch and desc.ndim >= ndim:
@@ -895,9 +917,7 @@ class NonTensorStack(NonTensorDataBase, RowData):
         repeated = _repeated(self._positions, desc.size)
         if repeated is not None:
             return self._with(repeated, desc)
-        whole = object.__new__(NonTensorData)
-        whole._boxed, whole._kd_desc, whole._of_batch = (self,), desc._unlocked, True
-        return whole
+        return _unsplit(self, desc)
 
     def _encode(
         self, value: object, path: tuple[str, ...], shape: Batch | None = None
@@ -944,18 +964,36 @@ class HiddenRows(NonTensorData):
     All are read at once. They fit the rows again outside, so inside they are not moved or written.
     """
 
-    __slots__ = ()
+    __slots__ = ("_level",)
+
+    _level: int
 
     @classmethod
-    def around(cls, node: NonTensorDataBase, desc: Descriptor) -> HiddenRows:
-        """Return the entry of a batch that lacks the first dimension."""
+    def around(cls, node: NonTensorDataBase, desc: Descriptor, level: int) -> HiddenRows:
+        """Return the entry of a batch that lacks the first dimension, which a level hides."""
         new = object.__new__(cls)
         new._boxed, new._kd_desc, new._of_batch = (node,), desc._unlocked, False
+        new._level = level
         return new
 
-    def _hidden(self) -> NonTensorDataBase:
+    def _hidden(self) -> NonTensorStack | HiddenRows:
         """Return the entry of the batch that has the first dimension."""
-        return cast("NonTensorDataBase", self.data)
+        return cast("NonTensorStack | HiddenRows", self.data)
+
+    def _kd_with_descriptor(self, desc: Descriptor) -> Self:
+        new = super()._kd_with_descriptor(desc)
+        new._level = self._level
+        return new
+
+    def _given(self, dim: int, desc: Descriptor) -> NonTensorDataBase:
+        """Return the entry with a dimension that a `vmap` inside of the hiding one gave."""
+        hidden = self._hidden()
+        return self.around(hidden._given(dim + 1, self._with_first(desc)), desc, self._level)
+
+    def _with_first(self, desc: Descriptor) -> Descriptor:
+        """Return the descriptor of the hidden entry where the batch is another."""
+        hidden = self._hidden()._kd_desc
+        return hidden.with_batch((hidden.batch[0], *desc.batch))
 
     def _copy_values(self) -> None:
         """Leave the values as they are: inside of `vmap` they are read alone."""
@@ -971,11 +1009,28 @@ class HiddenRows(NonTensorData):
         return isinstance(other, HiddenRows) and self._hidden()._is_equal(other._hidden())
 
     def _restored(self, desc: Descriptor, ndim: int) -> NonTensorDataBase:
+        hidden = self._hidden()
         if desc.ndim == self._kd_desc.ndim + 1:  # it leaves `vmap`
-            return self._hidden()._restored(desc, desc.ndim)
-        if desc.batch != self._kd_desc.batch:
+            if isinstance(hidden, HiddenRows) and hidden._kd_desc.batch != desc.batch:
+                return _unsplit(hidden, desc)  # one chunk
+            return hidden._restored(desc, desc.ndim)
+        if desc.batch == self._kd_desc.batch:
+            return self._under(desc)
+        repeated = self._repeated(desc)
+        if repeated is None:
             raise self.refusal()
-        return self._under(desc)
+        return repeated
+
+    def _repeated(self, desc: Descriptor) -> HiddenRows | None:
+        """Return the entry with more of the dimensions along which it is repeated, or None."""
+        hidden, below = self._hidden(), self._with_first(desc)
+        made: NonTensorDataBase | None
+        if isinstance(hidden, HiddenRows):
+            made = hidden._repeated(below)
+        else:
+            positions = _repeated(hidden._positions, below.size)
+            made = None if positions is None else hidden._with(positions, below)
+        return None if made is None else self.around(made, desc, self._level)
 
     def _kd_map_each(self, fn: LeafFn, batch: BatchFn | None = None, memo: Memo = None) -> Self:
         desc = self._kd_desc
@@ -1014,6 +1069,13 @@ class HiddenRows(NonTensorData):
 
     def __reduce__(self) -> tuple[object, ...]:
         return NonTensorData, (self.data, self._kd_desc.batch, self._kd_desc.device)
+
+
+def _unsplit(node: NonTensorDataBase, desc: Descriptor) -> NonTensorData:
+    """Return an entry that holds another as it is, whose rows are not those of the batch."""
+    whole = object.__new__(NonTensorData)
+    whole._boxed, whole._kd_desc, whole._of_batch = (node,), desc._unlocked, True
+    return whole
 
 
 def _padded(node: NonTensorStack, fn: LeafFn, desc: Descriptor) -> NonTensorStack:
