@@ -139,6 +139,16 @@ def test_what_tree_map_puts_in_place_of_tensors_is_printed() -> None:
         cotangents(rows)
 
 
+def test_dimensions_in_place_of_an_unbatched_tensor_are_printed() -> None:
+    td = TensorDict({"u": UnbatchedTensor(torch.zeros(3)), "a": torch.zeros(2)}, [2])
+    for dim in (0, None):
+        dims = pytree.tree_map(lambda _, dim=dim: dim, td)
+        assert repr(dims) == f"TensorDict(batch_size=[], fields={{a: {dim}, u: unbatched {dim}}})"
+        assert repr(dims.get("u")) == f"UnbatchedTensor({dim})"
+        assert dims["u"] == dim
+        assert f"<div>u: <code>{dim}</code></div>" in dims._repr_html_()
+
+
 def test_options_choose_what_is_shown() -> None:
     td = TensorDict({"b": torch.zeros(2), "a": {"c": torch.zeros(2)}}, [2])
     usual = repr(td)

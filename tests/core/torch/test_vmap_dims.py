@@ -346,6 +346,37 @@ def test_out_dims_in_a_tuple_are_those_of_a_container(stacked: bool) -> None:
         torch.vmap(lambda x: x + 1, (0,), (0, 0))(given)
 
 
+@pytest.mark.parametrize("stacked", [False, True])
+def test_a_tree_of_dimensions_inside_of_vmap_is_of_zeros_or_refused(stacked: bool) -> None:
+    """What torch compares with it there stands for `out_dims=(0,)`, too."""
+    dense = TensorDict({"a": torch.rand(2, 3, 3), "b": torch.rand(2, 3, 3)}, [2, 3, 3])
+    td: TensorDictBase = lazy_stack(dense.unbind(2), 2) if stacked else dense
+
+    def inner(row: TensorDictBase, dims: object) -> Any:
+        return torch.vmap(double, (dims,))(row)
+
+    def made_inside(a: int | None, b: int | None) -> Any:
+        def call(row: TensorDictBase) -> Any:
+            dims = pytree.tree_map_with_path(lambda path, _: {"a": a, "b": b}[path[0].key], row)
+            return inner(row, dims)
+
+        return torch.vmap(call)(td)
+
+    assert bool((made_inside(0, 0) == td * 2).all())
+    message = "of dimensions. Inside of another `vmap` .* pass one number or `None` for all of it"
+    for a, b in ((1, 1), (0, None)):
+        with pytest.raises(ValueError, match=message):
+            made_inside(a, b)
+    dims = pytree.tree_map(lambda _: 0, td)  # made outside
+    with pytest.raises(ValueError, match=message):
+        torch.vmap(lambda row: inner(row, dims))(td)
+    assert bool((torch.vmap(lambda row: torch.vmap(double, 1, 1)(row))(td) == td * 2).all())
+    found = torch.vmap(torch.vmap(lambda each: each["a"] + each["b"], ({"a": 0, "b": None},)))(
+        {"a": td["a"], "b": td["b"]}
+    )
+    assert torch.equal(found, td["a"][:, :, None] + td["b"][:, None])
+
+
 def test_values_of_rows_stay_where_another_dimension_than_the_stacked_one_is_mapped() -> None:
     rows = [TensorDict({"w": ["x", "y", "z"], "a": torch.zeros(3)}, [3]) for _ in range(2)]
     stack = lazy_stack(rows, 1)

@@ -23,7 +23,7 @@ from torch.nn.parameter import is_lazy
 from kd_core._errors import InvalidArgument, KdError, ShapeMismatch, a_type, listed, wrong_type
 from kd_core._leaves.loops import entries_of, is_shapeless, unwrapped
 from kd_core._naming import public_in
-from kd_core._nodes import leaf_or_node, tensor_of
+from kd_core._nodes import is_unbatched, leaf_or_node, tensor_of
 from kd_core._shapes import names_of
 
 if TYPE_CHECKING:
@@ -238,7 +238,7 @@ def describe_node(node: Node) -> str:
     if _options["show_device"]:
         parts.append(f"{INDENT}device={node._kd_desc.device}")
     if _options["show_is_shared"]:
-        leaves = [leaf for leaf in map(tensor_of, shown.values()) if leaf is not None]
+        leaves = [leaf for leaf in map(tensor_of, shown.values()) if torch.is_tensor(leaf)]
         shared = bool(leaves) and all(_is_shared_anywhere(leaf) for leaf in leaves)
         parts.append(f"{INDENT}is_shared={shared}")
     body = ",\n".join(parts)
@@ -283,9 +283,9 @@ def _compact(value: Entry | type[KdError], ndim: int, above: Node) -> str:
         return "differs among the members"
     if isinstance(value, Tensor):
         return _short(value, ndim, above)
-    leaf = tensor_of(value)
-    if leaf is not None:
-        return f"unbatched {_short(leaf, 0, above)}"
+    if is_unbatched(value):
+        leaf: object = value._tensor  # or what `tree_map` put in place of it
+        return f"unbatched {_short(leaf, 0, above) if torch.is_tensor(leaf) else repr(leaf)}"
     entries = entries_of(value)
     if entries is None:
         data = repr(unwrapped(value))

@@ -103,10 +103,12 @@ class Level(NamedTuple):
     Attributes:
         number: the level.
         mapped: its tensors, as far as they have strides.
+        of_numbers: whether its children are no tensors but `in_dims` of `vmap`.
     """
 
     number: int
     mapped: tuple[Mapped | None, ...]
+    of_numbers: bool = False
 
 
 class Moved(NamedTuple):
@@ -126,13 +128,16 @@ def current_level() -> int | None:
     return None if is_compiling() else maybe_current_level()
 
 
-def level_of(children: Iterable[object]) -> Level | None:
+def level_of(children: list[object]) -> Level | None:
     """Return where a container of these children is taken apart; `None` outside of transforms."""
     number = current_level()
     if number is None:
         return None
     mapped = tuple(_as_mapped(tensor, number) for tensor in _tensors(children))
-    return Level(number, mapped if any(mapped) else ())
+    if any(mapped):
+        return Level(number, mapped)
+    dims = [child for child in children if child is None or child.__class__ is int]
+    return Level(number, (), of_numbers=bool(dims) and len(dims) == len(children))
 
 
 def _as_mapped(tensor: Tensor, number: int) -> Mapped | None:
@@ -179,7 +184,9 @@ def stand_for_dims(children: list[object]) -> bool:
     """Return whether `vmap` fills a structure with zeros to compare it with `out_dims`.
 
     A container counts as one output there, as a tensor does: `out_dims=(0,)` is for all of it.
-    So zeros are rebuilt to a tuple of one.
+    So zeros are rebuilt to a tuple of one. The same zeros are compared with a tree of `in_dims`
+    inside of another `vmap`, which nothing tells apart: there, torch takes a tree of zeros that was
+    made at that level alone, and the message for others is in `Structure.__repr__`.
     """
     if not children or children[0].__class__ is not int or current_level() is None:
         return False
@@ -423,6 +430,12 @@ def _is_ragged(stack: LazyStackedTensorDict) -> KdError:
 AnyStructure: TypeAlias = "Structure | Members"
 
 
+_ONE_NUMBER: Final = (
+    " of dimensions. Inside of another `vmap` these cannot be compared with a container: pass one "
+    "number or `None` for all of it, or pass its tensors in a dict"
+)
+
+
 class Structure(NamedTuple):
     """The structure of a container without its children; equal if keys and data are equal.
 
@@ -471,7 +484,9 @@ class Structure(NamedTuple):
         return hash(self.keys)
 
     def __repr__(self) -> str:
-        return f"{list(self.keys)}, data={dict(self.data)}" if self.data else f"{list(self.keys)}"
+        # In messages of torch about `in_dims` and `out_dims`.
+        text = f"{list(self.keys)}, data={dict(self.data)}" if self.data else f"{list(self.keys)}"
+        return text + _ONE_NUMBER if self.level is not None and self.level.of_numbers else text
 
 
 def _same_data(mine: dict[str, object], theirs: dict[str, object]) -> bool:

@@ -296,7 +296,7 @@ class UnbatchedTensor(TensorData, metaclass=_WithViews):
         return self._computed(operator.invert, self)
 
     def _kd_item(self) -> Tensor:
-        if is_compiling():
+        if is_compiling() or not torch.is_tensor(self._tensor):  # or what `tree_map` put there
             return self._tensor
         if self._seen is None:
             self._seen = _shown(self._tensor, self._kd_desc)
@@ -383,7 +383,10 @@ class UnbatchedTensor(TensorData, metaclass=_WithViews):
     def __repr__(self) -> str:
         from kd_core._display import describe_leaf  # loaded when something is printed
 
-        _, _, described = describe_leaf(self._tensor).partition("(")
+        held: object = self._tensor
+        if not torch.is_tensor(held):  # what `tree_map` put in place of one
+            return f"{type(self).__name__}({held!r})"
+        _, _, described = describe_leaf(held).partition("(")
         return f"{type(self).__name__}({described}"
 
 
