@@ -5,7 +5,7 @@ import io
 import multiprocessing
 import pickle
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
@@ -18,6 +18,7 @@ from kd_core import (
     TensorDict,
     UnbatchedTensor,
     default_is_leaf,
+    lazy_stack,
 )
 from kd_core.convert import from_schema
 
@@ -169,6 +170,26 @@ def test_vmap_does_not_map_it() -> None:
     result = torch.vmap(scaled, (0, None))(td.select("a"), td["u"])
     assert result.tolist() == [0.0, 6.0]
     assert torch.vmap(lambda x, row: row["u"].sum() + x, (0, None))(torch.ones(3), td).shape == (3,)
+
+
+@pytest.mark.parametrize("rows", [2, 4])
+@pytest.mark.parametrize("stacked", [False, True])
+def test_a_tree_of_dimensions_passes_it_whole(stacked: bool, rows: int) -> None:
+    dense = TensorDict({"a": torch.ones(rows), "u": UnbatchedTensor(fixed())}, [rows])
+    td: Any = lazy_stack(dense.unbind(0)) if stacked else dense
+    dims = pytree.tree_map(lambda leaf: 0 if leaf.ndim == 1 else None, td)
+    seen: list[torch.Size] = []
+
+    def call(row: TensorDict) -> TensorDict:
+        seen.append(row["u"].shape)
+        return row.set("b", row["a"] + row["u"].sum())
+
+    below = torch.vmap(lambda each: call(each["n"]), ({"n": dims},))({"n": td})
+    for made in (torch.vmap(call, (dims,))(td), below):
+        assert torch.equal(made["u"], fixed())
+        assert made["b"].tolist() == [1 + fixed().sum().item()] * rows
+    assert seen == [fixed().shape] * 2
+    assert torch.equal(torch.vmap(lambda row: row, (dims,), chunk_size=rows)(td)["u"], fixed())
 
 
 @pytest.mark.parametrize("out_dim", [0, 1])

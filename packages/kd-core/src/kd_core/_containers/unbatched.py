@@ -65,6 +65,11 @@ class UnbatchedTensor(TensorData, metaclass=_WithViews):
     Reductions along batch dimensions refuse it, because it has none. `stack` and `cat` keep one if
     all are equal, else they raise an error.
 
+    `torch.vmap` maps leaves, and torch reads sizes before a container can tell it that this one has
+    no rows: it says that sizes in the mapped dimension differ (or that a tensor has no dimension),
+    and where they are equal by chance, the container refuses. Pass the tensor by itself with
+    `in_dims=None`, or give the container a tree of `in_dims` with `None` for it.
+
     A write in place to the tensor of an indexed container is seen by the container that was
     indexed.
 
@@ -88,6 +93,9 @@ class UnbatchedTensor(TensorData, metaclass=_WithViews):
         >>> td["scaled"] = td["a"] * td["u"].sum()
         >>> td[0]["scaled"]
         tensor([0., 0., 0.])
+        >>> scale = torch.vmap(lambda row, u: row["a"] * u.sum(), in_dims=(0, None))
+        >>> scale(td.select("a"), td["u"]).shape
+        torch.Size([10, 3])
         >>> td.get("u")
         UnbatchedTensor(shape=torch.Size([7]), device=cpu, dtype=torch.float32, is_shared=False)
     """
