@@ -551,10 +551,10 @@ class Carried:
     def __init__(self, schema: Schema, runner: Runner) -> None:
         self._schema = schema
         self._runner = runner
-        self._kd_entries = [entry for entry in schema.inputs if entry.wire in schema.state]
+        self._entries = [entry for entry in schema.inputs if entry.wire in schema.state]
         self._first = {
             entry.wire: cast("_Array", runner.build(_drawn(entry, schema.initial[entry.wire])))
-            for entry in self._kd_entries
+            for entry in self._entries
             if entry.wire in schema.initial
         }
         self.arrays: dict[str, object] = {}
@@ -570,7 +570,7 @@ class Carried:
             ShapeMismatch: The inputs of this step have other sizes than those before.
         """
         found = {}
-        for entry in self._kd_entries:
+        for entry in self._entries:
             held = self.arrays.get(entry.wire)
             if held is None:
                 known = {name: size for name, (size, _) in sizes.items()}
@@ -622,7 +622,7 @@ class Carried:
             return
         rows = _flags(mask)
         changed = self.copies()
-        for entry in self._kd_entries:
+        for entry in self._entries:
             if entry.wire not in changed:
                 continue
             rows_of, dim = cast("_Array", changed[entry.wire]), self._row_dim(entry)
@@ -651,7 +651,7 @@ class Carried:
     def _row_dim(self, entry: Entry) -> int:
         """Return the dimension of the batch: of the first axis that the first input has."""
         axes = [size for one in self._schema.inputs for size in one.shape if isinstance(size, str)]
-        shared = [axis for axis in axes if all(axis in one.shape for one in self._kd_entries)]
+        shared = [axis for axis in axes if all(axis in one.shape for one in self._entries)]
         return entry.shape.index(shared[0]) if shared else 0
 
 
