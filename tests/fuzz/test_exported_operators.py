@@ -37,6 +37,9 @@ CHANGES: list[Change] = [
     lambda x: torch.where((x == 0) | x.isnan(), -x.abs(), x),
     lambda x: torch.where(x.abs() < 3e-7, 0 * x, x),
     lambda x: torch.where(x.abs() < 3e-7, -x, x),
+    # `Elu` of onnxruntime computes `exp(x) - 1`.
+    lambda x: torch.where((x != 0) & (x.abs() < 1e-3), x + 2e-7, x),
+    lambda x: torch.where((x != 0) & (x.abs() < 1e-3), x - 2e-7, x),
 ]
 UNSURE = {"sort_descending", "argsort"}
 """Places of ties, which torch does not promise."""
