@@ -364,3 +364,15 @@ def test_ragged_members_are_concatenated_into_out(dim: int) -> None:
     join: Any = torch.cat
     assert join(parts, dim, out=out) is out
     assert [each.tolist() for each in kept] == [each["a"].tolist() for each in want.unbind(0)]
+
+
+@pytest.mark.parametrize("dim", [1, 2])
+def test_ragged_members_are_stacked_into_out(dim: int) -> None:
+    one = lazy_stack([TensorDict({"a": torch.ones(2, n)}, [2]) for n in (1, 2, 3)])
+    out = stack([one, one], dim) * 0
+    leaf = out[0]["a"]
+    assert stack([one, one.clone()], dim, out=out) is out
+    assert leaf.eq(1).all()
+    assert [each["a"].shape[-1] for each in out.unbind(0)] == [1, 2, 3]
+    with pytest.raises(ShapeMismatch):
+        stack([one, one], dim, out=stack([one, one, one], dim))

@@ -481,3 +481,13 @@ def test_a_clone_shares_values_that_cannot_be_copied() -> None:
     assert td.clone()["d"] is value
     assert td.clone()["rows"][0] is value
     assert lazy_stack([td, td]).clone()[0]["d"] is value
+
+
+def test_unsqueeze_of_torch_keeps_one_value() -> None:
+    word = NonTensorData("to", batch_size=[3, 2])
+    for found in (torch.unsqueeze(word, 0), torch.unsqueeze(input=word.lock_(), dim=-3)):
+        assert type(found) is NonTensorData
+        assert found.batch_size == (1, 3, 2)
+        assert found.data == "to"
+    assert found.is_locked
+    assert word.unsqueeze(0).tolist() == [word.tolist()]

@@ -358,6 +358,35 @@ def test_padding_in_place_changes_a_typed_container_itself() -> None:
     assert not isinstance(data.pad([0, 1], 0.0), Pair)
 
 
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda data: torch.sum(data, 0),
+        lambda data: torch.mean(data),
+        lambda data: torch.std(data, dim=0),
+        lambda data: data.sum(0),
+        lambda data: data.any(0),
+        lambda data: data.all(0),
+    ],
+)
+def test_functions_of_torch_return_what_the_methods_do(compute: Any) -> None:
+    class Pair(TypedTensorDict):
+        sum: Any  # has the name of the method
+
+    class Plain(TypedTensorDict):
+        a: Tensor
+
+    found = compute(Plain(a=torch.ones(3, 2), batch_size=[3]))
+    assert type(found) is TensorDict
+    assert list(found.keys()) == ["a"]
+    data: Any = Pair(sum=torch.ones(3, 2), batch_size=[3])
+    shadowed: object = torch.sum(data, 0)
+    assert type(shadowed) is TensorDict
+    assert shadowed["sum"].tolist() == [3, 3]
+    data = Plain(a=torch.ones(3), batch_size=[3])
+    assert isinstance(torch.exp(data), Plain)
+
+
 def test_a_number_beside_rows_is_kept_as_it_is() -> None:
     class Sample(TensorClass):
         x: Tensor

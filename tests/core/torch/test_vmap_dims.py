@@ -517,3 +517,20 @@ def test_mapped_values_of_rows_may_stand_beside_a_leaf_that_is_not_mapped() -> N
     made = torch.vmap(lambda row: row.exclude("x").set("y", torch.ones(3)))(td)
     assert made["w"] == td["w"]
     assert made["y"].tolist() == [[1, 1, 1], [1, 1, 1]]
+
+
+def test_a_locked_container_is_locked_inside_and_after() -> None:
+    seen: list[bool] = []
+
+    def doubled(td: TensorDictBase) -> TensorDictBase:
+        seen.append(td.is_locked)
+        return td * 2
+
+    result = torch.vmap(doubled)(other_ranks().lock_())
+    assert seen == [True]
+    assert result.is_locked
+    assert result["n"].is_locked
+    assert not torch.vmap(double)(other_ranks()).is_locked
+    assert not torch.vmap(lambda td: td.clone())(other_ranks().lock_()).is_locked
+    assert not result.unlock_()["n"].is_locked
+    assert not pytree.tree_map(lambda leaf: leaf, other_ranks().lock_()).is_locked

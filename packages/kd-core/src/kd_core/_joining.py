@@ -540,8 +540,13 @@ def stack(input: Sequence[C] | C, dim: int | str = 0, *, out: C | None = None) -
         dim = new_dim(dim, first_of(rows, "stack")._kd_desc.batch)
     how = object.__new__(_Stacking)  # calling a class is slow to trace
     how.dim = how.wrapped(dim, rows, 1)
-    joined = how.members(rows) if out is None else None
-    return how.combined(rows, out) if joined is None else cast("C", joined)
+    into: object = out
+    if into is not None and not isinstance(into, Composite):
+        return how.combined(rows, out)
+    joined = how.members(rows)
+    if joined is None or (into is not None and into._dim != joined._dim):
+        return how.combined(rows, out)
+    return cast("C", joined) if into is None else written_to(out, cast("C", joined))
 
 
 class _Stacking(Join):

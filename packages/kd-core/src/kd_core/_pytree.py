@@ -48,7 +48,7 @@ from kd_core._descriptor import Descriptor, describe
 from kd_core._errors import InvalidValue, KdError, ShapeMismatch, a_type
 from kd_core._keys import format_key
 from kd_core._nodes import TensorData, is_node, is_unbatched
-from kd_core._protocol import AbstractContainer, Composite
+from kd_core._protocol import AbstractContainer, Composite, lock
 from kd_core._shapes import as_named, names_of
 from kd_core._torch_private import (
     get_unwrapped,
@@ -456,6 +456,7 @@ class Structure(NamedTuple):
             compiler drops them: strict export stores no named size.
         stacked: the dimension along which a lazy stack stacks its members, -1 for other kinds.
         level: where the outermost container was taken apart, in transforms of functorch.
+        locked: whether the outermost container was locked; what `vmap` maps or returns stays so.
     """
 
     keys: tuple[str, ...]
@@ -469,6 +470,7 @@ class Structure(NamedTuple):
     names: Names
     stacked: int = -1
     level: Level | None = None
+    locked: bool = False
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Structure):
@@ -509,6 +511,10 @@ def _flatten(container: AbstractContainer) -> tuple[list[object], AnyStructure]:
     else:
         with _below_gradients(container):
             structure = _take_stack_apart(container, children)
+    if container._kd_desc.frozen and isinstance(structure, Structure):
+        structure = structure._replace(locked=True)
+    if container._kd_desc.lock is not None and isinstance(structure, Structure):
+        structure = structure._replace(locked=True)
     level = level_of(children)
     return children, structure if level is None else structure._replace(level=level)
 
@@ -674,8 +680,21 @@ def _unflatten(
             made = _put_plain(cls, iter(children), structure, moved, kinds == _INTEGERS)
     if made is None:
         made = _put_together(cls, iter(children), structure, moved)
-    if structure.stacked < 0:
-        return made
+    if structure.stacked >= 0:
+        made = _as_stack(cls, made, structure, moved, children)
+    if structure.locked and moved is not None and isinstance(made, AbstractContainer):
+        lock(made)
+    return made
+
+
+def _as_stack(
+    cls: type[AbstractContainer],
+    made: Node,
+    structure: Structure,
+    moved: Moved | None,
+    children: list[object],
+) -> Node:
+    """Return what was rebuilt of a lazy stack as one again, where it can be."""
     level = current_level()
     inside = [tensor for tensor in _tensors(children) if maybe_get_level(tensor) == level]
     if moved is None and not all(map(is_batchedtensor, inside)):

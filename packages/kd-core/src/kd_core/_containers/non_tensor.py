@@ -602,7 +602,14 @@ class NonTensorDataBase(Values):
         if not any(map(_holds_entries, (*args, *(kwargs or {}).values()))):
             return NotImplemented  # the class itself was passed
         given = {key: _all_held(value) for key, value in (kwargs or {}).items()}
-        return _all_taken(func(*map(_all_held, args), **given))
+        made = _all_taken(func(*map(_all_held, args), **given))
+        if func is torch.unsqueeze:
+            one = args[0] if args else (kwargs or {})["input"]
+            if isinstance(one, NonTensorData):  # stays one value, as in tensordict
+                kept = one._kd_with_descriptor(made._kd_desc)
+                kept._kd_desc = made._kd_desc  # with its lock
+                return kept
+        return made
 
     @abstractmethod
     def maybe_to_stack(self) -> NonTensorDataBase:

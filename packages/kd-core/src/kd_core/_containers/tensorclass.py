@@ -928,11 +928,13 @@ def _plainly(name: str, unless: str = "") -> Callable[..., object]:
 
     @wraps(method)
     def computed(self: TensorClass, *args: object, **named: object) -> object:
-        entries: object = self
-        changes = unless and {**dict(zip(names[1:], args, strict=False)), **named}.get(unless)
-        if self._kd_engine is TensorClass and not changes:  # a lazy stack is one of containers
-            entries = registry.make_dense(dict(self._kd_entries), self._kd_desc.unlocked())
-        return getattr(self._kd_engine, name)(entries, *args, **named)
+        engine = self._kd_engine
+        if engine is not TypedTensorDict:  # a lazy stack is one of containers
+            return getattr(engine, name)(self, *args, **named)
+        if unless and {**dict(zip(names[1:], args, strict=False)), **named}.get(unless):
+            return method(self, *args, **named)
+        entries: Any = registry.make_dense(dict(self._kd_entries), self._kd_desc.unlocked())
+        return getattr(entries._kd_engine, name)(entries, *args, **named)
 
     return computed
 
@@ -972,6 +974,8 @@ class TypedTensorDict(TensorClass):
         var = _plainly("var")
         quantile = _plainly("quantile")
         pad = _plainly("pad", unless="inplace")
+        any = _plainly("any")
+        all = _plainly("all")
         max = _plainly("max")
         min = _plainly("min")
         amax = _plainly("amax")
@@ -989,6 +993,7 @@ class TypedTensorDict(TensorClass):
 
 
 TypedTensorDict._kd_declared = Declaration({}, more_keys=True)
+TypedTensorDict._kd_engine = TypedTensorDict  # functions of torch find its methods
 
 
 def field_keys(cls: type[TensorClass]) -> list[str | tuple[str, ...]]:
