@@ -448,12 +448,26 @@ def test_subsequence_is_cut_at_both_ends_and_shares_modules() -> None:
 
 def test_subsequence_of_a_selection_shows_all_outputs() -> None:
     model = chain().select_out_keys("b")
-    assert model.select_subsequence(in_keys=["x"]).out_keys == ["a", "b", "c", "d"]
+    assert model.select_subsequence().out_keys == ["a", "b"]
+    assert model.select_subsequence(in_keys=["x"]).out_keys == ["a", "b"]
     assert model.select_subsequence(out_keys=["a"]).out_keys == ["a"]
     assert model.out_keys == ["b"]
     outer = TensorDictSequential(model, TensorDictModule(add(1), ["b"], ["end"]))
     part = outer.select_subsequence(out_keys=["end"])
     assert part.out_keys == ["b", "end"]  # what a nested one hides stays hidden
+
+
+def test_subsequence_leaves_out_what_the_inputs_do_not_lead_to() -> None:
+    model = TensorDictSequential(
+        TensorDictModule(add(1), ["x"], ["y"]),
+        TensorDictModule(add(1), ["y"], ["z"]),
+        TensorDictModule(torch.add, ["z", "w"], [("n", "end")]),
+    )
+    assert model.select_subsequence(["x"], [("n", "end"), "y"]).out_keys == ["y"]
+    for wanted in ([("n", "end")], [("n", "end"), "q"], ["x"], []):
+        with pytest.raises(EmptySubsequence):
+            model.select_subsequence(["x"], wanted)
+    assert len(model.select_subsequence(["x", "w"], [("n", "end")])) == 3
 
 
 def test_selected_outputs_are_written_into_the_input_by_any_step() -> None:

@@ -781,7 +781,8 @@ class TensorDictSequential(StepList, TensorDictModule):  # type: ignore[misc]  #
 
         Args:
             in_keys: The entries that are given; None stands for all that are needed.
-            out_keys: The entries that are wanted; None stands for all that are written.
+            out_keys: The entries that are wanted; None stands for `out_keys` of the sequence.
+                Those that `in_keys` do not lead to are left out.
 
         Raises:
             EmptySubsequence: If no step is left.
@@ -796,7 +797,7 @@ class TensorDictSequential(StepList, TensorDictModule):  # type: ignore[misc]  #
         """
         graph = self._kd_resolve().graph
         given = graph.reads if in_keys is None else parse_keys(in_keys, "in_keys")
-        wanted = graph.writes if out_keys is None else parse_keys(out_keys, "out_keys")
+        wanted = tuple(self.out_keys) if out_keys is None else parse_keys(out_keys, "out_keys")
         known, live = list(given), graph.live_writes(wanted)
         kept: dict[str, nn.Module] = {}
         for idx, (name, step) in enumerate(self._kd_named_steps()):
@@ -823,12 +824,15 @@ class TensorDictSequential(StepList, TensorDictModule):  # type: ignore[misc]  #
             else:
                 continue
             kept[name] = step
-        if not kept or (out_keys is not None and known == list(given)):  # plain callables alone
+        reached = [key for key in wanted if overlaps(key, known[len(given) :])]
+        if not kept or (out_keys is not None and not reached):
             raise EmptySubsequence(
                 f"no step of {describe(self)} is left for in_keys {list_keys(given)} and out_keys "
                 f"{list_keys(wanted)}. It reads {list_keys(graph.inputs)} and writes "
                 f"{list_keys(graph.writes)}."
             )
+        if out_keys is not None and len(reached) < len(wanted):  # steps for the others go
+            return self.select_subsequence(in_keys, reached)
         return self._kd_part(list(kept.items()))
 
     def _kd_graph(self) -> KeyGraph:
