@@ -484,7 +484,8 @@ def test_a_clone_shares_values_that_cannot_be_copied() -> None:
 
 
 def test_unsqueeze_of_torch_keeps_one_value() -> None:
-    word = NonTensorData("to", batch_size=[3, 2])
+    word: Any = NonTensorData("to", batch_size=[3, 2])
+    found: Any
     for found in (torch.unsqueeze(word, 0), torch.unsqueeze(input=word.lock_(), dim=-3)):
         assert type(found) is NonTensorData
         assert found.batch_size == (1, 3, 2)

@@ -464,7 +464,8 @@ def test_subsequence_leaves_out_what_the_inputs_do_not_lead_to() -> None:
         TensorDictModule(torch.add, ["z", "w"], [("n", "end")]),
     )
     assert model.select_subsequence(["x"], [("n", "end"), "y"]).out_keys == ["y"]
-    for wanted in ([("n", "end")], [("n", "end"), "q"], ["x"], []):
+    unreached: list[list[NestedKey]] = [[("n", "end")], [("n", "end"), "q"], ["x"], []]
+    for wanted in unreached:
         with pytest.raises(EmptySubsequence):
             model.select_subsequence(["x"], wanted)
     assert len(model.select_subsequence(["x", "w"], [("n", "end")])) == 3
