@@ -327,11 +327,21 @@ def sweep() -> str:
 
 
 def runtimes() -> str:
-    """Draw the programs that read one file."""
+    """Draw the programs that read one file of ONNX."""
+    return readers("model.onnx", "Python", "a browser", "C++")
+
+
+def board() -> str:
+    """Draw the programs that read one file of ExecuTorch."""
+    return readers("policy.pte", "kd in Python", "ExecuTorch in Python", "C++ on the board")
+
+
+def readers(file: str, *programs: str) -> str:
+    """Draw programs that read one file."""
     picture = Picture(580, 150)
     picture.box(20, 51, 150, 48, "batch")
-    picture.text(95, 75, "model.onnx", "title", "middle")
-    for row, program in enumerate(("Python", "a browser", "C++")):
+    picture.text(95, 75, file, "title", "middle")
+    for row, program in enumerate(programs):
         y = 35 + 40 * row
         picture.arrow(170, 75, 300, y)
         picture.box(306, y - 15, 254, 30)
@@ -433,6 +443,7 @@ PICTURES: dict[str, Callable[[], str]] = {
     "episodes.svg": episodes,
     "sweep.svg": sweep,
     "runtimes.svg": runtimes,
+    "board.svg": board,
     "memory.svg": memory,
     "molecule.svg": molecule,
     "policy.svg": policy,

@@ -2,9 +2,14 @@
 
 import contextlib
 import io
+import os
 import random
+import re
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
@@ -199,3 +204,31 @@ def test_fewer_bits_stay_within_their_budget(
     assert report.reduction.bytes < report.reduction.other_bytes
     assert report.reduction.layers == ("net.0", "net.2")
     assert kd_export.verify(path, trusted=True).ok
+
+
+def test_the_page_runs_in_python_and_in_cpp(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = Path(__file__).parents[3] / "docs" / "how-to" / "executorch.md"
+    text = page.read_text(encoding="utf-8")
+    code = {
+        language: "\n".join(
+            re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+        )
+        for language in ("python", "cpp", "sh")
+    }
+    names: dict[str, object] = {"__name__": "page"}
+    exec(compile(code["python"], page.name, "exec"), names)  # our own page
+    Path("policy.cpp").write_text(code["cpp"], encoding="utf-8")
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    ran = subprocess.run(
+        ["bash", "-ec", code["sh"]],
+        env={**os.environ, "PATH": path},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    printed = [[float(number) for number in line.split()] for line in ran.stdout.splitlines()]
+    steps = [cast("torch.Tensor", names[name])[0] for name in ("first", "second")]
+    torch.testing.assert_close(torch.tensor(printed), torch.stack(steps), rtol=0, atol=2e-6)
