@@ -14,6 +14,7 @@ from kd_probabilistic import (
     CompositeDistribution,
     EntropyEstimateWarning,
     ProbabilisticTensorDictModule,
+    ProbabilisticTensorDictSequential,
     composite_lp_aggregate,
     set_composite_lp_aggregate,
 )
@@ -390,3 +391,42 @@ def test_the_switch_says_whether_a_distribution_sums() -> None:
     finally:
         set_composite_lp_aggregate(False).set()
     assert not composite_lp_aggregate()
+
+
+def test_the_switch_writes_the_parts_before_their_sum() -> None:
+    names = {"a": torch.distributions.Normal, ("n", "b"): torch.distributions.Categorical}
+    params = TensorDict(
+        {
+            "a": {"loc": torch.zeros(3, 2), "scale": torch.ones(3, 2)},
+            "n": {"b": {"logits": torch.zeros(3, 4)}},
+        },
+        [3],
+    )
+
+    def built(**options: object) -> ProbabilisticTensorDictModule:
+        return ProbabilisticTensorDictModule(
+            ["params"],
+            ["a", ("n", "b")],
+            distribution_class=CompositeDistribution,
+            distribution_kwargs={"distribution_map": names, "log_prob_key": "ignored"},
+            **{"return_log_prob": True, **options},  # type: ignore[arg-type]  # several kinds
+        )
+
+    with set_composite_lp_aggregate(True):
+        module, silent = built(), built(return_log_prob=False)
+        sequence = ProbabilisticTensorDictSequential(module)
+        assert module.out_keys == sequence.out_keys == ["a", ("n", "b"), "sample_log_prob"]
+        for run in (module, sequence):
+            td = run(TensorDict({"params": params.clone()}, [3]))
+            keys = [key for key in td.keys(True, True) if "params" not in key]
+            assert keys == ["a", ("n", "b"), ("n", "b_log_prob"), "a_log_prob", "sample_log_prob"]
+            total = td["a_log_prob"].sum(-1) + td["n", "b_log_prob"]
+            torch.testing.assert_close(td["sample_log_prob"], total)
+        assert "a_log_prob" not in silent(TensorDict({"params": params.clone()}, [3]))
+        chosen = built().select_out_keys("a")(TensorDict({"params": params.clone()}, [3]))
+        assert list(chosen.keys()) == ["params", "a"]
+        locked = TensorDict({"params": params.clone()}, [3]).lock_()
+        with pytest.raises(RuntimeError):
+            module(locked)
+        assert list(locked.keys()) == ["params"]
+    assert "a_log_prob" in built()(TensorDict({"params": params.clone()}, [3]))

@@ -807,7 +807,7 @@ def _built(
 
 def value_keys(
     distribution: Callable[..., Distribution], settings: Mapping[str, object]
-) -> tuple[tuple[NestedKey, ...], bool, NestedKey] | None:
+) -> tuple[tuple[NestedKey, ...], bool, NestedKey, bool] | None:
     """Return what a module knows of a composite distribution before it is built.
 
     Args:
@@ -815,8 +815,8 @@ def value_keys(
         settings: Its keyword arguments.
 
     Returns:
-        The keys of the values, whether they are aggregated, and the key of the sum; None if it
-        builds something else, or the names are not known.
+        The keys of the values, whether they are aggregated, the key of the sum, and whether the
+        switch says so; None if it builds something else, or the names are not known.
     """
     while isinstance(distribution, functools.partial):
         settings = {**distribution.keywords, **settings}
@@ -826,8 +826,9 @@ def value_keys(
     if not composite or not isinstance(names, Mapping):
         return None
     keys = tuple(renamed(names, cast("Names | None", settings.get("name_map"))).values())
-    total = settings.get("log_prob_key")
-    key = "sample_log_prob" if total is None else unravel_key(cast(NestedKey, total))
-    aggregate = settings.get("aggregate")
+    total, aggregate = settings.get("log_prob_key"), settings.get("aggregate")
     sums = composite_lp_aggregate() if aggregate is None else aggregate is True
-    return keys, sums, key
+    switched = sums and aggregate is None
+    named = total is not None and not switched  # as in tensordict, whose switch it is
+    key = unravel_key(cast(NestedKey, total)) if named else "sample_log_prob"
+    return keys, sums, key, switched

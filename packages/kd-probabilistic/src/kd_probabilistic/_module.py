@@ -146,6 +146,7 @@ class Settings:
         num_samples: How many values, None for one without a new dimension.
         log_prob_keys: The key of the log-probability of each value, or the one of their sum.
         aggregates: Whether the log-probabilities of several values are summed.
+        parts: The keys at which `forward` writes those too; none unless the switch says to sum.
         in_keys: All keys that are read.
         out_keys: All keys that are written.
     """
@@ -162,6 +163,8 @@ class Settings:
         self.sample_keys = _value_keys(given["out_keys"], several, known)
         self.log_prob_keys, self.aggregates = _log_prob_keys(given, self.sample_keys, known)
         self.return_log_prob = _flag("return_log_prob", given["return_log_prob"])
+        shows = self.return_log_prob and self.aggregates and known is not None and known[3]
+        self.parts = tuple(map(log_prob_key_of, self.sample_keys)) if shows else ()
         self.default_interaction_type = as_interaction_type(given["default_interaction_type"])
         self.cache_dist = _flag("cache_dist", given["cache_dist"])
         self.n_empirical_estimate = _estimates(given["n_empirical_estimate"])
@@ -233,7 +236,7 @@ NAMES: Final = frozenset(
 _OTHER: Final = {"log_prob_key": "log_prob_keys", "log_prob_keys": "log_prob_key"}
 """The setting that another one replaces."""
 
-Known: TypeAlias = "tuple[tuple[NestedKey, ...], bool, NestedKey] | None"
+Known: TypeAlias = "tuple[tuple[NestedKey, ...], bool, NestedKey, bool] | None"
 """What is known of a composite distribution before it is built; see `value_keys`."""
 
 
@@ -457,9 +460,11 @@ class ConfiguredModule(TensorDictModuleBase):
     def _kd_has_value_form(self) -> bool:
         """Whether bare parameters are enough: not for `num_samples` or a generator in an entry.
 
-        Nor without a key for the value: it is written at `"_"`, which plans leave out.
+        Nor without a key for the value: it is written at `"_"`, which plans leave out. Nor where
+        `forward` writes the parts of a sum, which are not among the outputs.
         """
-        if self.num_samples is not None or DISCARD in self._kd_settings.sample_keys:
+        settings = self._kd_settings
+        if self.num_samples is not None or settings.parts or DISCARD in settings.sample_keys:
             return False
         return not isinstance(self.generator, (str, tuple))
 
@@ -724,9 +729,13 @@ class ProbabilisticTensorDictModule(ConfiguredModule):
         target = tensordict if tensordict_out is None else tensordict_out
         if self.num_samples is not None and tensordict_out is None:
             target = tensordict.expand(*_shape_of(self), *tensordict.batch_size)
-        visible = self.out_keys
-        made = zip(self.out_keys_source, outputs, strict=True)
+        visible, keys = self.out_keys, self.out_keys_source
+        made = zip(keys, outputs[: len(keys)], strict=True)
         written = {key: value for key, value in made if key in visible}
+        if len(outputs) > len(keys):  # the parts of a sum, before it
+            sums = {key: written.pop(key) for key in self._kd_settings.log_prob_keys}
+            written.update(zip(self._kd_settings.parts, outputs[len(keys) :], strict=True))
+            written.update(sums)
         if len(written) == 1:
             ((key, value),) = written.items()
             return target.set(key, value)
@@ -737,7 +746,8 @@ class ProbabilisticTensorDictModule(ConfiguredModule):
         generator = self.generator
         if isinstance(generator, (str, tuple)):
             generator = as_generator(values[self.in_keys.index(generator)], generator)
-        return self._kd_outputs(values, generator)
+        outputs = self._kd_outputs(values, generator)
+        return outputs[: len(self.out_keys_source)] if self._kd_settings.parts else outputs
 
     def extra_repr(self) -> str:
         """Return keys and distribution, for printing."""
@@ -788,7 +798,8 @@ class ProbabilisticTensorDictModule(ConfiguredModule):
                 scores[key] = log_prob_of(parts[key], value)
         found = self._joined(parts, {key: scores[key] for key in made})
         if isinstance(found, Tensor):
-            return (*outputs, found)
+            apart = [scores[key] for key in settings.sample_keys] if settings.parts else ()
+            return (*outputs, found, *apart)
         return (*outputs, *(found[unravel_key_to_tuple(key)] for key in settings.log_prob_keys))
 
     def _kd_values(
