@@ -164,3 +164,23 @@ def test_equals_predict_and_each_step_counts(
     for _ in range(2):
         expected = torch.as_tensor(oracle(given))
         torch.testing.assert_close(policy(given), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("PPO", {"n_steps": 16, "batch_size": 16}), ("SAC", {"learning_starts": 50})],
+)
+def test_a_saved_model_tells_of_its_normaliser(
+    name: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    algorithm = getattr(stable_baselines3, name)
+    path = tmp_path / "model.zip"
+    tight = spaces.Box(-0.01, 0.01, (3,), numpy.float32)
+    env = normalised(Env(tight, WIDE))
+    algorithm("MlpPolicy", env, seed=0, **options).learn(16).save(path)
+    with pytest.raises(kd_export.ExportError, match="was trained in a `VecNormalize`"):
+        from_sb3(algorithm.load(path))
+    assert "Normalise" in str(from_sb3(algorithm.load(path), env).module)
+    assert "Normalise" not in str(from_sb3(algorithm.load(path), False).module)
+    algorithm("MlpPolicy", Env(tight, WIDE), seed=0, **options).learn(16).save(path)
+    assert "Normalise" not in str(from_sb3(algorithm.load(path)).module)

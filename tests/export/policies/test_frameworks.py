@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy
 import pytest
@@ -121,6 +122,53 @@ def test_what_is_of_another_kind_is_refused(
 def test_a_wrong_normaliser_is_refused() -> None:
     with pytest.raises(ExportError, match="expected a `VecNormalize`, got `int`"):
         from_sb3(PPO(SEEN, ARM, 2), 3)
+
+
+def trained(before: object, seen: object, *, replays: bool) -> PPO:
+    """A model as it is loaded: without an environment, with the last observations."""
+    model: Any = PPO(Box(-1, 1, (3,)), ARM, 2)
+    model._last_original_obs, model._last_obs = before, seen
+    if replays:
+        model.replay_buffer_class = None
+    found: PPO = model
+    return found
+
+
+INSIDE = numpy.array([[0.5, 0.0, -1.0]], "float32")
+OUTSIDE = numpy.array([[1.5, 0.0, -1.0]], "float32")
+
+
+@pytest.mark.parametrize(
+    ("before", "seen", "replays"),
+    [
+        (INSIDE, INSIDE, False),
+        (INSIDE, None, False),
+        (INSIDE, OUTSIDE, True),
+        (INSIDE.astype("float64"), INSIDE, True),
+    ],
+)
+def test_a_forgotten_normaliser_is_refused(before: object, seen: object, replays: bool) -> None:
+    model = trained(before, seen, replays=replays)
+    with pytest.raises(ExportError, match="was trained in a `VecNormalize`, and none is given"):
+        from_sb3(model)
+    assert len(steps_of(from_sb3(model, False))) == 3
+    assert len(steps_of(from_sb3(model, VecNormalize([0.0] * 3, [1.0] * 3)))) == 6
+
+
+@pytest.mark.parametrize(
+    ("before", "seen", "replays"),
+    [
+        (None, INSIDE, False),
+        (None, None, True),
+        (INSIDE, None, True),
+        (INSIDE, INSIDE, True),
+        (OUTSIDE, OUTSIDE, True),
+    ],
+)
+def test_a_model_without_a_trace_of_a_normaliser_is_taken(
+    before: object, seen: object, replays: bool
+) -> None:
+    assert len(steps_of(from_sb3(trained(before, seen, replays=replays)))) == 3
 
 
 def test_an_unknown_space_is_refused() -> None:

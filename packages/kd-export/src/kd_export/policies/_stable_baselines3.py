@@ -159,7 +159,8 @@ def from_sb3(
     Args:
         model: A trained or loaded model.
         vec_normalize: The `VecNormalize` that the model was trained in, or ``False`` for none. By
-            default that of the model's own environment, if it has one.
+            default that of the model's own environment, if it has one. A model that was saved has
+            no environment, but mostly a trace of it.
         observation_space: The space of raw observations, where the model has no environment and
             its images have their channels last. By default that of the model's environment.
 
@@ -169,6 +170,7 @@ def from_sb3(
 
     Raises:
         NotExportable: The model is of another kind, or has an unknown distribution.
+        ExportError: The model was trained in a `VecNormalize`, and none is given.
     """
     for name in ("policy", "observation_space", "action_space", "predict"):
         if not hasattr(model, name):
@@ -228,6 +230,14 @@ def _normalize(model: Model, given: object) -> VecNormalize | None:
     if given is None:
         find = getattr(model, "get_vec_normalize_env", None)
         given = find() if find is not None else None
+        if given is None and _was_normalised(model):
+            raise ExportError(
+                "the model was trained in a `VecNormalize`, and none is given: without it the "
+                "file would act on observations that the policy has never seen.",
+                expected="the VecNormalize that was saved beside the model",
+                hint="Pass `from_sb3(model, VecNormalize.load(path, venv))`, or `False` as the "
+                "second argument where it does not normalise observations.",
+            )
     if given is None or given is False:
         return None
     if not hasattr(given, "obs_rms"):
@@ -239,6 +249,35 @@ def _normalize(model: Model, given: object) -> VecNormalize | None:
         )
     found = cast("VecNormalize", given)
     return found if getattr(found, "norm_obs", True) else None
+
+
+def _was_normalised(model: Model) -> bool:
+    """Decide whether a saved model tells that it was trained in a `VecNormalize`.
+
+    On-policy algorithms keep the last observation before it was normalised only there. The others
+    always keep one: they tell only where the last one seen has another dtype, or is outside of its
+    space.
+    """
+    before = getattr(model, "_last_original_obs", None)
+    if before is None or not hasattr(model, "replay_buffer_class"):
+        return before is not None
+    seen = getattr(model, "_last_obs", None)
+    if seen is None:
+        return False
+    for key, space in spaces.leaves(model.observation_space, ()):
+        old, new = (torch.as_tensor(_part(part, key)) for part in (before, seen))
+        if old.dtype != new.dtype:
+            return True
+        low, high = spaces.limits(space)
+        if old.shape == new.shape and old.shape[1:] == low.shape:
+            inside = [bool(((part >= low) & (part <= high)).all()) for part in (old, new)]
+            if inside == [True, False]:
+                return True
+    return False
+
+
+def _part(observations: object, key: Key) -> object:
+    return observations[key[-1]] if key and isinstance(observations, Mapping) else observations
 
 
 def _raw_space(model: Model, normalize: VecNormalize | None) -> object:
