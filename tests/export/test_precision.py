@@ -155,6 +155,20 @@ def test_each_precision_is_measured(save: Save, precision: str, record_property:
     assert report.to_data()["reduction"] == found.to_data()
 
 
+@pytest.mark.parametrize("precision", ["int8", "int8-weights", "fp16"])
+@pytest.mark.parametrize("keep", [None, "body.0"])
+def test_each_file_is_valid_onnx(
+    save: Save, tmp_path: Path, precision: str, keep: str | None
+) -> None:
+    """Quantizers append nodes behind those that take their results."""
+    budget = {"max": 1.0, "agreement": 0.5}
+    save(precision=precision, calibration=rows(256), budget=budget, keep_float=keep)
+    path = tmp_path / "policy.onnx"
+    onnx.checker.check_model(str(path), full_check=True)
+    report = kd_export.verify(path, also=["reference"])
+    assert report.ok, report
+
+
 @pytest.mark.parametrize("precision", ["int8-weights", "fp16"])
 def test_a_program_of_torch_holds_weights_of_fewer_bits(
     precision: str, tmp_path: Path, record_property: Record

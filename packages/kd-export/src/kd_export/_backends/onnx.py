@@ -141,6 +141,7 @@ class OnnxBackend:
     ) -> Reducer:
         """Return what writes a float file with fewer bits."""
         require("onnx", _EXTRA)
+        require("onnx_ir", _EXTRA)
         require("onnxruntime", _EXTRA)
         from kd_export._backends.onnx_precision import OnnxReducer
 

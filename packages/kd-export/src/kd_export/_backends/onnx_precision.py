@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 from onnx import helper, numpy_helper
 
 from kd_export._console import muted
@@ -103,9 +104,12 @@ class OnnxReducer:
                 self._round(model.graph, names)
             else:
                 model = _halved(model, sorted(self._nodes.keys() - set(names)))
-        del model.metadata_props[:]
-        model.producer_name, model.producer_version = PRODUCER, ""
-        onnx.save(model, str(target))
+            del model.metadata_props[:]
+            del model.graph.value_info[:]  # of other types than they were, and some of no value
+            model.producer_name, model.producer_version = PRODUCER, ""
+            _sort(model.graph, ir.from_proto(model))
+            onnx.checker.check_model(model)
+            onnx.save(model, str(target))
 
     def _on_integers(self, model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
         """Let the layers compute on integers, and what follows them where it can."""
@@ -208,6 +212,19 @@ def _inside(graph: onnx.GraphProto) -> Iterator[str]:
                 yield from (name for one in inner.node for name in one.input)
                 yield from (value.name for value in inner.output)
                 yield from _inside(inner)
+
+
+def _sort(graph: onnx.GraphProto, model: ir.Model) -> None:
+    """Put nodes behind those whose results they take, as ONNX asks for: quantizers append theirs.
+
+    Args:
+        graph: What is sorted, graphs inside nodes included.
+        model: What it is the graph of.
+    """
+    model.graph.sort()
+    nodes = ir.to_proto(model).graph.node
+    del graph.node[:]
+    graph.node.extend(nodes)
 
 
 def _halved(model: onnx.ModelProto, kept: Sequence[str]) -> onnx.ModelProto:
