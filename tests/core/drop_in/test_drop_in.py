@@ -271,6 +271,52 @@ def test_private_names_that_libraries_use(tmp_path: Path) -> None:
     assert [*zip((call for call, _ in CALLS), got, strict=True)] == CALLS
 
 
+def test_an_instance_takes_another_container_and_is_copied_as_before(tmp_path: Path) -> None:
+    program = """
+        import copy, io, pickle, torch
+        from tensordict import TensorClass, TensorDict, TypedTensorDict, lazy_stack
+
+        class Row(TensorClass):
+            a: torch.Tensor
+            s: str = "w"
+
+        class Typed(TypedTensorDict):
+            a: torch.Tensor
+
+        row = Row(a=torch.ones(1), batch_size=[1])
+        same = row
+        both = torch.cat([row, Row(a=torch.zeros(2), batch_size=[2])])
+        row.__dict__["_tensordict"] = both._tensordict
+        print(same.a.tolist(), tuple(same.batch_size), same.s, list(vars(row)))
+        typed = Typed(a=torch.ones(1), batch_size=[1])
+        typed.note = 3
+        stack = lazy_stack([row, row])
+        for one in (row, typed, TensorDict(r=row, batch_size=[3]), stack):
+            stream = io.BytesIO()
+            torch.save(one, stream)
+            stream.seek(0)
+            copies = [
+                pickle.loads(pickle.dumps(one)), pickle.loads(pickle.dumps(one, 2)),
+                copy.copy(one), copy.deepcopy(one), torch.load(stream, weights_only=False),
+            ]
+            print(type(one).__name__, all(bool((each == one).all()) for each in copies))
+        print(copies[0][0].s, pickle.loads(pickle.dumps(typed)).note, vars(typed))
+        try:
+            row.__dict__["_tensordict"] = TensorDict(b=torch.ones(2), batch_size=[2])
+        except (AttributeError, KeyError):
+            print(tuple(row.batch_size), row.a.tolist())
+    """
+    assert printed(run(tmp_path, textwrap.dedent(program))) == [
+        "[1.0, 0.0, 0.0] (3,) w ['_tensordict']",
+        "Row True",
+        "Typed True",
+        "TensorDict True",
+        "LazyStackedRow True",
+        "w 3 {'note': 3}",
+        "(3,) [1.0, 0.0, 0.0]",
+    ]
+
+
 def test_programs_without_the_drop_in_have_no_private_names() -> None:
     for name in ("_get_str", "_set_str", "_fast_apply", "_apply_nest", "_has_names"):
         assert not hasattr(TensorDict, name)

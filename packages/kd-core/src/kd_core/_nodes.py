@@ -156,6 +156,18 @@ def is_unbatched(value: object) -> TypeIs[TensorData]:
     return issubclass(type(value), TensorData)
 
 
+def own_attributes(node: Node) -> dict[str, object] | None:
+    """Return the attributes of an instance beside its entries; `None` if it has no place for them.
+
+    A class may find something else as `__dict__`, which is not asked.
+    """
+    try:
+        found: dict[str, object] = object.__getattribute__(node, "__dict__")
+    except AttributeError:
+        return None
+    return found
+
+
 class UnbatchedView(Tensor):
     """Base class of what `td[key]` gives for such an entry. It is never an entry itself."""
 

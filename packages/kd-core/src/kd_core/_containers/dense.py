@@ -40,7 +40,7 @@ from kd_core._leaves.loops import (
     zip_each,
 )
 from kd_core._leaves.packing import packed
-from kd_core._nodes import Node, is_node, is_row_data
+from kd_core._nodes import Node, is_node, is_row_data, own_attributes
 from kd_core._ops.scopes import WAS_LOCKED, WAS_UNLOCKED
 from kd_core._torch_private import traced_as
 from kd_core._validation import as_entry
@@ -427,12 +427,12 @@ class Dense(TensorDictBase):
             for key, value in self._kd_entries.items()
         }
         args = (self.__class__, entries, desc.batch, desc.device, desc.lock)
-        own = getattr(self, "__dict__", None)  # attributes of a subclass
+        own = own_attributes(self)
         return restore_dense, (*args, own) if own else args
 
     def __copy__(self) -> Self:
         new = self._kd_shallow()
-        own = getattr(self, "__dict__", None)
+        own = own_attributes(self)
         if own:
             new.__dict__.update(own)
         return new
@@ -443,7 +443,7 @@ class Dense(TensorDictBase):
         entries = copy.deepcopy(self._kd_entries, memo)
         new = _built(self.__class__, entries, describe(desc.batch, desc.device), None)
         memo[id(self)] = new
-        own = getattr(self, "__dict__", None)
+        own = own_attributes(self)
         if own:
             new.__dict__.update(copy.deepcopy(own, memo))
         return new

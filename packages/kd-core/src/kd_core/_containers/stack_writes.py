@@ -62,6 +62,7 @@ from kd_core._nodes import (
     is_row_data,
     is_unbatched,
     leaf_or_node,
+    own_attributes,
 )
 from kd_core._ops.binary import cloned
 from kd_core._ops.indexing import for_nested
@@ -636,7 +637,7 @@ class MemberStorage(TensorDictBase, Composite):
         memo[id(self)] = new
         new._members, new._dim = deepcopy(self._members, memo), self._dim
         new._kd_desc = self._kd_desc.unlocked()
-        own = getattr(self, "__dict__", None)
+        own = own_attributes(self)
         if own:
             new.__dict__.update(deepcopy(own, memo))
         return new

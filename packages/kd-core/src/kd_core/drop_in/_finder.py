@@ -345,6 +345,42 @@ def _itself(self: TensorDictBase) -> TensorDictBase:
     return self
 
 
+class _Attributes(dict[str, object]):
+    """What a program sees as the attributes of an instance: the container that it holds.
+
+    Args:
+        instance: an instance of a tensor class, which has no `__dict__`.
+    """
+
+    def __init__(self, instance: TensorClass) -> None:
+        super().__init__(_tensordict=instance)
+        self._instance = instance
+
+    def __setitem__(self, name: str, value: object) -> None:
+        """Let the instance hold what another container holds, and its batch size."""
+        if name != "_tensordict" or not isinstance(value, TensorDictBase):
+            setattr(self._instance, name, value)
+            return
+        entries = {key: value.get(key) for key in value.keys()}  # noqa: SIM118  # iterating gives rows
+        before = self._instance.batch_size
+        self._instance.batch_size = torch.Size([])
+        try:
+            self._instance.update(entries)
+        except Exception:
+            self._instance.batch_size = before
+            raise
+        self._instance.batch_size = value.batch_size
+
+
+def _with_attributes(getter: Callable[[Any, str], object]) -> Callable[[Any, str], object]:
+    """Return a `__getattr__` that finds `__dict__`, which instances of tensor classes lack."""
+
+    def find(self: TensorClass, name: str) -> object:
+        return _Attributes(self) if name == "__dict__" else getter(self, name)
+
+    return find
+
+
 def _has_names(self: TensorDictBase) -> bool:
     return any(name is not None for name in self.names)
 
@@ -398,6 +434,7 @@ def serve_containers() -> None:
             classmethod(cast("Callable[..., object]", _from_tensordict)),
         ),
         (TensorClass, "_tensordict", property(_itself)),
+        (TensorClass, "__getattr__", _with_attributes(vars(TensorClass)["__getattr__"])),
         (LazyStackedTensorDict, "_tensordict", property(_itself)),
         (LazyStackedTensorDict, "_has_exclusive_keys", property(_has_exclusive_keys)),
     ):
