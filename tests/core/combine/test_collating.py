@@ -1,10 +1,20 @@
 """Samples of different lengths in one batch."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from kd_core import InvalidArgument, KeyCollision, KeyNotFound, TensorDict, collate
+from kd_core import (
+    InvalidArgument,
+    KeyCollision,
+    KeyNotFound,
+    TensorClass,
+    TensorDict,
+    TypedTensorDict,
+    collate,
+)
 
 
 def samples() -> list[TensorDict]:
@@ -52,3 +62,49 @@ def test_what_collate_refuses() -> None:
         collate(samples(), pad_keys=["z"])
     with pytest.raises(KeyCollision, match="key `z` exists already"):
         collate(samples(), pad_keys=["x", ("n", "y")], mask_key="z")
+
+
+class Prompt(TensorClass):
+    tokens: torch.Tensor
+    mask: TensorDict | None = None
+    anything: Any = None
+    row: torch.Tensor | None = None
+    inner: "Prompt | None" = None
+
+
+class Loose(TypedTensorDict):
+    tokens: torch.Tensor
+
+
+PROMPTS = [Prompt(tokens=torch.arange(n)) for n in (1, 3)]
+REAL = [[True, False, False], [True] * 3]
+
+
+def test_a_tensor_class_keeps_the_masks_in_a_container() -> None:
+    for key in ("mask", "anything"):
+        got = collate(PROMPTS, pad_keys=["tokens"], mask_key=key)
+        assert type(got) is Prompt
+        kind: object = type(got.get(key))
+        assert kind is TensorDict
+        assert got[key].batch_size == (2,)
+        assert got[key, "tokens"].tolist() == REAL
+        assert (key, "tokens") in got.keys(True, True)
+    below = [TensorDict(x=prompt) for prompt in PROMPTS]
+    nested = collate(below, pad_keys=[("x", "tokens")], mask_key=("x", "mask"))
+    assert nested["x", "mask", "x", "tokens"].tolist() == REAL
+    loose = [Loose(tokens=torch.arange(n)) for n in (1, 3)]
+    assert collate(loose, pad_keys=["tokens"], mask_key="real")["real", "tokens"].tolist() == REAL
+
+
+def test_a_field_for_masks_is_declared_as_a_container() -> None:
+    for key in ("row", "inner", ("row", "tokens")):
+        with pytest.raises(
+            InvalidArgument, match=r"field `(row|inner)` of `Prompt` to be declared"
+        ):
+            collate(PROMPTS, pad_keys=["tokens"], mask_key=key)
+    with pytest.raises(
+        InvalidArgument, match=r"`mask_key` expected `Prompt` to have a field `real"
+    ):
+        collate(PROMPTS, pad_keys=["tokens"], mask_key="real")
+    with pytest.raises(KeyCollision, match="key `tokens` exists already"):
+        collate(PROMPTS, pad_keys=["tokens"], mask_key="tokens")

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_origin
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence as pad_tensors
 
 from kd_core._base import TensorDictBase
+from kd_core._containers.field_declarations import hints_of
+from kd_core._containers.tensordict import TensorDict
 from kd_core._errors import InvalidArgument, InvalidValue, KeyCollision, UnknownField, wrong_type
 from kd_core._joining import batches_differ, first_of, rows_of, stack
 from kd_core._keys import format_key, path_of, several
@@ -196,10 +198,16 @@ def _with_masks(result: C, masks: TensorDictBase, return_mask: bool | str) -> C:
     try:
         return result._kd_engine.set(result, key, masks)
     except UnknownField:
-        raise InvalidArgument(
-            f"`return_mask` expected `{type(result).__name__}` to have a field {format_key(key)} "
-            "for the masks, got none. Declare one, or pad what `to_tensordict()` returns."
-        ) from None
+        raise _no_field("return_mask", result, (key,)) from None
+
+
+def _no_field(argument: str, result: TensorDictBase, path: tuple[str, ...]) -> InvalidArgument:
+    """Return the error of a tensor class without a field for masks."""
+    return InvalidArgument(
+        f"`{argument}` expected `{type(result).__name__}` to have a field {format_key(path)} for "
+        "the masks, got none. Declare one, as in `mask: TensorDict | None = None`, or pad what "
+        "`to_tensordict()` returns."
+    )
 
 
 def _pad_leaves(
@@ -264,20 +272,26 @@ def collate(
 ) -> C:
     """Stack samples, for `DataLoader(collate_fn=...)`; some entries may differ in length.
 
+    Samples of a tensor class become one of that class. It has a field for the masks, as it has for
+    any other entry: one that may hold a container, as `mask: TensorDict | None = None`.
+
     Args:
         batch: containers of the same keys, without a batch dimension; or one that holds them as
             rows, as a `DataLoader` passes them to `collate_fn`.
         pad_keys: the entries that are padded along their first dimension, with the value that
             stands for what is missing; without values, 0.
         nested_keys: the entries that become nested tensors of the jagged layout.
-        mask_key: where to store which values are real: a container of a mask for each padded entry.
+        mask_key: where to store which values are real: a `TensorDict` of a mask for each padded
+            entry.
         padding_side: where an entry is padded: behind its values ("right"), or before ("left"), as
             prompts are from which a language model goes on.
 
     Raises:
         KeyNotFound: if a sample lacks a key.
         InvalidValue: if the side is neither.
-        InvalidArgument: if a key is padded and nested.
+        KeyCollision: if there is an entry at `mask_key`.
+        InvalidArgument: if a key is padded and nested, or a tensor class has no field for the
+            masks, or one that is declared to hold something else.
 
     Example:
         >>> import torch
@@ -286,6 +300,14 @@ def collate(
         >>> got = collate(samples, pad_keys={"x": -1.0}, mask_key="mask")
         >>> got["x"].tolist(), got["y"].tolist(), got["mask", "x"].tolist()
         ([[1.0, -1.0], [1.0, 1.0]], [1.0, 2.0], [[True, False], [True, True]])
+        >>> from kd_core import TensorClass
+        >>> class Prompt(TensorClass):
+        ...     tokens: torch.Tensor
+        ...     mask: TensorDict | None = None
+        >>> prompts = [Prompt(tokens=torch.arange(n)) for n in (1, 3)]
+        >>> padded = collate(prompts, pad_keys=["tokens"], mask_key="mask")
+        >>> type(padded).__name__, padded.mask["tokens"].sum(-1).tolist()
+        ('Prompt', [1, 3])
     """
     if isinstance(batch, TensorDictBase):  # a `DataLoader` fetches the rows of a batch at once
         batch = rows_of(batch, "collate")
@@ -315,8 +337,49 @@ def collate(
     if mask_key is not None and masks:
         if mask_key in result:
             raise KeyCollision(f"key {format_key(mask_key)} exists already. Choose another one.")
-        result._kd_engine.set(result, mask_key, masks)
+        path = path_of(mask_key)
+        _check_field(result, path)
+        desc = result._kd_desc
+        container = TensorDict(masks, desc.batch, device=desc.device)
+        try:
+            result._kd_engine.set(result, path, container)
+        except UnknownField:
+            raise _no_field("mask_key", result, path) from None
     return result
+
+
+def _check_field(result: TensorDictBase, path: tuple[str, ...]) -> None:
+    """Refuse a field of a tensor class that is declared to hold something else than containers.
+
+    Raises:
+        InvalidArgument: if it is.
+    """
+    level: object = result
+    for part in path:
+        if not isinstance(level, TensorDictBase):
+            return  # the write says so
+        cls = level._kd_tensor_class
+        if part in level._kd_entries:
+            level = level._kd_entries[part]
+            continue
+        if cls is not None and not any(map(_takes_container, hints_of(cls, part))):
+            raise InvalidArgument(
+                f"`mask_key` expected field {format_key(part)} of `{cls.__name__}` to be declared "
+                f"for a container of masks, got a declaration of another type. Declare it "
+                f"as in `{part}: TensorDict | None = None`, or choose another field."
+            )
+        return
+
+
+def _takes_container(hint: object) -> bool:
+    """Return whether a declared type may be that of a `TensorDict`, as far as Python can tell."""
+    kind = get_origin(hint) or hint
+    if kind is Any or not isinstance(kind, type):
+        return True
+    try:
+        return issubclass(TensorDict, kind)
+    except TypeError:  # of a protocol
+        return True
 
 
 def _check_side(side: str) -> None:
