@@ -1,6 +1,7 @@
 """Containers as comma-separated values."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,7 +10,14 @@ from hypothesis import strategies as st
 from tests.core.content import assert_same, containers
 from torch import Tensor
 
-from kd_core import InvalidValue, KeyCollision, NestedKey, TensorDict
+from kd_core import (
+    InvalidArgument,
+    InvalidValue,
+    KeyCollision,
+    KeyNotFound,
+    NestedKey,
+    TensorDict,
+)
 
 KEYS = st.text(alphabet="ab ,\"'\n\r\u2028é[", min_size=0, max_size=3)
 DTYPES = (torch.float32, torch.float64, torch.int64, torch.uint8, torch.bool, torch.complex64)
@@ -90,3 +98,51 @@ def test_a_broken_table_is_refused(file: Path, text: str, message: str) -> None:
     file.write_text(text)
     with pytest.raises(ValueError, match=message):
         TensorDict.from_csv(file)
+
+
+ROWS = "a,b,v[0],v[1],s\r\n1,2.5,1,,x\r\n2,,2,3,y\r\n3,nan,3,4,\r\n"
+
+
+@pytest.mark.parametrize("kind", [torch.float32, "float32", "torch.float32"])
+def test_empty_values_of_a_floating_point_dtype_are_nan(
+    file: Path, kind: torch.dtype | str
+) -> None:
+    file.write_text(ROWS)
+    assert TensorDict.from_csv(file)["b"] == ["2.5", "", "nan"]
+    by_key: dict[NestedKey, Any] = {"b": kind, "v": kind}
+    for asked in (by_key, kind):
+        td = TensorDict.from_csv(file, dtype=asked)
+        assert td["b"].dtype is torch.float32
+        assert td["b"].isnan().tolist() == [False, True, True]
+        assert td["v"].nan_to_num(-1).tolist() == [[1, -1], [2, 3], [3, 4]]
+        assert td["s"] == ["x", "y", ""]
+
+
+def test_a_dtype_that_a_column_cannot_have_is_refused(file: Path) -> None:
+    file.write_text(ROWS)
+    by_key: dict[NestedKey, torch.dtype | str] = {"b": torch.int64}
+    for asked in (by_key, torch.int64, "int64"):
+        with pytest.raises(InvalidValue, match=r"column `b` .*row 1, counted from 0, is empty"):
+            TensorDict.from_csv(file, dtype=asked)
+    with pytest.raises(InvalidValue, match=r"column `s` .*row 0, counted from 0, is 'x'"):
+        TensorDict.from_csv(file, dtype={"s": torch.float32})
+    with pytest.raises(KeyNotFound, match=r"`dtype` has key `bb`.*Did you mean `b`"):
+        TensorDict.from_csv(file, dtype={"bb": torch.float32})
+    with pytest.raises(InvalidArgument, match=r"the name of one, .*got 'float23'"):
+        TensorDict.from_csv(file, dtype={"b": "float23"})
+    file.write_text("a\r\n1.5\r\nnan\r\n")
+    with pytest.raises(InvalidValue, match=r"column `a` .*row 1, counted from 0, is NaN"):
+        TensorDict.from_csv(file, dtype=torch.int64)
+
+
+def test_numbers_have_the_fewest_digits() -> None:
+    td = TensorDict({"a": torch.tensor([3.721, 1e-30, float("nan")])}, [3])
+    assert td.to_csv() == "a\r\n3.721\r\n1e-30\r\nnan\r\n"
+    assert TensorDict({"a": torch.tensor([0.1]).half()}, [1]).to_csv() == "a\r\n0.1\r\n"
+
+
+def test_the_fewest_digits_read_as_the_same_number(file: Path) -> None:
+    odd = torch.tensor([0x15AE43FD], dtype=torch.int32).view(torch.float32)  # 7.038531e-26
+    td = TensorDict({"a": torch.cat([odd, torch.randn(200)])}, [201])
+    td.to_csv(file)
+    assert TensorDict.from_csv(file, dtype=torch.float32)["a"].equal(td["a"])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.core.content import assert_same, containers
 from tests.core.kinds import declared, stacked
 
-from kd_core import InvalidValue, KeyCollision, TensorDict
+from kd_core import InvalidValue, KeyCollision, KeyNotFound, NestedKey, TensorDict
 
 
 @pytest.fixture(scope="module")
@@ -115,3 +115,23 @@ def test_a_failing_write_leaves_the_file(file: Path) -> None:
     with pytest.raises(InvalidValue):
         TensorDict({"s": object()}).to_json(file)
     assert file.read_text() == "before"
+
+
+def test_dtypes_by_nested_keys_of_any_file(file: Path) -> None:
+    file.write_text('{"n": {"a": [1, null], "b": [1, 2]}, "c": 0, "s": ""}')
+    td = TensorDict.from_json(
+        file, dtype={("n", "a"): torch.float32, ("n", "b"): torch.int8, "c": torch.float16}
+    )
+    assert td["n", "a"].nan_to_num(-1).tolist() == [1, -1]
+    assert td["n", "b"].dtype is torch.int8
+    assert td["c"].item() == 0
+    assert td["s"] == ""
+    own = TensorDict({"n": {"x": torch.ones(2)}, "word": "s"}, [2])
+    own.to_json(file)
+    assert TensorDict.from_json(file, dtype={("n", "x"): torch.float64})["n", "x"].dtype is (
+        torch.float64
+    )
+    absent: list[NestedKey] = [("n", "y"), "word", "n"]
+    for key in absent:
+        with pytest.raises(KeyNotFound, match="of which there is no entry of numbers"):
+            TensorDict.from_json(file, dtype={key: torch.float64})

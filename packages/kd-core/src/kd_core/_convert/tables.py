@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, cast
 import torch
 from torch import Tensor
 
+from kd_core import _registry as registry
 from kd_core._convert.plain import (
     Plain,
     Tree,
@@ -33,15 +34,23 @@ from kd_core._convert.plain import (
     rows_of_jagged,
     stored,
 )
-from kd_core._errors import InvalidArgument, InvalidKey, InvalidValue, KeyCollision, a_type
-from kd_core._keys import format_key
+from kd_core._errors import (
+    InvalidArgument,
+    InvalidKey,
+    InvalidValue,
+    KeyCollision,
+    KeyNotFound,
+    a_type,
+)
+from kd_core._keys import format_key, nearest_key, path_of
 from kd_core._progress import advance, begin
 from kd_core._protocol import AbstractContainer, refuse_unbatched
 
 if TYPE_CHECKING:
+    from kd_core._nodes import Entry
     from kd_core._types import NestedKey
 
-    DtypeOf: TypeAlias = "torch.dtype | Mapping[NestedKey, torch.dtype] | None"
+    DtypeOf: TypeAlias = "torch.dtype | str | Mapping[NestedKey, torch.dtype | str] | None"
     Table = Any
 
 
@@ -139,24 +148,35 @@ def _elements(leaf: Tensor, path: tuple[str, ...]) -> list[str]:
     return [f"[{','.join(map(str, index))}]" for index in itertools.product(*map(range, sizes))]
 
 
-def tree_of_columns(columns: Mapping[str, Column], separator: str | None, dtype: DtypeOf) -> Tree:
+def tree_of_columns(
+    columns: Mapping[str, Column],
+    separator: str | None,
+    dtypes: Dtypes,
+    above: tuple[str, ...] = (),
+) -> Tree:
     """Return the entries that columns are.
 
     Args:
         columns: what `columns_of` returned, or columns of another origin.
         separator: what joins nested keys; `None`: names are keys.
-        dtype: the dtype of the tensors, of all or by key.
+        dtypes: which columns of other values are read as numbers.
+        above: the key of the object that they are in.
     """
+
+    def key_of(name: str) -> tuple[str, ...]:
+        return (*above, *(name.split(separator) if separator else (name,)))
+
     grouped: dict[str, dict[tuple[int, ...], Column]] = {}
-    for name, column in columns.items():
-        found = _ELEMENT.fullmatch(name) if isinstance(column, Tensor) else None
+    for name, values in columns.items():
+        found = _ELEMENT.fullmatch(name)
+        column = dtypes.values(values, key_of(name), key_of(found[1] if found else name))
+        found = found if isinstance(column, Tensor) else None
         index = () if found is None else tuple(map(int, found[2].split(",")))
         grouped.setdefault(name if found is None else found[1], {})[index] = column
     tree: Tree = {}
     for name, parts in grouped.items():
         for key, column in _assembled(name, parts).items():
-            path = tuple(key.split(separator)) if separator else (key,)
-            tree[path] = _cast(column, path, dtype)
+            tree[key_of(key)[len(above) :]] = column
     return tree
 
 
@@ -177,25 +197,224 @@ def _assembled(name: str, parts: dict[tuple[int, ...], Column]) -> dict[str, Col
     }
 
 
-def _cast(column: Column, path: tuple[str, ...], dtype: DtypeOf) -> Column:
-    if isinstance(dtype, Mapping):
-        wanted = dtype.get(path, dtype.get(path[0]) if len(path) == 1 else None)
+class Dtypes:
+    """The dtypes that a caller asks for: of all tensors, or of some by their keys.
+
+    A column that is not of numbers is read as numbers if a dtype is asked for its key; so is one of
+    numbers and empty values if a dtype is asked for all. An empty value is `NaN`.
+    """
+
+    __slots__ = ("_all", "_by_key", "_met", "_texts")
+
+    def __init__(self, dtype: DtypeOf, texts: bool = False) -> None:
+        """Store what is asked for.
+
+        Args:
+            dtype: one dtype, or dtypes by key, or their names.
+            texts: whether texts stand for numbers, as in a table of texts.
+
+        Raises:
+            InvalidArgument: if one is not a dtype.
+        """
+        by_key = dtype if isinstance(dtype, Mapping) else {}
+        one = None if isinstance(dtype, Mapping) or dtype is None else _dtype_of(dtype)
+        self._all: torch.dtype | None = one
+        self._by_key = {path_of(key): _dtype_of(kind) for key, kind in by_key.items()}
+        self._met: list[tuple[str, ...]] = []
+        self._texts = texts
+
+    @property
+    def none(self) -> bool:
+        """Whether nothing is asked for."""
+        return self._all is None and not self._by_key
+
+    def values(self, column: Column, path: tuple[str, ...], leaf: tuple[str, ...]) -> Column:
+        """Return the values of a column as a tensor if that is asked for.
+
+        Args:
+            column: the values.
+            path: the key of the column.
+            leaf: the key of the leaf that it is an element of.
+
+        Raises:
+            InvalidValue: if a value cannot be read so.
+        """
+        if not isinstance(column, list):
+            return column
+        asked = self._by_key.get(path, self._by_key.get(leaf))
+        if path in self._by_key:
+            self._met.append(path)
+        wanted = self._all if asked is None else asked
+        if wanted is None:
+            return column
+        if not column:
+            return torch.tensor([], dtype=wanted)
+        texts = self._texts or asked is not None
+        numbers = [_number(value, texts) for value in column]
+        if asked is None and not _some_numbers(column, numbers):
+            return column
+        return _as_numbers(column, numbers, path, wanted)
+
+    def cast(self, value: object, path: tuple[str, ...]) -> object:
+        """Return an entry of the dtype that is asked for.
+
+        Raises:
+            InvalidValue: if it has values that the dtype does not.
+        """
+        if isinstance(value, AbstractContainer):
+            return self._below(value, path)
+        if isinstance(value, Tensor):
+            return self._converted(value, path)
+        if isinstance(value, (bool, int, float)) and self._wanted(path) is not None:
+            return self._converted(torch.tensor(value), path)
+        self._met += [] if path in self._by_key else [path]
+        return value
+
+    def _below(self, container: AbstractContainer, path: tuple[str, ...]) -> AbstractContainer:
+        """Return a container that was written as such, with the dtypes that are asked for."""
+        entries: dict[str, Entry] = {}
+        for key, value in container._kd_entries.items():
+            below = (*path, key)
+            if isinstance(value, AbstractContainer):
+                entries[key] = self._below(value, below)
+            else:
+                entries[key] = self._converted(value, below) if isinstance(value, Tensor) else value
+        return registry.make_dense(entries, container._kd_desc)
+
+    def _wanted(self, path: tuple[str, ...]) -> torch.dtype | None:
+        return self._by_key.get(path, self._all)
+
+    def _converted(self, leaf: Tensor, path: tuple[str, ...]) -> Tensor:
+        self._met.append(path)
+        wanted = self._wanted(path)
+        if wanted is None:
+            return leaf
+        if leaf.is_floating_point() and not _has_nan(wanted) and not leaf.is_nested:
+            missing = leaf.isnan().reshape(len(leaf) if leaf.ndim else 1, -1).any(1).nonzero()
+            if len(missing):
+                raise _cannot(path, wanted, int(missing[0]), "NaN")
+        return leaf.to(wanted)
+
+    def check(self) -> None:
+        """Refuse keys of which there is no entry of numbers.
+
+        Raises:
+            KeyNotFound: if there is one.
+        """
+        for path in self._by_key:
+            if path not in self._met:
+                near = nearest_key(path, self._met)
+                hint = f" Did you mean {format_key(near)}?" if near is not None else ""
+                raise KeyNotFound(
+                    f"`dtype` has key {format_key(path)}, of which there is no entry of numbers."
+                    f"{hint}"
+                )
+
+
+_OF_PYTHON: Final[Mapping[object, torch.dtype]] = {
+    bool: torch.bool,
+    int: torch.int64,
+    float: torch.float64,
+    complex: torch.complex128,
+}
+
+
+def _dtype_of(kind: object) -> torch.dtype:
+    if isinstance(kind, str):
+        found = getattr(torch, kind.removeprefix("torch."), None)
     else:
-        wanted = dtype
-    if wanted is None:
-        return column
-    if isinstance(column, Tensor):
-        return column.to(wanted)
-    return column if column else torch.tensor([], dtype=wanted)
+        found = _OF_PYTHON.get(kind, kind)  # which `Tensor.to` takes, too
+    if not isinstance(found, torch.dtype):
+        raise InvalidArgument(
+            f'`dtype` must be a `torch.dtype` or the name of one, as "float32", got {kind!r}.'
+        )
+    return found
 
 
-def cast_tree(tree: Tree, dtype: DtypeOf) -> Tree:
-    """Return the entries of a tree of columns, tensors converted to a dtype."""
-    cast_entries: Tree = {}
+def _has_nan(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point or dtype.is_complex
+
+
+def _is_empty(value: object) -> bool:
+    return value is None or (isinstance(value, str) and not value.strip())
+
+
+def _number(value: object, texts: bool) -> bool | float | complex | None:
+    """Return a value as a number, `None` if it is empty or not a number."""
+    if isinstance(value, (bool, int, float, complex)):
+        return value
+    if not isinstance(value, str) or not texts:
+        return None
+    if value in ("True", "False"):
+        return value == "True"
+    for kind in (int, float, complex):
+        try:
+            return kind(value)
+        except ValueError:
+            continue
+    return None
+
+
+def _some_numbers(values: Sequence[object], numbers: Sequence[object]) -> bool:
+    """Return whether values are numbers and empty ones, and not all of them empty."""
+    fit = all(
+        number is not None or _is_empty(value)
+        for value, number in zip(values, numbers, strict=True)
+    )
+    return fit and any(number is not None for number in numbers)
+
+
+def _as_numbers(
+    values: Sequence[object],
+    numbers: Sequence[bool | float | complex | None],
+    path: tuple[str, ...],
+    dtype: torch.dtype,
+) -> Tensor:
+    """Return numbers as a tensor, `NaN` for an empty value.
+
+    Raises:
+        InvalidValue: if a value is not a number, or is empty and the dtype has no `NaN`.
+    """
+    for row, (value, number) in enumerate(zip(values, numbers, strict=True)):
+        if number is None and not (_is_empty(value) and _has_nan(dtype)):
+            raise _cannot(path, dtype, row, "empty" if _is_empty(value) else repr(value))
+    filled = [math.nan if number is None else number for number in numbers]
+    kinds = {type(number) for number in filled}
+    wide = torch.complex128 if complex in kinds else torch.float64 if float in kinds else None
+    try:
+        return torch.tensor(filled, dtype=wide)
+    except (RuntimeError, OverflowError) as error:
+        raise InvalidValue(
+            f"column {format_key(path)} cannot be read as `{dtype}`: {error}."
+        ) from None
+
+
+def _cannot(path: tuple[str, ...], dtype: torch.dtype, row: int, value: str) -> InvalidValue:
+    remedy = "Fill what is empty, or ask for a dtype of floating-point numbers, which has NaN."
+    if value not in ("empty", "NaN"):
+        remedy = "Correct the value, or ask for no dtype of this column."
+    return InvalidValue(
+        f"column {format_key(path)} cannot be read as `{dtype}`: the value of row {row}, counted "
+        f"from 0, is {value}. {remedy}"
+    )
+
+
+def cast_tree(tree: Tree, dtypes: Dtypes) -> Tree:
+    """Return the entries of a tree, converted to the dtypes that are asked for.
+
+    Raises:
+        KeyNotFound: if a dtype is asked for a key that there is not.
+        InvalidValue: if a value has no such dtype.
+    """
+    if dtypes.none:
+        return tree
+    made: Tree = {}
     for key, value in tree.items():
-        path = key if isinstance(key, tuple) else (key,)
-        cast_entries[key] = _cast(value, path, dtype) if isinstance(value, Tensor) else value
-    return cast_entries
+        path = path_of(key)
+        column = dtypes.values(value, path, path) if isinstance(value, list) else value
+        made[key] = dtypes.cast(column, path)
+    dtypes.check()
+    return made
 
 
 def column_of(values: Sequence[object]) -> Column:
@@ -474,9 +693,10 @@ def tree_of_frame(frame: object, separator: str | None, dtype: DtypeOf) -> tuple
                 f"the name of a column must be a string or a tuple of strings, got {label!r}. "
                 "Rename it with `dataframe.rename(columns=str)`."
             )
-    tree = tree_of_columns(columns, separator, dtype)
+    dtypes = Dtypes(dtype)
+    tree = tree_of_columns(columns, separator, dtypes)
     tree.update(paths)
-    return tree, len(frame)
+    return cast_tree(tree, dtypes), len(frame)
 
 
 RAGGED: Final = "kd_core.ragged"
@@ -598,13 +818,27 @@ def csv_of(td: AbstractContainer, separator: str) -> str:
     rows = rows_in(td, "to_csv")
     columns = columns_of(ragged_as_jagged(td), separator)
     lists = [
-        column.tolist() if isinstance(column, Tensor) else column for column in columns.values()
+        _digits(column) if isinstance(column, Tensor) else column for column in columns.values()
     ]
     out = io.StringIO(newline="")
     writer = csv.writer(out, lineterminator="\r\n")
     writer.writerow(columns)
     writer.writerows([column[row] for column in lists] for row in range(rows))
     return out.getvalue()
+
+
+def _digits(column: Tensor) -> list[object]:
+    """Return numbers, those of float32 and float16 with the fewest digits that read as the same."""
+    exact: list[object] = column.tolist()
+    if column.dtype not in (torch.float32, torch.float16):
+        return exact
+    short = [float(str(number)) for number in column.detach().cpu().numpy()]
+    # A few are rounded differently by way of float64.
+    same = torch.tensor(short, dtype=torch.float64).to(column.dtype) == column.detach().cpu()
+    return [
+        number if fits else full
+        for number, fits, full in zip(short, same.tolist(), exact, strict=True)
+    ]
 
 
 def tree_of_csv(text: str, separator: str | None, dtype: DtypeOf) -> tuple[Tree, int]:
@@ -627,8 +861,9 @@ def tree_of_csv(text: str, separator: str | None, dtype: DtypeOf) -> tuple[Tree,
                 f"{row}."
             )
     columns = {name: parsed([row[at] for row in rows]) for at, name in enumerate(names)}
-    tree = tree_of_columns(columns, separator, dtype)
-    return tree, len(rows)
+    dtypes = Dtypes(dtype, texts=True)
+    tree = tree_of_columns(columns, separator, dtypes)
+    return cast_tree(tree, dtypes), len(rows)
 
 
 # Containers as JSON, and as JSON Lines with one row a line.
@@ -690,8 +925,9 @@ def tree_of_text(
             "`lines=True` for one object a line."
         )
     layout: Plain | None = content.pop(LEVELS, None)
+    dtypes = Dtypes(dtype)
     if layout is None:
-        return _plain_tree(content, separator, dtype), None
+        return cast_tree(_plain_tree(content, separator, dtypes), dtypes), None
 
     rows: list[tuple[list[str], str, list[int]]] = layout["leaves"]
     kinds = {tuple(path): (kind, shape) for path, kind, shape in rows}
@@ -714,7 +950,7 @@ def tree_of_text(
         read(path)
         return counts[path]
 
-    return rebuilt(layout, read, lengths), batch_of_layout(layout)
+    return cast_tree(rebuilt(layout, read, lengths), dtypes), batch_of_layout(layout)
 
 
 def _read_tensor(value: object, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
@@ -726,17 +962,19 @@ def _read_tensor(value: object, dtype: torch.dtype, shape: Sequence[int]) -> Ten
     return torch.tensor(value, dtype=dtype).reshape(tuple(shape))
 
 
-def _plain_tree(content: Plain, separator: str | None, dtype: DtypeOf) -> Tree:
+def _plain_tree(
+    content: Plain, separator: str | None, dtypes: Dtypes, above: tuple[str, ...] = ()
+) -> Tree:
     """Return the entries of an object of another origin."""
     columns: dict[str, Any] = {}
     nested: Tree = {}
     for key, value in content.items():
         if isinstance(value, dict):
-            inner = _plain_tree(value, separator, dtype)
+            inner = _plain_tree(value, separator, dtypes, (*above, key))
             nested.update({(key, path): entry for path, entry in inner.items()})
         else:
             columns[key] = _leaf(value)
-    nested.update(tree_of_columns(columns, separator, dtype))
+    nested.update(tree_of_columns(columns, separator, dtypes, above))
     return nested
 
 
@@ -796,11 +1034,12 @@ def tree_of_lines(text: str, separator: str | None, dtype: DtypeOf) -> tuple[Tre
     rows = [_parsed(line) for line in text.split("\n") if line.strip()]
     if not all(isinstance(row, dict) for row in rows):
         raise InvalidValue("expected one JSON object on each line.")
-    return _columns(rows, (), separator, dtype), len(rows)
+    dtypes = Dtypes(dtype)
+    return cast_tree(_columns(rows, (), separator, dtypes), dtypes), len(rows)
 
 
 def _columns(
-    rows: list[Plain], path: tuple[str, ...], separator: str | None, dtype: DtypeOf
+    rows: list[Plain], path: tuple[str, ...], separator: str | None, dtypes: Dtypes
 ) -> Tree:
     keys = rows[0].keys() if rows else ()
     columns: dict[str, Any] = {}
@@ -814,12 +1053,12 @@ def _columns(
     for key in keys:
         values = [row[key] for row in rows]
         if all(isinstance(value, dict) for value in values):
-            inner = _columns(values, (*path, key), separator, dtype)
+            inner = _columns(values, (*path, key), separator, dtypes)
             found.update({(key, below): entry for below, entry in inner.items()})
         else:
             leaf = _leaf(values)
             columns[key] = leaf if isinstance(leaf, Tensor) else column_of(values)
-    found.update(tree_of_columns(columns, separator, dtype))
+    found.update(tree_of_columns(columns, separator, dtypes, path))
     return found
 
 

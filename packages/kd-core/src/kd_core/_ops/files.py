@@ -413,7 +413,7 @@ class Formats(AbstractContainer):
             batch_size: the leading dimensions of every entry; `None`: those of the container that
                 was written, or with `lines` the number of lines.
             separator: split keys at it; as in `to_json`.
-            dtype: the dtype of all tensors, or of some by their keys, for a file of another origin.
+            dtype: the dtype of all tensors, or of some by their keys; see `from_csv`.
             lines: the file has one object a line.
 
         Raises:
@@ -490,7 +490,12 @@ class Formats(AbstractContainer):
             device: the device to which every entry is moved.
             batch_size: the leading dimensions of every entry; `None`: the number of rows.
             separator: split names at it into nested keys; `None`: do not.
-            dtype: the dtype of all tensors, or of some by their keys.
+            dtype: the dtype of all tensors, or of some by their keys; the name of a dtype is one.
+                Empty values of a column with a floating-point dtype are `NaN`.
+
+        Raises:
+            KeyNotFound: if there is no column of a key of `dtype`.
+            InvalidValue: if a value cannot be read as the dtype that is asked for.
 
         Example:
             >>> import torch
@@ -544,7 +549,7 @@ class Formats(AbstractContainer):
             device: the device to which every entry is moved.
             batch_size: the leading dimensions of every entry; `None`: the number of rows.
             separator: split names at it into nested keys; `None`: do not.
-            dtype: the dtype of all tensors, or of some by their keys.
+            dtype: the dtype of all tensors, or of some by their keys; see `from_csv`.
 
         Raises:
             MissingDependency: if pandas is not installed.
@@ -647,17 +652,17 @@ class Formats(AbstractContainer):
             batch_size: the leading dimensions of every entry; `None`: those of the container that
                 was written, or the number of rows.
             separator: split names at it into nested keys, in a file of another origin.
-            dtype: the dtype of all tensors, or of some by their keys.
+            dtype: the dtype of all tensors, or of some by their keys; see `from_csv`.
             columns: the names of the columns to read; `None`: all.
 
         Raises:
             MissingDependency: if pyarrow is not installed.
         """
-        from kd_core._convert.tables import cast_tree, read_parquet, tree_of_table
+        from kd_core._convert.tables import Dtypes, cast_tree, read_parquet, tree_of_table
 
         with reading(path):
             tree, batch = tree_of_table(read_parquet(path, columns), separator, "raise", "mask")
-            tree = cast_tree(tree, dtype)
+            tree = cast_tree(tree, Dtypes(dtype))
         return build(cls, tree, batch_size, device, auto_batch_size, batch_dims, found=batch)
 
     def to_h5(
