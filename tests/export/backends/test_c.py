@@ -2,6 +2,7 @@
 
 import ctypes
 import math
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -12,9 +13,17 @@ import torch
 from torch import Tensor, nn
 
 import kd_export
-from kd_export import BackendMissing, ExportError, NotExportable, UntrustedArtifact, VerifyError
+from kd_export import (
+    BackendMissing,
+    ExportError,
+    NotExportable,
+    Signal,
+    UntrustedArtifact,
+    VerifyError,
+)
 from kd_export._backends import c
 from kd_export._backends.c import FLAGS
+from kd_export.cli import main
 from kd_export.policies import Clip, Normalise
 from kd_nn import TensorDictModule, TensorDictSequential
 
@@ -214,6 +223,55 @@ def test_a_policy_is_stepped_beside_its_oracle(tmp_path: Path) -> None:
     report = kd_export.save(policy, tmp_path / "2nd policy.c", example, oracle=predict, steps=10)
     assert "beside the oracle" in report.rows[-1].note
     assert "void _2nd_policy_run(" in (tmp_path / "2nd policy.h").read_text()
+
+
+def test_the_header_lists_what_each_number_is(tmp_path: Path) -> None:
+    names = ["hip (left)", "kn\u00e4*/e", "ankle??/", "/*"]
+    signal = Signal(names=names, unit="rad", limits=(-1.5, [1, 2, 3, 4]), rate=20)
+    module = TensorDictModule(nn.Linear(4, 1), [("obs", "x")], ["y"])
+    path = tmp_path / "leg.c"
+    example = {("obs", "x"): torch.randn(2, 4)}
+    kd_export.save(module, path, example, signals={("obs", "x"): signal})
+    text = path.with_suffix(".h").read_text("utf-8")
+    assert " * in_obs_x is obs.x: float32 (1, 4), 20 Hz, row by row\n" in text
+    assert " *   0 hip (left), rad, -1.5..1\n *   1 kn\u00e4*\\u002fe, rad, -1.5..2\n" in text
+    compiled(path, tmp_path)
+
+
+def test_the_header_of_a_file_is_not_replaced(
+    recurrent: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, own = tmp_path / "robot.c", tmp_path / "robot.h"
+    shutil.copy(recurrent, source)
+    shutil.copy(recurrent.with_suffix(".h"), own)
+    text = own.read_bytes()
+    for command in (["header"], ["client", "--lang", "c"]):
+        for target in (own, source):
+            assert main([*command, str(source), "-o", str(target)]) == 2
+            assert re.search("would be replaced|is the name of the header", capsys.readouterr().err)
+    other = tmp_path / "robot.onnx"
+    module = TensorDictModule(nn.Linear(2, 2), ["x"], ["y"])
+    kd_export.save(module, other, {"x": torch.randn(2, 2)})
+    assert main(["header", str(other), "-o", str(own)]) == 2
+    assert "is the header that `robot.c` was saved with" in capsys.readouterr().err
+    assert (own.read_bytes(), source.read_bytes()) == (text, recurrent.read_bytes())
+    own.unlink()
+    assert main(["header", str(source), "-o", str(own)]) == 2
+    assert not own.exists()
+    assert main(["header", str(source), "-o", str(tmp_path / "listed.h")]) == 0
+
+
+def test_a_new_file_does_not_replace_the_header_of_another(tmp_path: Path) -> None:
+    other = tmp_path / "leg.h"
+    other.write_text("/* mine */")
+    module = TensorDictModule(nn.Linear(2, 2), ["x"], ["y"])
+    with pytest.raises(ExportError, match=r"is written with `leg\.h`, and there is another file"):
+        kd_export.save(module, tmp_path / "leg.c", {"x": torch.randn(2, 2)})
+    assert [*tmp_path.iterdir()] == [other]
+    assert other.read_text() == "/* mine */"
+    other.unlink()
+    for _ in range(2):  # its own header is replaced
+        kd_export.save(module, tmp_path / "leg.c", {"x": torch.randn(2, 2)})
 
 
 def test_an_operator_that_c_lacks_is_named(tmp_path: Path) -> None:

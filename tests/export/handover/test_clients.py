@@ -102,6 +102,65 @@ def test_a_client_in_c_has_no_warning(tmp_path: Path) -> None:
     subprocess.run([compiler, *options, str(source)], check=True)
 
 
+LEG = (
+    "hip",
+    "knee",
+    "hip_speed (filtered)",
+    "knee_speed",
+    "hip_torque",
+    "knee_torque",
+    "f\u00fc\u00df",
+)
+SENSED = Signal(names=LEG, unit="N*m/s", kind="force", limits=(-1.25, [*range(7)]), rate=50)
+
+
+@pytest.mark.parametrize(("file", "language"), PAIRS)
+def test_comments_list_all_elements_uncut(file: str, language: str) -> None:
+    sensed = Entry(("obs",), "obs", "float32", ("batch", 7), signal=SENSED)
+    text = client(Schema((sensed,), (ACTION,), {"batch": Axis(1, 8)}), file, language)
+    assert "obs: float32 (batch, 7), 50 Hz" in text
+    for place, name in enumerate(LEG):
+        told = [line for line in text.splitlines() if f"  {place} {name}, N*m/s, force" in line]
+        assert len(told) == 1
+        assert told[0].removesuffix(" */").endswith(f", -1.25..{place}")
+
+
+@pytest.mark.parametrize(("file", "language"), PAIRS)
+def test_no_name_of_an_element_ends_a_comment(file: str, language: str, tmp_path: Path) -> None:
+    odd = (
+        *WORDS,
+        "a*/",
+        "/*b",
+        "*",
+        "/",
+        "c\\",
+        "??/",
+        "???/",
+        "\r#define x",
+        '"""',
+        "\ud800",
+        "--",
+    )
+    names = tuple(dict.fromkeys(odd))
+    sensed = Entry(("o",), "o", "float32", (1, len(names)), signal=Signal(names=names))
+    text = client(Schema((sensed,), (ACTION,), {"batch": Axis(1, 8)}), file, language)
+    assert not re.search("[\b\r\u2028\u202e\ud800]|\\*/ int x|<!--<s", text.replace("int main", ""))
+    assert "\U0001f916" in text
+    if language == "python":
+        compile(text, "client.py", "exec")
+    elif language != "rust" and language != "js" and file != "policy.xml":
+        compiler = shutil.which("gcc" if language == "c" else "g++")
+        assert compiler is not None
+        source = tmp_path / f"client{SUFFIXES[language]}"
+        source.write_text(text, "utf-8")
+        (tmp_path / "policy.h").write_text(
+            "#include <stdint.h>\nvoid policy_run(float*, float*);", "utf-8"
+        )
+        standard = "-std=c99" if language == "c" else "-std=c++17"
+        options = (standard, "-Wall", "-Wextra", "-Werror", "-fsyntax-only")
+        subprocess.run([compiler, *options, str(source)], check=True)
+
+
 def test_states_start_alike_in_each_row() -> None:
     (state,) = [part for part in Interface.of(SCHEMA, rows=3).inputs if part.state]
     assert state.start == (0.5, -1.5) * 3

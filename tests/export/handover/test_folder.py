@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import kd_export
-from kd_export import Axis, BackendMissing, Entry, NotExportable, Schema, Signal
+from kd_export import Axis, BackendMissing, Entry, ExportError, NotExportable, Schema, Signal
 from kd_export._handover.clients import Interface
 from kd_export._handover.folder import LARGEST, hand_over, leapp, triton
 from kd_export.cli import main
@@ -120,3 +120,11 @@ def test_the_command_lists_what_it_wrote(
 ) -> None:
     assert main(["handover", str(GOLDEN), "-o", str(tmp_path), "--web", str(web), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["bytes"]["gru.onnx"] == GOLDEN.stat().st_size
+
+
+def test_the_header_of_a_program_in_c_is_not_replaced(tmp_path: Path) -> None:
+    own = tmp_path / "gru.h"
+    own.write_text("/* Written by kd-export. Do not edit.\n * of gru.c */\n")
+    with pytest.raises(ExportError, match=r"is the header that `gru\.c` was saved with"):
+        hand_over(GOLDEN, tmp_path)
+    assert [*tmp_path.iterdir()] == [own]

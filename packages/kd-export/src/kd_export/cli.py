@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
 
 from kd_export import __version__
 from kd_export._backends.aoti import copy_without_sources
+from kd_export._backends.c import check_header
 from kd_export._console import Row, plain_table, task
 from kd_export._errors import (
     BackendMissing,
@@ -654,8 +655,28 @@ def _bench(options: argparse.Namespace) -> int:
     return OK
 
 
+def _check_target(target: Path | None, file: Path) -> None:
+    """Refuse to replace the file that is read, or the header that a ``.c`` file has."""
+    if target is None:
+        return
+    if target.absolute() == file.absolute() or (target.exists() and target.samefile(file)):
+        raise ExportError(
+            f"`{target}` is the file that is read, and would be replaced.",
+            got=str(target),
+            hint="Give another name to what is written: `-o NAME`.",
+        )
+    if file.suffix == ".c" and target.absolute() == file.with_suffix(".h").absolute():
+        raise ExportError(
+            f"`{target}` is the name of the header that `{file.name}` is saved with.",
+            got=str(target),
+            hint="Include that header in programs that call it, and write this to another name.",
+        )
+    check_header(target)
+
+
 def _header(options: argparse.Namespace) -> int:
     target: Path | None = options.output
+    _check_target(target, options.file)
     text = header(inspect(options.file), (target or options.file).name.partition(".")[0])
     if target is not None:
         with replacing(target) as temporary:
@@ -669,6 +690,7 @@ def _header(options: argparse.Namespace) -> int:
 
 def _client(options: argparse.Namespace) -> int:
     path, target, language = options.file, options.output, options.lang
+    _check_target(target, path)
     text = client(inspect(path), path.name, language, rows=options.rows)
     if target is not None:
         with replacing(target) as temporary:

@@ -7,6 +7,7 @@ if nothing else is said. To check a file it is compiled, warnings being errors, 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import re
@@ -23,7 +24,7 @@ from kd_export._backends.onnx import backend as onnx_backend
 from kd_export._errors import BackendMissing, ExportError, NotExportable, first_line, raised_as
 from kd_export._running.session import C_COMPILERS, Runner, picked, require
 from kd_export._schema.files import check_schema_size, foreign, unused_name
-from kd_export._schema.schema import Entry, Schema, concrete
+from kd_export._schema.schema import Entry, Schema, comment_lines, concrete
 
 if TYPE_CHECKING:
     import numpy as np
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 FLAGS = ("-std=c99", "-O2", "-Wall", "-Wextra", "-Werror")
 """What a file is compiled with: it is checked that there is nothing to warn of."""
 
+_OWN_HEADER = "/* Written by kd-export. Do not edit."
 _EXTRA = "onnx"
 _SCHEMA = re.compile(rb"^/\* kd_export (\{.*\}) \*/\n?\Z", re.MULTILINE)
 _RUN = re.compile(rb"^void (\w+)_run\(", re.MULTILINE)
@@ -92,10 +94,10 @@ class CBackend:
         text = _source(prefix, schema, parts)
         digest = hashlib.sha256(text.encode("ascii")).hexdigest()
         own = replace(schema, weights=digest).to_json()
-        # A slash may be escaped in JSON, so that no comment begins or ends in it.
-        comment = own.replace("*/", "*\\/").replace("/*", "\\/*")
+        # A slash and a star may be escaped in JSON, so that no comment begins or ends in it.
+        comment = own.replace("*/", "*\\/").replace("/*", "/\\u002a")
         path.write_text(f"{text}/* kd_export {comment} */\n", encoding="ascii")
-        path.with_suffix(".h").write_text(_header(prefix, schema), encoding="ascii")
+        path.with_suffix(".h").write_text(_header(prefix, schema), encoding="utf-8")
 
     def load(self, file: BinaryIO, schema: Schema, path: Path) -> CRunner:
         """Compile the file, and load what comes out."""
@@ -164,6 +166,22 @@ def _compiler() -> str:
             hint="Install `gcc` or `clang`, or save it as `.onnx`.",
         )
     return found
+
+
+def check_header(path: Path) -> None:
+    """Refuse to replace the header that a ``.c`` file was written with.
+
+    Raises:
+        ExportError: There is one, or the path is that of one.
+    """
+    source = path.with_suffix(".c")
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        if file.read(len(_OWN_HEADER)) == _OWN_HEADER.encode():
+            raise ExportError(
+                f"`{path}` is the header that `{source.name}` was saved with, which needs it.",
+                got=str(path),
+                hint="Include it in programs that call that file, and write this to another name.",
+            )
 
 
 def _compiled(content: bytes, folder: Path) -> ctypes.PyDLL:
@@ -272,13 +290,13 @@ def _count(entry: Entry) -> int:
 
 def _header(prefix: str, schema: Schema) -> str:
     guard = f"{prefix.upper()}_H"
-    told = [
-        f" * {entry.name}: {entry.describe()}, row by row"
-        for entry in (*schema.inputs, *schema.outputs)
-    ]
+    told = []
+    for entry in (*schema.inputs, *schema.outputs):
+        first, *others = comment_lines(entry)
+        told += [f" * {entry.name} is {first}, row by row", *(f" * {line}" for line in others)]
     return "\n".join(
         [
-            "/* Written by kd-export. Do not edit.",
+            _OWN_HEADER,
             *told,
             " * Buffers are static: call it from one thread at a time. */",
             f"#ifndef {guard}",

@@ -23,6 +23,7 @@ from kd_export._schema.schema import (
     Entry,
     LinearSize,
     Schema,
+    comment_lines,
     concrete,
     elements_of,
 )
@@ -105,13 +106,6 @@ class Part:
         """The least and the greatest number that a client fills in."""
         low = 0 if self.entry.low is None else self.entry.low
         return low, 1 if self.entry.high is None else self.entry.high
-
-    def comment(self) -> str:
-        """Say what its elements are."""
-        signal = self.entry.signal
-        names = "" if signal is None else ", ".join(signal.names)
-        words = re.sub(r"[^\w .,:/+-]", "?", f"{self.entry.describe()}: {names}".rstrip(": "))
-        return words if len(words) <= 60 else f"{words[:57]}..."
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,8 +298,23 @@ def filled(name: str, values: Mapping[str, str]) -> str:
 
 
 def _fields(parts: Sequence[Part], indent: str = "  ") -> str:
-    rows = [f"{indent}{p.dtype.c} {p.label}[{max(p.count, 1)}]; /* {p.comment()} */" for p in parts]
+    rows = []
+    for part in parts:
+        rows += _block(part.entry, indent)
+        rows.append(f"{indent}{part.dtype.c} {part.label}[{max(part.count, 1)}];")
     return "\n".join(rows or [f"{indent}char none;"])
+
+
+def _block(entry: Entry, indent: str) -> list[str]:
+    """Write what an entry is as a comment of C."""
+    first, *others = comment_lines(entry)
+    lines = [f"{indent}/* {first}", *(f"{indent} * {line}" for line in others)]
+    return [*lines[:-1], f"{lines[-1]} */"]
+
+
+def _told(parts: Sequence[Part], mark: str) -> str:
+    """Write what entries are as comments that end with the line."""
+    return "\n".join(f"{mark} {line}" for part in parts for line in comment_lines(part.entry))
 
 
 def _list(parts: Sequence[object], before: str = "{", after: str = "}") -> str:
@@ -396,8 +405,10 @@ def _source(interface: Interface, known: Mapping[str, str], compiler: str, suffi
     """Write a client of a ``.c`` file, whose header has its functions."""
     stem = identifier(known["stem"])
     takes, gives = interface.takes(), interface.gives()
-    declared = [f"  static {part.dtype.c} {part.entry.name}[{part.count}];" for part in takes]
-    declared += [f"  static {part.dtype.c} {part.entry.name}[{part.count}];" for part in gives]
+    declared = []
+    for part in (*takes, *gives):
+        declared += _block(part.entry, "  ")
+        declared.append(f"  static {part.dtype.c} {part.entry.name}[{part.count}];")
     arguments = [part.entry.name for part in (*takes, *gives)]
     name = "run"
     if interface.states():
@@ -508,6 +519,7 @@ def _python(interface: Interface, known: Mapping[str, str]) -> str:
     table = {name: repr(value) for name, value in tables(interface).items()}
     for name, parts in (("inputs", interface.inputs), ("outputs", interface.outputs)):
         table[name] = repr({p.entry.name: (p.entry.dtype, p.shape) for p in parts})
+        table[f"{name}_told"] = _told(parts, "#")
     name = "openvino.py.txt" if known["file"].endswith(".xml") else "onnx.py.txt"
     return filled(name, {**known, **table})
 
@@ -521,6 +533,8 @@ def _javascript(interface: Interface, known: Mapping[str, str]) -> str:
             hint="Give the key another name.",
         )
     pairs = {name: json.dumps([*map(list, values.items())]) for name, values in found.items()}
+    pairs["inputs_told"] = _told(interface.inputs, "//")
+    pairs["outputs_told"] = _told(interface.outputs, "//")
     # The text may stand in a page, where a tag would end it.
     table = {name: text.replace("<", r"\u003c") for name, text in pairs.items()}
     return filled("onnx.js", {**known, **table})
@@ -529,10 +543,11 @@ def _javascript(interface: Interface, known: Mapping[str, str]) -> str:
 def _rust(interface: Interface, known: Mapping[str, str]) -> str:
     def rows(parts: Sequence[Part]) -> str:
         return "\n".join(
+            f"{_told([part], '    //')}\n"
             f"    Tensor {{ name: {_rust_string(part.entry.name)}, dtype: {part.dtype.number}, "
             f"shape: &{[*part.shape]}, bytes: {part.count * part.dtype.size}, "
             f"next: {str(part.state).lower()}, "
-            f"start: &[{', '.join(repr(float(x)) for x in part.start)}] }}, // {part.comment()}"
+            f"start: &[{', '.join(repr(float(x)) for x in part.start)}] }},"
             for part in parts
         )
 

@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, cast
 
+from kd_export._backends.c import check_header
 from kd_export._console import Row, html_table
 from kd_export._errors import BackendMissing, ExportError, NotExportable
 from kd_export._export import Timing, benchmark, verify
@@ -87,6 +88,7 @@ def hand_over(
         NotExportable: The file is of another format, or keeps its weights beside it.
         VerifyError: The file does not give the results that are stored in it.
         BackendMissing: onnxruntime-web is not found.
+        ExportError: The folder has the header of a ``.c`` file of the same name.
     """
     if not path.name.endswith(_SUFFIX):
         raise NotExportable(
@@ -107,6 +109,7 @@ def hand_over(
     report = verify(path)
     if not report.ok:
         raise ExportError(f"`{path.name}` does not give the results that are stored in it.")
+    check_header(folder / f"{identifier(path.stem)}.h")
     script = runtime(web)
     timings = benchmark(path, seconds=0.2)
     session = open(path, threads=1)

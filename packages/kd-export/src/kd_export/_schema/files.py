@@ -90,11 +90,24 @@ def replacing(path: Path) -> Iterator[Path]:
     raises, the target is left as it was. The temporary file has the target's own name, in a folder
     of its own, because torch writes the name of the file into the archive. Other files in that
     folder are moved too.
+
+    Raises:
+        ExportError: The target cannot be written, or is new, and one of the others would replace
+            a file that is there.
     """
     with _folder_beside(path) as folder:
         temporary = Path(folder) / path.name
         yield temporary
         others = [file for file in Path(folder).iterdir() if file != temporary]
+        for written in others:
+            taken = path.with_name(written.name)
+            if not path.exists() and taken.exists() and not taken.name.startswith(path.name):
+                raise ExportError(
+                    f"`{path.name}` is written with `{taken.name}`, and there is another file of "
+                    f"that name: `{taken}`.",
+                    got=str(taken),
+                    hint="Give another name or folder, or remove that file.",
+                )
         for written in (*others, temporary):  # the target last: it names the others
             with written.open("rb") as file:
                 os.fsync(file.fileno())

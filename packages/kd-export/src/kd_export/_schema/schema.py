@@ -464,6 +464,38 @@ class Entry:
         return f"{self.dtype} ({sizes}{',' if len(self.shape) == 1 else ''})"
 
 
+_NOT_IN_COMMENTS = re.compile(r"\\|(?<=\*)/|(?<=/)\*|(?<=\?)\?|<(?=[/!])|[^ -~]")
+"""What could end a comment, its line or a script of a page, or may not be visible."""
+
+
+def comment_lines(entry: Entry) -> list[str]:
+    r"""Return what a comment of a program says of an entry: its form, then a line an element.
+
+    No text ends the comment or its line in C, C++, Python, JavaScript or Rust.
+
+    >>> signal = Signal(names=["hip", "knee*/"], unit="rad", limits=(-1, [1, 2]), rate=50)
+    >>> print(*comment_lines(Entry(("obs",), "obs", "float32", (2,), signal=signal)), sep="\n")
+    obs: float32 (2,), 50 Hz
+      0 hip, rad, -1..1
+      1 knee*\u002f, rad, -1..2
+    """
+    rows = [] if entry.signal is None else entry.signal.rows(entry.wire)
+    rate = rows[0][-1] if rows else ""
+    lines = [f"{entry.wire}: {entry.describe()}{rate and f', {rate}'}"]
+    for _, place, *told, _ in rows:
+        words = [*filter(None, told)]
+        if words:
+            lines.append(f"  {place} {', '.join(words)}")
+    return [_NOT_IN_COMMENTS.sub(_visible, line) for line in lines]
+
+
+def _visible(found: re.Match[str]) -> str:
+    letter = found[0]
+    if letter.isprintable() and not letter.isascii():
+        return letter
+    return f"\\u{ord(letter):04x}"
+
+
 @dataclass(frozen=True, slots=True)
 class Vector:
     """One stored test: inputs, and some of the numbers that must come out.

@@ -9,7 +9,9 @@
 //   const result = await policy.step({ ... });
 import * as ort from "onnxruntime-web";
 
+@inputs_told@
 const INPUTS = new Map(@inputs@);
+@outputs_told@
 const OUTPUTS = new Map(@outputs@);
 const STATE = new Map(@state@);
 const START = new Map(@start@);
