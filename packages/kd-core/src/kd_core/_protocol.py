@@ -54,6 +54,7 @@ from kd_core._leaves.loops import (
     entries_of,
     find_entry,
     has_entry,
+    kinds_by_key,
     kinds_of,
     map_each,
     map_to_parts,
@@ -99,6 +100,8 @@ if TYPE_CHECKING:
         def contiguous(td: W) -> W: ...
         @staticmethod
         def densify(td: W, layout: torch.layout) -> W: ...
+        @staticmethod
+        def exclude(td: W, *keys: NestedKey) -> W: ...
         @staticmethod
         def expand(td: W, shape: Sequence[int]) -> W: ...
         @staticmethod
@@ -695,6 +698,35 @@ def holds_entries(container: AbstractContainer) -> bool:
     if isinstance(container, Composite):
         return any(map(holds_entries, container._members))
     return len(container._kd_entries) > 0  # torch 2.10 does not trace `bool` of a dict
+
+
+def has_partial_entries(levels: Sequence[AbstractContainer]) -> bool:
+    """Return whether a key is not in all of several containers, at any level and in any stack.
+
+    No entry is read or stacked.
+    """
+    rows: list[AbstractContainer] = []
+    for level in levels:
+        rows += _members_below(level)
+    first, *others = [kinds_by_key(row._kd_entries) for row in rows]
+    keys = first.keys()
+    for other in others:
+        if other.keys() != keys:
+            return True
+    for key, entry in first.items():
+        if isinstance(entry, AbstractContainer):
+            column = [entry, *(other[key] for other in others)]
+            below = [node for node in column if isinstance(node, AbstractContainer)]
+            if has_partial_entries(below):
+                return True
+    return False
+
+
+def _members_below(level: AbstractContainer) -> list[AbstractContainer]:
+    """Return the containers that a stack of stacks is made of; a container that is none, itself."""
+    if not isinstance(level, Composite):
+        return [level]
+    return [row for member in level._members for row in _members_below(member)]
 
 
 def stack_above(

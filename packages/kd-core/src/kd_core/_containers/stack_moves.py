@@ -355,7 +355,9 @@ def _without_rows(stack: Composite, shape: Batch) -> AbstractContainer:
     """Return a container without rows, with the common keys and the shapes of the first member."""
     first = stack._members[0]
     ndim = first._kd_desc.ndim
-    kept = first._kd_engine.select(first, *stack._kd_entries)
+    common = set(stack._kd_engine.keys(stack, True, False))
+    mine = first._kd_engine.keys(first, True, False)
+    kept = first._kd_engine.exclude(first, *(key for key in mine if key not in common))
     size = Fresh(shape, ndim)
     return kept._kd_map_each(lambda leaf: leaf.new_empty((*shape, *leaf.shape[ndim:])), size)
 

@@ -71,6 +71,7 @@ from kd_core._protocol import (
     Composite,
     MemberList,
     are_alike,
+    has_partial_entries,
     index_of,
 )
 from kd_core._shapes import Padded, Reduced, broadcasts_to, resized
@@ -830,22 +831,30 @@ class MemberStorage(TensorDictBase, Composite):
         picked = None if found is None else pick(index, self._kd_desc.batch, self._dim)
         if picked is not None:
             return cast("Self", self._result(picked))
-        moves = not isinstance(batch, (Reduced, Padded))
-        if moves and not is_compiling():
+        if not isinstance(batch, (Reduced, Padded)) and not is_compiling():
             seen = viewed_members(self, fn, batch)
             if seen is not None:
                 return seen
+        # Rows keep the entries that only some members have, but for what joins rows of several.
+        if not isinstance(batch, Padded) and not is_compiling() and has_partial_entries([self]):
+            apart = self._moved(fn, batch)
+            if apart is not None:
+                return apart
         try:
             return super()._kd_map_each(fn, batch, memo)
         except ShapeMismatch:
             if isinstance(batch, Padded):
                 raise
-            if not isinstance(batch, Reduced):
-                return moved_members(self, fn, batch)
-            reduced = reduced_members(self, fn, batch)
-            if reduced is None:  # it takes all rows of an entry
+            apart = self._moved(fn, batch)
+            if apart is None:  # it takes all rows of an entry
                 raise
-            return reduced
+            return apart
+
+    def _moved(self, fn: LeafFn, batch: BatchFn) -> Self | None:
+        """Return a stack of moved or reduced rows; `None` where rows of several members join."""
+        if isinstance(batch, Reduced):
+            return reduced_members(self, fn, batch)
+        return moved_members(self, fn, batch)
 
     def _result(self, picked: Picked) -> TensorDictBase:
         """Return the result of an index: not locked, and a copy where torch copies."""
