@@ -6,8 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kd_core import TensorDict, lazy_stack
+from kd_core import InvalidValue, KeySetMismatch, TensorDict, lazy_stack
 from kd_core._distributed import outlines
+from kd_core._distributed.groups import difference
 from kd_core._distributed.outlines import Outline, outlined, rows_of
 
 LEAVES: list[Callable[[], Tensor]] = [
@@ -83,3 +84,22 @@ def test_leaves_of_several_storages_are_not_one_view() -> None:
     room.flats[0].fill_(1)
     mine.write(room)
     assert [part.tolist() for part in parts] == [[1, 1]] * 2
+
+
+def test_a_stack_beside_a_dense_container_is_a_difference_of_kinds() -> None:
+    stack = lazy_stack([TensorDict(x=torch.ones(n), n={"y": torch.ones(1)}) for n in (1, 2)])
+    for members in (True, False):
+        for above in (False, True):
+            found = TensorDict({"s": stack}, [2]) if above else stack
+            parts: list[Any] = [found, TensorDict({"s": stack[:0]}, [0]) if above else stack[:0]]
+            for lazy, order in enumerate((parts, parts[::-1])):
+                told = [(rank, rows_of(td, members=members)) for rank, td in enumerate(order)]
+                what = "entry `s`" if above else "the container"
+                error = difference("all_gather()", told)
+                assert isinstance(error, InvalidValue)
+                text = f"{what} is a lazy stack on rank {lazy}, but dense on rank {1 - lazy}"
+                assert text in str(error)
+    keys = [(rank, rows_of(TensorDict({name: stack}, [2]))) for rank, name in enumerate("ab")]
+    assert isinstance(difference("all_gather()", keys), KeySetMismatch)
+    nothing = [(0, rows_of(stack, members=False)), (1, rows_of(TensorDict()))]
+    assert "the container is a lazy stack on rank 0" in str(difference("all_gather()", nothing))

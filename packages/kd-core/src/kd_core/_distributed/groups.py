@@ -10,7 +10,7 @@ import json
 import struct
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import Work
 
-from kd_core._distributed.outlines import Outline, Row, digest_of, outlined
+from kd_core._distributed.outlines import Outline, Row, digest_of, is_stack, outlined
 from kd_core._errors import (
     CommunicationError,
     FormatError,
@@ -286,8 +286,34 @@ def difference(call: str, told: Sequence[tuple[int, Sequence[Row]]]) -> KdError:
         for path in [*expected, *found]:
             mine, theirs = expected.get(path), found.get(path)
             if mine != theirs:
-                return _different(call, path, (first, mine), (rank, theirs))
+                kinds = _kinds_differ(call, path, (first, expected), (rank, found))
+                return kinds or _different(call, path, (first, mine), (rank, theirs))
     raise AssertionError("the outlines are equal")
+
+
+def _kinds_differ(
+    call: str,
+    path: KeyPath,
+    mine: tuple[int, Mapping[KeyPath, Row]],
+    theirs: tuple[int, Mapping[KeyPath, Row]],
+) -> KdError | None:
+    """Return the error for a container that is a lazy stack on one rank alone, if that is so."""
+    for depth in range(len(path) + 1):
+        above = path[:depth]
+        stacks = [is_stack(rows, above) for _, rows in (mine, theirs)]
+        if stacks[0] == stacks[1]:
+            continue
+        (lazy, _), (dense, rows) = (mine, theirs) if stacks[0] else (theirs, mine)
+        if above and not any(each[:depth] == above and each != above for each in rows):
+            return None  # it is not a container there
+        what = f"entry {format_key(above)}" if above else "the container"
+        return InvalidValue(
+            f"`{call}` needs the same kinds of containers on all ranks: {what} is a lazy stack on "
+            f"rank {lazy}, but dense on rank {dense}, as a part without rows is. Make it dense "
+            "on all ranks before it is divided, with `densify(layout=torch.jagged)` or "
+            "`contiguous()`."
+        )
+    return None
 
 
 def _different(

@@ -7,6 +7,7 @@ of torch compares all leaves with those that it was made of: benchmarks/collecti
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate, chain
 from math import prod
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 
 DATA: Final = "non-tensor data"
+STACK: Final = "lazy stack"
 
 
 class Row(NamedTuple):
@@ -371,7 +373,7 @@ def rows_of(td: AbstractContainer, path: KeyPath = (), *, members: bool = True) 
     """Return the entries of a container; a lazy stack is one row without its `members`."""
     if isinstance(td, Composite):
         if not members:
-            return [Row(path, "lazy stack", None)]
+            return [Row(path, STACK, None)]
         parts = enumerate(td._members)
         return [row for at, part in parts for row in rows_of(part, (*path, f"[{at}]"))]
     rows: list[Row] = []
@@ -381,6 +383,21 @@ def rows_of(td: AbstractContainer, path: KeyPath = (), *, members: bool = True) 
         else:
             rows.append(_row_of(value, (*path, key)))
     return rows
+
+
+def is_stack(rows: Mapping[KeyPath, Row], path: KeyPath) -> bool:
+    """Return whether an outline has a lazy stack at a path, as one row or with its members."""
+    row, depth = rows.get(path), len(path)
+    if row is not None:
+        return row.dtype == STACK
+    return any(
+        len(each) > depth and each[:depth] == path and _MEMBER.fullmatch(each[depth])
+        for each in rows
+    )
+
+
+_MEMBER: Final = re.compile(r"\[\d+\]")
+"""What a member of a lazy stack is called in a path."""
 
 
 def _row_of(entry: Entry, path: KeyPath) -> Row:
