@@ -169,6 +169,35 @@ def test_each_file_is_valid_onnx(
     assert report.ok, report
 
 
+def test_nan_is_refused_where_it_would_become_a_number(int8: Path, floating: Path) -> None:
+    """A sensor that fails would still move the robot."""
+    failed = rows(2)
+    failed["x"][1, 2] = torch.nan
+    with pytest.raises(ExportError, match=r"`x` holds NaN, which a program on integers takes for"):
+        kd_export.open(int8).run(failed)
+    assert kd_export.open(floating).run(failed)["action"][1].isnan().all()
+    foreign = onnx.load(int8)
+    del foreign.metadata_props[:]
+    foreign.producer_name = "another tool"
+    onnx.save(foreign, int8)
+    with pytest.raises(ExportError, match=r"`x` holds NaN"):
+        kd_export.open(int8).run(failed)
+    failed["x"][1, 2] = torch.inf
+    assert kd_export.open(int8).run(failed)["action"].isfinite().all()
+
+
+@pytest.mark.parametrize("precision", ["int8-weights", "fp16"])
+def test_weights_of_fewer_bits_carry_nan_through(
+    save: Save, tmp_path: Path, precision: str
+) -> None:
+    save(precision=precision, calibration=rows(256))
+    failed = rows(2)
+    failed["x"][1, 2] = torch.nan
+    found = kd_export.open(tmp_path / "policy.onnx").run(failed)["action"]
+    assert found[1].isnan().all()
+    assert found[0].isfinite().all()
+
+
 @pytest.mark.parametrize("precision", ["int8-weights", "fp16"])
 def test_a_program_of_torch_holds_weights_of_fewer_bits(
     precision: str, tmp_path: Path, record_property: Record

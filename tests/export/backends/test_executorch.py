@@ -204,6 +204,12 @@ def test_fewer_bits_stay_within_their_budget(
     assert report.reduction.bytes < report.reduction.other_bytes
     assert report.reduction.layers == ("net.0", "net.2")
     assert kd_export.verify(path, trusted=True).ok
+    session, failed = kd_export.open(path, trusted=True), torch.full((1, 8), torch.nan)
+    if precision == "int8":
+        with pytest.raises(ExportError, match=r"`x` holds NaN, which a program on integers takes"):
+            session.run({"x": failed})
+    else:
+        assert session.run({"x": failed})["next.y"].isnan().all()
 
 
 def test_the_page_runs_in_python_and_in_cpp(

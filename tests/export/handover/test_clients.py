@@ -3,7 +3,9 @@
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ import pytest
 import kd_export
 from kd_export import Axis, Entry, ExportError, NotExportable, Schema, Signal
 from kd_export._handover.clients import SUFFIXES, Interface, client, drawn, languages
+from kd_export._schema.schema import Budget, Precision
 from kd_export.cli import main
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "gru.onnx"
@@ -79,6 +82,22 @@ def test_a_client_in_python_prints_what_the_runner_gives(tmp_path: Path) -> None
     exec(text.replace("sys.argv[1] if len(sys.argv) > 1 else", f"{str(GOLDEN)!r} or"), names)
     assert lines == stepped(GOLDEN)
     assert len(lines) > 50
+
+
+def test_a_client_refuses_nan_where_it_would_become_a_number() -> None:
+    """As the session does; a float file carries it through."""
+    float_schema = kd_export.inspect(GOLDEN)
+    on_integers = replace(float_schema, precision=Precision("int8", Budget(0.1)))
+    for schema in (float_schema, on_integers):
+        names: dict[str, Any] = {"__name__": "client"}
+        exec(client(schema, "gru.onnx", "python"), names)
+        policy = names["Policy"](str(GOLDEN))
+        inputs = {n: np.full(s, np.nan, d) for n, (d, s) in names["INPUTS"].items()}
+        if schema is float_schema:
+            assert all(np.isnan(found).all() for found in policy.step(inputs).values())
+            continue
+        with pytest.raises(ValueError, match="holds NaN, which the file takes for a number"):
+            policy.step(inputs)
 
 
 @pytest.mark.parametrize(("file", "language"), PAIRS)

@@ -197,6 +197,40 @@ def test_a_client_refuses_another_file(language: str, folder: Path) -> None:
     assert "expected" in done.stderr or "the file is not the one" in done.stderr
 
 
+@pytest.mark.parametrize(("suffix", "language"), [one for one in PRESENT if one[0] != ".c"])
+def test_nan_is_refused_where_it_would_become_a_number(
+    suffix: str, language: str, folder: Path
+) -> None:
+    """By files on integers, and by OpenVINO; in each language."""
+    file = f"small{suffix}"
+    if not (folder / file).exists():
+        torch.manual_seed(0)
+        module = TensorDictModule(nn.Linear(6, 3), in_keys=["x"], out_keys=["action"])
+        kd_export.save(
+            module,
+            folder / file,
+            {"x": torch.randn(4, 6)},
+            precision="int8" if suffix == ".onnx" else None,
+            calibration={"x": torch.randn(512, 6)} if suffix == ".onnx" else None,
+            budget={"max": 0.5} if suffix == ".onnx" else None,
+        )
+    name = f"small_client{SUFFIXES[language]}"
+    text = client(kd_export.inspect(folder / file), file, language)
+    broken = text.replace("% 10007", "% 1").replace("/ 10007", "/ 0")  # 0 / 0
+    assert broken != text
+    (folder / name).write_text(broken, "utf-8")
+    words = BUILDS[suffix, language]
+    run = ["node", name, file] if language == "js" else [sys.executable, name, file]
+    if words and language != "js":
+        command = [name if word == "{}" else word for word in words]
+        subprocess.run([*command, "-o", "small.out"], cwd=folder, check=True)
+        run = ["./small.out", file]
+    done = subprocess.run(run, cwd=folder, capture_output=True, encoding="utf-8")
+    assert done.returncode != 0
+    assert re.search("`?x`? holds NaN, which .* takes for a number", done.stderr)
+    assert not done.stdout
+
+
 def test_the_class_is_used_as_the_page_says(tmp_path: Path) -> None:
     """The C++ of "In the browser and in C++", beside the client of its file."""
     docs = Path(__file__).parents[3] / "docs" / "how-to" / "onnx-runtime.md"

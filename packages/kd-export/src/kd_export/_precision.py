@@ -43,6 +43,7 @@ from kd_export._running.session import (
 from kd_export._schema.files import Number, open_regular, replacing
 from kd_export._schema.onnx_file import companion
 from kd_export._schema.schema import (
+    ADOPTED,
     MOST_STORED,
     RANDOM,
     Budget,
@@ -277,7 +278,6 @@ def save_reduced(
         )
 
 
-ADOPTED = "adopted"
 DRAWN = 1024
 """How many rows a file of another tool is judged on."""
 

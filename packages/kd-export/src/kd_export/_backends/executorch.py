@@ -25,6 +25,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Protocol, cast
 
+from kd_export._backends.onnx import INTEGERS, refuse_nan
 from kd_export._console import muted_tool
 from kd_export._errors import (
     BackendMissing,
@@ -484,7 +485,8 @@ def _tensor(meta: _TensorMeta, entry: Entry) -> tuple[object, ...]:
 def _runner(method: _Method, schema: Schema, content: bytes) -> Runner:
     """Build the runner; its class needs torch, which reading a schema does not.
 
-    It keeps the bytes of the file, which the method reads its weights from.
+    A program on integers makes numbers of NaN, so that is refused there. The runner keeps the bytes
+    of the file, which the method reads its weights from.
     """
     import torch
 
@@ -494,6 +496,12 @@ def _runner(method: _Method, schema: Schema, content: bytes) -> Runner:
         """Execute a method on tensors in the order of the schema."""
 
         held = content
+
+        def adapt(self, value: object, entry: Entry) -> object:
+            tensor = super().adapt(value, entry)
+            if schema.precision is not None and schema.precision.loses_nan:
+                refuse_nan(tensor, entry, INTEGERS)
+            return tensor
 
         def __call__(
             self, arrays: Sequence[object], names: Sequence[str] | None = None

@@ -7,6 +7,7 @@ another name inside the file.
 
 from __future__ import annotations
 
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -49,6 +50,8 @@ LARGEST_INSIDE = 3 << 29
 """Bytes of weights that the file itself holds: a protobuf message ends at 2 GiB."""
 
 _EXTRA = "onnx"
+_ROUNDS = re.compile(rb"\x22.(?:Dynamic)?Quantize(?:Linear|MatMul|LSTM)", re.DOTALL)
+"""An operator that rounds to integers, as a model names it: in field 4, which is text."""
 _NARROW = ("bfloat16", "float8_e4m3fn", "float8_e5m2")
 _ITSELF = "model"
 """What a model calls its own file."""
@@ -179,7 +182,7 @@ class OnnxBackend:
                 tuple((len(e), *map(described, e)) for e in (named.inputs, named.outputs)),
                 tuple((len(found), *map(_found, found, e)) for e, found in parts),
             )
-        return OnnxRunner(session, named, digest)
+        return OnnxRunner(session, named, digest, rounds=_ROUNDS.search(message) is not None)
 
     def weights(self, file: BinaryIO, runner: Runner) -> str | None:
         """Return the digest of all that was loaded but the schema."""
@@ -273,30 +276,52 @@ class ArrayRunner:
         return [cast("Number", flat[position].item()) for position in positions]
 
 
-def refuse_nan(array: object, entry: Entry, runtime: str) -> None:
-    """Refuse NaN in an input of a runtime that makes numbers of it.
+INTEGERS = "a program on integers"
+"""What makes numbers of NaN where it is rounded."""
+
+
+def refuse_nan(array: object, entry: Entry, what: str) -> None:
+    """Refuse NaN in an input of what makes numbers of it.
+
+    Args:
+        array: An array, or a tensor.
+        entry: The input.
+        what: The runtime, or `INTEGERS`.
 
     Raises:
         ExportError: The array holds NaN.
     """
     numbers = cast("Array", array)
-    if numbers.dtype.kind == "f" and (numbers != numbers).any():  # as NaN alone is
+    if "float" in entry.dtype and (numbers != numbers).any():  # as NaN alone is
         raise ExportError(
-            f"`{entry.wire}` holds NaN, which {runtime} takes for a number.",
+            f"`{entry.wire}` holds NaN, which {what} takes for a number.",
             key=entry.key,
             got="NaN",
-            hint="Replace it before, as by `numpy.nan_to_num`, or save the program as `.onnx`.",
+            hint="Replace it before, as by `numpy.nan_to_num`, or save the program in float as "
+            "`.onnx`.",
         )
 
 
 class OnnxRunner(ArrayRunner):
-    """Run a model by onnxruntime, on numpy arrays."""
+    """Run a model by onnxruntime, on numpy arrays.
 
-    def __init__(self, session: _Session, schema: Schema, digest: str) -> None:
+    A model that rounds to integers makes numbers of NaN, such as the lowest that it knows, so it
+    is refused there.
+    """
+
+    def __init__(self, session: _Session, schema: Schema, digest: str, *, rounds: bool) -> None:
         self.digest = digest
+        self._rounds = rounds
         self._session = session
         self._inputs = [entry.name for entry in schema.inputs]
         self._outputs = [entry.name for entry in schema.outputs]
+
+    def adapt(self, value: object, entry: Entry) -> object:
+        """Check the dtype of an array or tensor, and that it holds no NaN if that gets lost."""
+        array = super().adapt(value, entry)
+        if self._rounds:
+            refuse_nan(array, entry, INTEGERS)
+        return array
 
     def __call__(
         self, arrays: Sequence[object], names: Sequence[str] | None = None

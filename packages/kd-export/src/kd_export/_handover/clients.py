@@ -231,6 +231,11 @@ def drawn(part: Part, step: int) -> list[Number]:
     return found
 
 
+def _loses_nan(schema: Schema, suffix: str) -> bool:
+    """Decide whether a program takes NaN for a number; OpenVINO does so whatever the file."""
+    return suffix == ".xml" or (schema.precision is not None and schema.precision.loses_nan)
+
+
 def client(schema: Schema, file: str, language: str, *, rows: int = 1) -> str:
     """Write a program that loads a file and steps it.
 
@@ -272,6 +277,7 @@ def client(schema: Schema, file: str, language: str, *, rows: int = 1) -> str:
         "upper": name.upper(),
         "steps": str(STEPS),
         "reset": str(RESET),
+        "loses_nan": str(_loses_nan(schema, suffix)).lower(),
     }
     interface = Interface.of(schema, rows)
     write = _WRITERS[suffix, language]
@@ -376,6 +382,7 @@ def _native(interface: Interface, known: Mapping[str, str], name: str) -> str:
         "onnx_core.c",
         {
             **known,
+            "loses_nan": str(int(known["loses_nan"] == "true")),
             "input_fields": _fields(interface.takes()),
             "output_fields": _fields(interface.gives()),
             "state_fields": _fields([before for before, _ in states]),
@@ -521,7 +528,7 @@ def _python(interface: Interface, known: Mapping[str, str]) -> str:
         table[name] = repr({p.entry.name: (p.entry.dtype, p.shape) for p in parts})
         table[f"{name}_told"] = _told(parts, "#")
     name = "openvino.py.txt" if known["file"].endswith(".xml") else "onnx.py.txt"
-    return filled(name, {**known, **table})
+    return filled(name, {**known, **table, "loses_nan": known["loses_nan"].title()})
 
 
 def _javascript(interface: Interface, known: Mapping[str, str]) -> str:

@@ -587,6 +587,10 @@ def _share(found: float, limit: float) -> float:
     return found / limit if limit else (math.inf if found else 0.0)
 
 
+ADOPTED = "adopted"
+"""The precision of what another tool made."""
+
+
 @dataclass(frozen=True, slots=True)
 class Precision:
     """What became of the numbers of a file that was made of another one, and the budget for it.
@@ -608,6 +612,11 @@ class Precision:
     budget: Budget
     kept: tuple[str, ...] = ()
     rows: int = 0
+
+    @property
+    def loses_nan(self) -> bool:
+        """Whether NaN may become a number, as it does where it is rounded to an integer."""
+        return self.name in ("int8", ADOPTED)
 
     def describe(self) -> str:
         """Print it in a line."""

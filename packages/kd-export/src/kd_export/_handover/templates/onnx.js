@@ -17,6 +17,7 @@ const STATE = new Map(@state@);
 const START = new Map(@start@);
 const RANGES = new Map(@ranges@);
 const NAMES = new Map(@names@);
+const LOSES_NAN = @loses_nan@; // whether the file takes NaN for a number
 const ARRAYS = {
   float32: Float32Array, float64: Float64Array, int8: Int8Array, int16: Int16Array,
   int32: Int32Array, int64: BigInt64Array, uint8: Uint8Array, bool: Uint8Array,
@@ -74,7 +75,10 @@ function tensor(name, values) {
   if (numbers.length !== count)
     throw new Error(`${name}: expected ${count} numbers, got ${numbers.length}`);
   const whole = dtype === "int64" ? BigInt : Number;
-  return new ort.Tensor(dtype, ARRAYS[dtype].from(numbers.map((x) => whole(x))), shape);
+  const array = ARRAYS[dtype].from(numbers.map((x) => whole(x)));
+  if (LOSES_NAN && array.some((x) => x !== x))
+    throw new Error(`${name} holds NaN, which the file takes for a number: put a number there`);
+  return new ort.Tensor(dtype, array, shape);
 }
 
 // Numbers that are the same in every language, to compare.

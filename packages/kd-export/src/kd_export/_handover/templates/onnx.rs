@@ -47,6 +47,9 @@ const GIVES: &[Tensor] = &[
 /// The place of each next state among the outputs, in the order of the state among the inputs.
 const NEXT: &[usize] = &[@next@];
 
+/// Whether the file takes NaN for a number.
+const LOSES_NAN: bool = @loses_nan@;
+
 /// Numbers of an input or output, in the bytes of its dtype.
 pub type Bytes = Vec<u8>;
 
@@ -131,6 +134,9 @@ impl Policy {
             let array = source.ok_or(format!("input `{}` not found", one.name))?;
             if array.len() != one.bytes {
                 return Err(format!("`{}`: expected {} bytes, got {}", one.name, one.bytes, array.len()));
+            }
+            if LOSES_NAN && decoded(one.dtype, array).iter().any(|x| x.is_nan()) {
+                return Err(format!("`{}` holds NaN, which the file takes for a number: put a number there", one.name));
             }
             arrays.push(array.clone());
         }

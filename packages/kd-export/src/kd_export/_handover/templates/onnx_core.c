@@ -75,6 +75,7 @@ typedef struct {
 } @lower@_state;
 
 enum { @upper@_INPUTS = @input_count@, @upper@_OUTPUTS = @output_count@ };
+enum { @upper@_LOSES_NAN = @loses_nan@ }; /* whether the file takes NaN for a number */
 static const @lower@_tensor @lower@_takes[] = {
 @takes@
 };
@@ -165,6 +166,18 @@ static int @lower@_load(@lower@_policy *p, const char *path, int threads) {
   return 0;
 }
 
+/* Whether an input holds NaN. It is told by its bits: `-ffast-math` leaves comparisons out. */
+static int @lower@_holds_nan(const @lower@_tensor *t, const char *data) {
+  for (size_t i = 0; i < t->count; ++i) {
+    uint32_t single = 0;
+    uint64_t twice = 0;
+    if (t->dtype == 1) memcpy(&single, data + 4 * i, 4);
+    if (t->dtype == 11) memcpy(&twice, data + 8 * i, 8);
+    if (single << 1 > 0xff000000u || twice << 1 > (uint64_t)0xffe << 52) return 1;
+  }
+  return 0;
+}
+
 /* Run one step, and carry the state. Returns 0, or 1 with a message in `p->message`. */
 static int @lower@_step(@lower@_policy *p, const @lower@_inputs *in, @lower@_outputs *out) {
   const function *ort = p->ort;
@@ -176,6 +189,12 @@ static int @lower@_step(@lower@_policy *p, const @lower@_inputs *in, @lower@_out
     const @lower@_tensor *t = &@lower@_takes[i];
     char *from = t->next ? (char *)&state : (char *)(uintptr_t)in;
     input_names[i] = t->name;
+    if (@upper@_LOSES_NAN && @lower@_holds_nan(t, from + t->offset)) {
+      snprintf(p->message, sizeof p->message,
+               "`%s` holds NaN, which the file takes for a number: put a number there", t->name);
+      wrong = 1;
+      break;
+    }
     wrong = @lower@_failed(p, ORT_TENSOR(p->memory, from + t->offset, t->bytes, t->shape, t->dims,
                                    t->dtype, &takes[i]));
   }

@@ -48,8 +48,24 @@ class Policy {
     if (found.get_element_type() != type || !found.get_partial_shape().compatible(shape))
       throw std::runtime_error("another dtype or shape: " + found.get_any_name());
   }
+  static constexpr const char *NAN_IS_LOST =
+      " holds NaN, which OpenVINO takes for a number: put a number there";
+  // Told by its bits: `-ffast-math` leaves comparisons out.
+  template <typename Bits>
+  static bool holds_nan(const void *data, size_t bytes, Bits infinity) {
+    for (size_t at = 0; at < bytes; at += sizeof(Bits)) {
+      Bits number;
+      std::memcpy(&number, static_cast<const char *>(data) + at, sizeof number);
+      if (static_cast<Bits>(number << 1) > infinity) return true;
+    }
+    return false;
+  }
   void set(const char *name, ov::element::Type type, const ov::Shape &shape, const void *data,
            size_t bytes) {
+    if (type == ov::element::f32 && holds_nan<uint32_t>(data, bytes, 0xff000000u))
+      throw std::runtime_error(std::string(name) + NAN_IS_LOST);
+    if (type == ov::element::f64 && holds_nan<uint64_t>(data, bytes, uint64_t{0xffe} << 52))
+      throw std::runtime_error(std::string(name) + NAN_IS_LOST);
     ov::Tensor tensor(type, shape);
     std::memcpy(tensor.data(), data, bytes);
     request_.set_tensor(name, tensor);
