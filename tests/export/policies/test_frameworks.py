@@ -124,6 +124,13 @@ def test_a_wrong_normaliser_is_refused() -> None:
         from_sb3(PPO(SEEN, ARM, 2), 3)
 
 
+def test_narrower_limits_than_those_of_the_clip_are_refused(tmp_path: Path) -> None:
+    signals = {"action": kd_export.Signal(limits=(-0.1, 0.1))}
+    with pytest.raises(ExportError, match=r"are -0\.1\.\.0\.1, but the policy gives -0\.1\.\.0\.2"):
+        kd_export.save(from_sb3(PPO(SEEN, ARM, 2)), tmp_path / "a.pt2", signals=signals)
+    assert not [*tmp_path.iterdir()]
+
+
 def trained(before: object, seen: object, *, replays: bool) -> PPO:
     """A model as it is loaded: without an environment, with the last observations."""
     model: Any = PPO(Box(-1, 1, (3,)), ARM, 2)

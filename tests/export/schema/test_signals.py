@@ -11,10 +11,19 @@ import torch
 from torch import nn
 
 import kd_export
-from kd_export import Axis, Entry, ExportError, KeyMismatch, Schema, ShapeMismatch, Signal
+from kd_export import (
+    Axis,
+    Entry,
+    ExportError,
+    KeyMismatch,
+    Schema,
+    ShapeMismatch,
+    Signal,
+    VerifyError,
+)
 from kd_export._handover.clients import header
 from kd_export._schema.onnx_file import plain_properties, sealed
-from kd_export._schema.schema import resolve_signals, space_signals
+from kd_export._schema.schema import check_limits, resolve_signals, space_signals
 from kd_export.cli import main
 from kd_nn import TensorDictModule
 
@@ -72,6 +81,43 @@ def test_a_signal_of_another_size_is_refused() -> None:
         resolve_signals(schema(), {"actoin": Signal(unit="N")})
     with pytest.raises(ExportError, match="expected a `Signal` for 'action', got a dict"):
         resolve_signals(schema(), {"action": {"unit": "N"}})  # type: ignore[dict-item]  # the mistake
+
+
+def test_a_property_that_contradicts_the_schema_is_found(path: Path, tmp_path: Path) -> None:
+    other = tmp_path / "policy.onnx"
+    model = onnx.load(path)
+    extra = model.metadata_props.add()
+    extra.key, extra.value = "obs.color", "red"
+    onnx.save(model, other)
+    assert kd_export.verify(other).ok
+    (names,) = [one for one in model.metadata_props if one.key == "obs.names"]
+    names.value = "knee,hip,ankle"
+    onnx.save(model, other)
+    with pytest.raises(VerifyError, match=r"`obs\.names` .* 'knee,hip,ankle', but .*'hip,knee,ank"):
+        kd_export.verify(other)
+    assert main(["verify", str(other)]) == 1
+    model.metadata_props.remove(names)
+    onnx.save(model, other)
+    assert kd_export.verify(other).ok
+
+
+def test_limits_that_a_policy_exceeds_are_refused() -> None:
+    known: dict[tuple[str, ...], Signal] = {("action",): Signal(limits=([-4, -3], 4))}
+
+    def check(limits: tuple[float | None, float | None]) -> None:
+        check_limits(resolve_signals(schema(), {"action": Signal(limits=limits)}), known)
+
+    for limits in ((-4, 4), (-5, 9), (None, 4), (-4, None)):
+        check(limits)
+    with pytest.raises(ExportError, match=r"element 0 of `action` are -1\.\.1, .* gives -4\.\.4"):
+        check((-1, 1))
+    with pytest.raises(ExportError, match=r"element 1 of `action` are -2\.\.5, .* gives -3\.\.4"):
+        check_limits(resolve_signals(schema(), {"action": Signal(limits=([-4, -2], 5))}), known)
+
+
+def test_an_unknown_key_lists_the_entries() -> None:
+    with pytest.raises(KeyMismatch, match="available entries: `obs`, `action`"):
+        resolve_signals(schema(), {"x": Signal(unit="N")})
 
 
 def test_a_damaged_signal_is_refused() -> None:

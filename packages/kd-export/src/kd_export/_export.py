@@ -28,12 +28,20 @@ from typing import (
 )
 
 from kd_export._console import Row, html_table, plain_table, stage, task
-from kd_export._errors import BackendMissing, ExportError, Key, VerifyError, nearest, quoted
+from kd_export._errors import BackendMissing, ExportError, Key, VerifyError, brief, nearest, quoted
 from kd_export._program import KeyedProgram
 from kd_export._running.loading import open  # noqa: A004  # the package's own
 from kd_export._running.session import Backend, Opines, Runner, Session, backend_for
-from kd_export._schema.files import Json, open_regular
-from kd_export._schema.schema import Schema, Signal, Vector, resolve_signals, space_signals
+from kd_export._schema.files import Json, contents, open_regular
+from kd_export._schema.onnx_file import contradiction
+from kd_export._schema.schema import (
+    Schema,
+    Signal,
+    Vector,
+    check_limits,
+    resolve_signals,
+    space_signals,
+)
 from kd_export._verification.comparison import (
     Comparison,
     Report,
@@ -351,6 +359,8 @@ class _Asked(NamedTuple, Generic[W, N, S, F, G]):
 def _meaning(parts: Captured, asked: _Asked[W, N, S, F, G]) -> Captured:
     """Return what was captured with what its numbers mean."""
     schema = resolve_signals(parts.schema, asked.signals, asked.known)
+    if asked.oracle is not None:
+        check_limits(schema, asked.known)
     return parts._replace(schema=schema)
 
 
@@ -500,7 +510,8 @@ def verify(
 
     Raises:
         VerifyError: A size has no stored test, the weights in the file are not those that it was
-            exported with, the file fails when it runs, or kd_export did not write it.
+            exported with, a plain property of an ``.onnx`` file contradicts its schema, the file
+            fails when it runs, or kd_export did not write it.
         BackendMissing: A runtime of ``also`` is not installed.
 
     Example:
@@ -515,6 +526,8 @@ def verify(
         True
     """
     session = open(path, trusted=trusted, sha256=sha256)
+    if Path(path).name.endswith(".onnx"):
+        _check_properties(Path(path))
     with stage(f"run `{Path(path).name}`"):
         if rtol is None and atol is None:
             rtol, atol = (session.schema.tolerance.get(name) for name in ("rtol", "atol"))
@@ -533,6 +546,25 @@ def verify(
 
             rows += _agreed(name, others, compared, notes)
     return Report(str(path), rows, tuple(notes))
+
+
+def _check_properties(path: Path) -> None:
+    """Refuse a model whose plain properties say other things than its schema.
+
+    Raises:
+        VerifyError: One does.
+    """
+    with open_regular(path) as file:
+        found = contradiction(contents(file))
+    if found is not None:
+        name, given, wanted = found
+        raise VerifyError(
+            f"the property `{name}` of `{path.name}` is {brief(given)}, but the schema in the file "
+            f"says {brief(wanted)}.",
+            expected=wanted,
+            got=given,
+            hint="The property was changed after the export: export again.",
+        )
 
 
 def _runtimes(also: Sequence[str], backend: Backend) -> Sequence[str]:

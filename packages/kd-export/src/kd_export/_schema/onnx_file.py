@@ -127,6 +127,28 @@ def plain_properties(text: str) -> dict[str, str]:
     }
 
 
+def contradiction(model: memoryview) -> tuple[str, str, str] | None:
+    """Return name, text and right text of a plain property that differs from the schema."""
+    pairs = [
+        _named_text(model[start : start + size])
+        for number, start, size in fields_in(model, 0, len(model))
+        if number == _METADATA_PROPS
+    ]
+    text = next((value for name, value in pairs if name == SCHEMA_PROPERTY), None)
+    wanted = {} if text is None else plain_properties(text)
+    for name, value in pairs:
+        if wanted.get(name, value) != value:
+            return name, value, wanted[name]
+    return None
+
+
+def _named_text(field: memoryview) -> tuple[str, str]:
+    """Return name and text of a property."""
+    parts = {number: bytes(field[i : i + n]) for number, i, n in fields_in(field, 0, len(field))}
+    name, value = (parts.get(number, b"").decode("utf-8", "replace") for number in (1, 2))
+    return name, value
+
+
 def _plain(value: object) -> str:
     if not isinstance(value, list):
         return str(value)
@@ -176,17 +198,9 @@ def sealed(model: memoryview, text: str) -> Parts:
     replaced = {SCHEMA_PROPERTY, *plain_properties(text)}
     for number, start, size in fields_in(model, 0, len(model)):
         begin, end = end, start + size
-        if number != _METADATA_PROPS or _name_of(model[start:end]) not in replaced:
+        if number != _METADATA_PROPS or _named_text(model[start:end])[0] not in replaced:
             parts.append(model[begin:end])
     return [*parts, schema_field(text)]
-
-
-def _name_of(pair: memoryview) -> str | None:
-    """Return the name of a property."""
-    for number, start, size in fields_in(pair, 0, len(pair)):
-        if number == 1:
-            return bytes(pair[start : start + size]).decode("utf-8", "replace")
-    return None
 
 
 def check_external(model: bytes | memoryview, name: str = "", size: int = 0) -> bool:

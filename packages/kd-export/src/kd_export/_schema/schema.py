@@ -908,7 +908,8 @@ def find_entry(entries: tuple[Entry, ...], key: object, what: str) -> Entry:
     name = key if isinstance(key, str) else wire_name(as_key(key))
     close = nearest(name, wires)
     raise KeyMismatch(
-        f"{what} `{name}` not found; available {what}s: {quoted(wires)}.",
+        f"{what} `{name}` not found; available "
+        f"{'entries' if what == 'entry' else f'{what}s'}: {quoted(wires)}.",
         key=as_key(key),
         expected=tuple(wires),
         got=name,
@@ -1256,6 +1257,31 @@ def resolve_signals(
 
 def _filled(own: Signal, other: Signal) -> Signal:
     return replace(own, limits=own.limits or other.limits, kind=own.kind or other.kind)
+
+
+def check_limits(schema: Schema, known: Mapping[Key, Signal]) -> None:
+    """Refuse limits of an output that a policy exceeds: those of its space are wider.
+
+    Raises:
+        ExportError: A limit lies inside of those of the space.
+    """
+    for entry in schema.outputs:
+        own, space = entry.signal, known.get(entry.key)
+        if own is None or space is None or not _fits(space, entry):
+            continue
+        for place in range(max(own.count or 1, space.count or 1)):
+            (low, high), (least, most) = own.limits_of(place), space.limits_of(place)
+            if (low is not None and least is not None and low > least) or (
+                high is not None and most is not None and high < most
+            ):
+                raise ExportError(
+                    f"the limits of element {place} of `{entry.wire}` are "
+                    f"{_range_text(low, high)}, but the policy gives {_range_text(least, most)}.",
+                    expected=(least, most),
+                    got=(low, high),
+                    hint="Leave the limits out, to take those of the policy, or clip in a module "
+                    "of your own.",
+                )
 
 
 def space_signals(metadata: Mapping[str, object]) -> dict[Key, Signal]:
