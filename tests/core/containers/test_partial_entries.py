@@ -10,7 +10,7 @@ from typing import Any, TypeAlias, cast
 import pytest
 import torch
 
-from kd_core import LazyStackedTensorDict, TensorDict, TensorDictBase, lazy_stack
+from kd_core import KeySetMismatch, LazyStackedTensorDict, TensorDict, TensorDictBase, lazy_stack
 
 Row: TypeAlias = dict[object, object]
 Step: TypeAlias = Callable[[Any], Any]  # a tensor or a container
@@ -152,3 +152,48 @@ def test_random_moves_are_those_of_a_list_of_rows(seed: int) -> None:
         assert rows_in(td) == [rows[number] for number in numbers.reshape(-1).tolist()]
         if numbers.numel() > 300:
             break
+
+
+CONVERSIONS: dict[str, Callable[[TensorDictBase], object]] = {
+    "to_json": lambda td: td.to_json(),
+    "to_json, joined lines": lambda td: td.to_json(lines=True, separator="."),
+    "to_csv": lambda td: td.to_csv(),
+    "to_pandas": lambda td: td.to_pandas(),
+    "to_arrow": lambda td: td.to_arrow(),
+    "to_parquet": lambda td: td.to_parquet("rows.parquet"),
+    "to_h5": lambda td: td.to_h5("rows.h5"),
+    "to_zarr": lambda td: td.to_zarr("rows.zarr"),
+    "to_mds": lambda td: td.to_mds(out="shards"),
+    "pack": lambda td: td.pack(),
+}
+
+
+@pytest.mark.parametrize("name", CONVERSIONS)
+def test_what_would_lose_entries_of_some_members_names_them(name: str) -> None:
+    with pytest.raises(KeySetMismatch, match=r"them: `b`, `\('n', 'd'\)`\. Leave"):
+        CONVERSIONS[name](pair())
+    below = TensorDict({"s": pair()}, [2])
+    with pytest.raises(KeySetMismatch, match="'s', 'b'"):
+        CONVERSIONS[name](below)
+
+
+def test_conversions_take_what_is_left_after_exclude() -> None:
+    common = pair().exclude("b", ("n", "d"))
+    assert (common.to_csv() or "").split() == ["a,n.c", "1,7", "2,9"]
+    assert common.pack()[0].tolist() == [[1, 7], [2, 9]]
+
+
+def test_lines_of_json_have_the_entries_of_their_row() -> None:
+    text = pair().to_json(lines=True)
+    assert text == '{"a": 1, "b": 5, "n": {"c": 7, "d": 8}}\n{"a": 2, "n": {"c": 9}}\n'
+
+
+@pytest.mark.parametrize("flatten", [True, False])
+@pytest.mark.parametrize("below", [True, False])
+def test_a_state_dict_has_the_entries_of_each_member(flatten: bool, below: bool) -> None:
+    stacked, other = pair(), pair().zero_()
+    source = TensorDict({"s": stacked}, [2]) if below else stacked
+    target = TensorDict({"s": other}, [2]) if below else other
+    target.load_state_dict(source.state_dict(flatten=flatten))
+    loaded = target["s"] if below else target
+    assert rows_in(cast("TensorDictBase", loaded)) == [FIRST, SECOND]

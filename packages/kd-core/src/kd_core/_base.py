@@ -234,7 +234,8 @@ class TensorDictBase(Concerns):
     def to_tensordict(self, *, retain_none: bool = True) -> TensorDictBase:
         """Return a copy in which every container is a `TensorDict`; leaves are copied.
 
-        Lazy stacks become dense, and tensor classes plain containers.
+        Lazy stacks become dense, of the entries that all members hold, and tensor classes plain
+        containers.
 
         Args:
             retain_none: keep entries whose value is `None`.
@@ -297,6 +298,8 @@ class TensorDictBase(Concerns):
 
     def densify(self, layout: torch.layout = torch.strided) -> TensorDictBase:
         """Return a `TensorDict` in which entries that cannot be stacked are nested tensors.
+
+        Entries that only some members of a lazy stack hold are left out.
 
         Args:
             layout: the layout of the nested tensors: `torch.strided` or `torch.jagged`.

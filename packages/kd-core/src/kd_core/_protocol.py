@@ -40,9 +40,11 @@ from kd_core._errors import (
     InvalidArgument,
     InvalidValue,
     KdError,
+    KeySetMismatch,
     Locked,
     ShapeMismatch,
     UnsupportedFunction,
+    listed,
     locked,
     shape_text,
     wrong_type,
@@ -700,26 +702,50 @@ def holds_entries(container: AbstractContainer) -> bool:
     return len(container._kd_entries) > 0  # torch 2.10 does not trace `bool` of a dict
 
 
-def has_partial_entries(levels: Sequence[AbstractContainer]) -> bool:
-    """Return whether a key is not in all of several containers, at any level and in any stack.
+def partial_entries(
+    levels: Sequence[AbstractContainer], path: tuple[str, ...] = ()
+) -> Iterator[tuple[str, ...]]:
+    """Yield the paths that are not in all of several containers, at any level and in any stack.
 
     No entry is read or stacked.
     """
     rows: list[AbstractContainer] = []
     for level in levels:
         rows += _members_below(level)
-    first, *others = [kinds_by_key(row._kd_entries) for row in rows]
-    keys = first.keys()
-    for other in others:
-        if other.keys() != keys:
-            return True
-    for key, entry in first.items():
-        if isinstance(entry, AbstractContainer):
-            column = [entry, *(other[key] for other in others)]
+    found = [kinds_by_key(row._kd_entries) for row in rows]
+    first, *others = found
+    common: Iterable[str] = first.keys()
+    if any(other.keys() != common for other in others):
+        common = {key: None for key in first if all(key in other for other in others)}
+        every = {key: None for each in found for key in each}
+        yield from [(*path, key) for key in every if key not in common]
+    for key in common:
+        if isinstance(first[key], AbstractContainer):
+            column = [each[key] for each in found]
             below = [node for node in column if isinstance(node, AbstractContainer)]
-            if has_partial_entries(below):
-                return True
-    return False
+            yield from partial_entries(below, (*path, key))
+
+
+def has_partial_entries(container: AbstractContainer) -> bool:
+    """Return whether some members of a stack hold an entry that others do not."""
+    return next(partial_entries([container]), None) is not None
+
+
+def refuse_partial(container: AbstractContainer, purpose: str) -> None:
+    """Refuse a stack with entries that only some members hold, where they would be lost.
+
+    Raises:
+        KeySetMismatch: if there is such an entry.
+    """
+    lost = [format_key(path).strip("`") for path in partial_entries([container])]
+    if lost:
+        those, it = ("them", "they are") if len(lost) > 1 else ("it", "it is")
+        raise KeySetMismatch(
+            f"`{purpose}` joins the entries that all members of a lazy stack hold, and {it} not in "
+            f"all of them: {listed(lost)}. Leave {those} out with `exclude`, set {those} in the "
+            "other members, or keep the rows apart: `save`, `to_buffers`, `tolist` and "
+            "`to_json(lines=True)` do."
+        )
 
 
 def _members_below(level: AbstractContainer) -> list[AbstractContainer]:

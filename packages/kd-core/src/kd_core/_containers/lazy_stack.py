@@ -588,6 +588,8 @@ class LazyStackedTensorDict(Members):
     def contiguous(self, *, canonical: bool = False, inplace: bool = False) -> Self:
         """Stack all entries and return a dense container, of the class that all members have.
 
+        Entries that only some members hold are left out.
+
         Raises:
             ShapeMismatch: if the shapes of an entry differ among the members.
             InvalidArgument: if `inplace`: a lazy stack stays lazy.

@@ -836,7 +836,7 @@ class MemberStorage(TensorDictBase, Composite):
             if seen is not None:
                 return seen
         # Rows keep the entries that only some members have, but for what joins rows of several.
-        if not isinstance(batch, Padded) and not is_compiling() and has_partial_entries([self]):
+        if not isinstance(batch, Padded) and not is_compiling() and has_partial_entries(self):
             apart = self._moved(fn, batch)
             if apart is not None:
                 return apart

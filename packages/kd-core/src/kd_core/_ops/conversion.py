@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from operator import setitem
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -34,6 +35,7 @@ from kd_core._protocol import (
     AbstractContainer,
     Composite,
     engine,
+    has_partial_entries,
     is_container,
     unchanged_on_error,
 )
@@ -85,8 +87,8 @@ class Conversion(AbstractContainer):
             keep_vars: return leaves as they are; else those that require grad are detached.
             flatten: join nested keys. Else levels are nested dicts, each with a `_metadata` of its
                 own and with non-tensor data among its items. A lazy stack whose entries cannot be
-                stacked is nested in any case: a list of the states of its members is under
-                `__members`, the stacked dimension under `__stack_dim`.
+                stacked, or are not in all members, is nested in any case: a list of the states of
+                its members is under `__members`, the stacked dimension under `__stack_dim`.
 
         Raises:
             KeyCollision: if two keys become one by flattening.
@@ -271,12 +273,12 @@ def _member_states(
 
 
 def _stacked(td: AbstractContainer, keep_vars: bool, state: dict[str, object]) -> Entries:
-    """Return the entries of a stack; if they cannot be stacked, none, and add those of members."""
-    try:
+    """Return the entries of a stack; where it cannot show all, none, and add those of members."""
+    if not isinstance(td, Composite):
         return dict(td._kd_entries.items())
-    except KdError:
-        if not isinstance(td, Composite):
-            raise
+    if not has_partial_entries(td):
+        with suppress(KdError):
+            return dict(td._kd_entries.items())
     state[MEMBERS] = [member._kd_engine._kd_levels(member, keep_vars) for member in td._members]
     state[STACK_DIM] = td._dim
     return {}
@@ -296,8 +298,10 @@ def _flatten_state(
     """Add the leaves of a level and of those below under joined keys, and what they are beside.
 
     Returns:
-        Whether that can be done: not where the entries of a stack cannot be stacked.
+        Whether that can be done: not where a stack cannot show all entries of its members.
     """
+    if isinstance(td, Composite) and has_partial_entries(td):
+        return False
     try:
         entries = td._kd_entries if td._kd_owns_leaves else dict(td._kd_entries.items())
     except KdError:

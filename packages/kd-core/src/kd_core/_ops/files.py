@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias, cast
 from kd_core import _registry as registry
 from kd_core._errors import InvalidValue, refuse_existing, refuse_pickles
 from kd_core._ops.conversion import build
-from kd_core._protocol import AbstractContainer, leaves_of
+from kd_core._protocol import AbstractContainer, leaves_of, refuse_partial
 
 if TYPE_CHECKING:
     from typing import Self
@@ -31,13 +31,27 @@ LARGE: Final = 32 << 20
 
 
 def writing(
-    td: AbstractContainer, path: PathLike | None, purpose: str, exist_ok: bool = True
+    td: AbstractContainer,
+    path: PathLike | None,
+    purpose: str,
+    exist_ok: bool = True,
+    by_row: bool = False,
 ) -> Task:
     """Return the task of a conversion of a container, to a file if there is a path.
 
+    Args:
+        td: the container.
+        path: the file, or `None`.
+        purpose: the name of the method.
+        exist_ok: whether a file at the path is replaced.
+        by_row: each row is written with its own entries.
+
     Raises:
         AlreadyExists: if there is something at the path that is not to be replaced.
+        KeySetMismatch: if only some members of a lazy stack hold an entry, which would be lost.
     """
+    if not by_row:
+        refuse_partial(td, purpose)
     if path is not None:
         refuse_existing(path, exist_ok)
     from kd_core._progress import Task
@@ -369,6 +383,8 @@ class Formats(AbstractContainer):
         Raises:
             AlreadyExists: if something is at the path, and `exist_ok` is false.
             InvalidValue: if non-tensor data cannot be written as JSON.
+            KeySetMismatch: if only some members of a lazy stack hold an entry,
+                unless each line is the object of a row.
 
         Example:
             >>> import torch
@@ -383,7 +399,7 @@ class Formats(AbstractContainer):
         """
         from kd_core._convert import tables
 
-        with writing(self, path, "to_json", exist_ok):
+        with writing(self, path, "to_json", exist_ok, lines and separator is None):
             text = tables.lines_of(self, separator) if lines else tables.text_of(self, separator)
             if path is None:
                 return text
@@ -447,6 +463,7 @@ class Formats(AbstractContainer):
             AlreadyExists: if something is at the path, and `exist_ok` is false.
             KeyCollision: if a key holds the separator.
             InvalidValue: if the container does not have a batch.
+            KeySetMismatch: if only some members of a lazy stack hold an entry.
 
         Example:
             >>> import torch
@@ -520,6 +537,7 @@ class Formats(AbstractContainer):
             MissingDependency: if pandas is not installed.
             KeyCollision: if a key holds the separator.
             InvalidValue: if the container does not have a batch, or numpy not the dtype of a leaf.
+            KeySetMismatch: if only some members of a lazy stack hold an entry.
         """
         from kd_core._convert.tables import frame_of
 
@@ -573,6 +591,7 @@ class Formats(AbstractContainer):
             MissingDependency: if pyarrow is not installed.
             KeyCollision: if two keys become the same name.
             InvalidValue: if the container does not have a batch.
+            KeySetMismatch: if only some members of a lazy stack hold an entry.
         """
         from kd_core._convert.tables import table_of
 
@@ -623,6 +642,7 @@ class Formats(AbstractContainer):
         Raises:
             AlreadyExists: if something is at the path, and `exist_ok` is false.
             MissingDependency: if pyarrow is not installed.
+            KeySetMismatch: if only some members of a lazy stack hold an entry.
         """
         from kd_core._convert.tables import write_parquet
 
@@ -679,6 +699,7 @@ class Formats(AbstractContainer):
             AlreadyExists: if something is at the path, and `exist_ok` is false.
             MissingDependency: if h5py is not installed.
             InvalidValue: if non-tensor data cannot be written as JSON.
+            KeySetMismatch: if only some members of a lazy stack hold an entry.
         """
         with writing(self, filename, "to_h5", exist_ok):
             return registry.write_h5(self, filename, options)
@@ -762,6 +783,7 @@ class Formats(AbstractContainer):
             MissingDependency: if `streaming` (`pip install mosaicml-streaming`) is not installed.
             InvalidArgument: if not exactly one of `out` and `writer` is given.
             InvalidValue: if a value has no encoding; nothing is written.
+            KeySetMismatch: if only some members of a lazy stack hold an entry.
 
         Example:
             >>> import torch
@@ -798,6 +820,7 @@ class Formats(AbstractContainer):
             AlreadyExists: if something is at the path, and `exist_ok` is false.
             MissingDependency: if zarr is not installed.
             InvalidValue: if non-tensor data cannot be written as JSON.
+            KeySetMismatch: if only some members of a lazy stack hold an entry.
         """
         from kd_core._convert.plain import write_zarr
 

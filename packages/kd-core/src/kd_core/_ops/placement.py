@@ -443,6 +443,8 @@ class Placement(AbstractContainer):
     ) -> dict[str, object]:
         """Convert the container into nested plain dicts; tensors are shared, data is leaf_or_node.
 
+        Of a lazy stack they are the entries that all members hold; `tolist` keeps those of each.
+
         Args:
             retain_none: keep entries whose value is `None`.
             convert_tensors: return tensors as numbers or nested lists of numbers.

@@ -34,6 +34,7 @@ from kd_core._protocol import (
     leaves_of,
     lock,
     name_in,
+    refuse_partial,
     refuse_unbatched,
     relock,
     take_leaves,
@@ -178,7 +179,8 @@ class Storage(AbstractContainer):
 
         Raises:
             InvalidValue: if leaves have different dtypes, or an entry is not a dense tensor.
-            KeySetMismatch: if the keys are not those of `layout`.
+            KeySetMismatch: if the keys are not those of `layout`, or not those of all members of a
+                lazy stack.
             ShapeMismatch: if a leaf does not have the shape of `layout`.
 
         Example:
@@ -308,6 +310,7 @@ class _Place:
 def _leaves(td: AbstractContainer) -> dict[NestedKey, Tensor]:
     """Return the leaves by key, checked to fit into one tensor."""
     refuse_unbatched(td, "packed")
+    refuse_partial(td, "pack")
     leaves: dict[NestedKey, Tensor] = {}
     dtype = None
     for key, leaf in walk_items(td._kd_entries, (True, True, _is_data, False)):
