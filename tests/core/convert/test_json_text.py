@@ -135,3 +135,18 @@ def test_dtypes_by_nested_keys_of_any_file(file: Path) -> None:
     for key in absent:
         with pytest.raises(KeyNotFound, match="of which there is no entry of numbers"):
             TensorDict.from_json(file, dtype={key: torch.float64})
+
+
+def test_the_text_itself_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    td = TensorDict({"a": torch.ones(2), "s": ["x", "y"]}, [2])
+    for lines in (False, True):
+        text = td.to_json(lines=lines)
+        assert text is not None
+        assert_same(TensorDict.from_json(text, lines=lines), td)
+    with pytest.raises(InvalidValue, match="expected a JSON object of columns, got a `list`"):
+        TensorDict.from_json("[1]")
+    monkeypatch.chdir(tmp_path)
+    td.to_json("{a}.json")
+    assert_same(TensorDict.from_json("{a}.json"), td)
+    with pytest.raises(FileNotFoundError):
+        TensorDict.from_json("absent.json")

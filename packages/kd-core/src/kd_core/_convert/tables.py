@@ -1076,6 +1076,15 @@ def write_text(path: str | Path, text: str) -> None:
         file.write(text)
 
 
+def json_text(path: str | Path) -> str:
+    """Return the content of a file of JSON, or a text that is JSON itself."""
+    if isinstance(path, str):
+        ends = path.strip()[:1] + path.strip()[-1:]
+        if ends in ("{}", "[]"):
+            return path
+    return read_text(path)
+
+
 def read_text(path: str | Path) -> str:
     """Return the content of a file, line ends as they are."""
     with Path(path).open(encoding="utf-8", newline="") as file:

@@ -422,7 +422,8 @@ class Formats(AbstractContainer):
         """Build a container from a file of JSON, as `to_json` writes it or of another origin.
 
         Args:
-            path: the file.
+            path: the file; or a text of JSON itself, in brackets as `{...}` and `[...]`, or with
+                `lines` one object a line.
             auto_batch_size: infer the batch size: all leading dimensions that the leaves share.
             batch_dims: the largest number of batch dimensions to infer.
             device: the device to which every entry is moved.
@@ -439,7 +440,7 @@ class Formats(AbstractContainer):
 
         batch: BatchSize | None
         with reading(path):
-            text = tables.read_text(path)
+            text = tables.json_text(path)
             if lines:
                 tree, batch = tables.tree_of_lines(text, separator, dtype)
             else:
