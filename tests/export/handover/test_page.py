@@ -55,7 +55,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         {"obs": torch.randn(4, 3), "state": {"h": torch.zeros(4, 8)}},
         state={("state", "h"): ("next", "h")},
         initial={("state", "h"): torch.linspace(-1, 1, 8)},
-        signals={"obs": Signal(["hip", "knee", "ankle"], "rad", limits=(-3, 3), rate=50)},
+        signals={
+            "obs": Signal(
+                ["hip", "knee", "left_ankle_speed_target"], "rad", limits=(-3, 3), rate=50
+            )
+        },
     )
     hand_over(folder / "leg.onnx", folder / "out", web=Path(str(WEB)) / "onnxruntime-web")
     return folder / "out"
@@ -80,6 +84,10 @@ def test_the_model_runs_in_the_page(folder: Path, tmp_path: Path, width: int, da
         assert browser.value("document.querySelector('#outputs').textContent") != before
         assert "hip3 rad" in browser.value("document.querySelector('#inputs').textContent")
         assert browser.value("document.documentElement.scrollWidth <= innerWidth")
+        assert browser.value(  # no name is cut
+            "[...document.querySelectorAll('.row label, .row .name')]"
+            ".every(one => one.scrollWidth <= one.clientWidth)"
+        )
 
 
 def test_a_model_that_is_too_large_is_chosen_as_a_file(tmp_path: Path) -> None:
