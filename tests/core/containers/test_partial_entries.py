@@ -10,7 +10,14 @@ from typing import Any, TypeAlias, cast
 import pytest
 import torch
 
-from kd_core import KeySetMismatch, LazyStackedTensorDict, TensorDict, TensorDictBase, lazy_stack
+from kd_core import (
+    KeySetMismatch,
+    LazyStackedTensorDict,
+    TensorClass,
+    TensorDict,
+    TensorDictBase,
+    lazy_stack,
+)
 
 Row: TypeAlias = dict[object, object]
 Step: TypeAlias = Callable[[Any], Any]  # a tensor or a container
@@ -197,3 +204,21 @@ def test_a_state_dict_has_the_entries_of_each_member(flatten: bool, below: bool)
     target.load_state_dict(source.state_dict(flatten=flatten))
     loaded = target["s"] if below else target
     assert rows_in(cast("TensorDictBase", loaded)) == [FIRST, SECOND]
+
+
+class Seen(TensorClass):
+    x: torch.Tensor
+    camera: torch.Tensor | None = None
+
+
+def test_a_field_that_some_members_hold_is_read_as_the_list_of_theirs() -> None:
+    rows = [Seen(x=torch.zeros(2), camera=torch.ones(3)), Seen(x=torch.zeros(2))]
+    camera = cast("list[object]", cast("Seen", lazy_stack(rows)).camera)
+    assert camera[0] is rows[0].camera
+    assert camera[1:] == [None]
+    with pytest.raises(KeyError, match="in 1 of 2 members"):
+        lazy_stack(rows)["camera"]
+
+
+def test_a_field_that_no_member_holds_is_none() -> None:
+    assert cast("Seen", lazy_stack([Seen(x=torch.zeros(2))] * 2)).camera is None

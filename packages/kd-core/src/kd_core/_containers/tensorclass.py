@@ -144,14 +144,26 @@ def _declaration_of(instance: TensorClass) -> Declaration:
 
 
 def _absent(instance: TensorClass, name: str) -> object:
-    """Return the value of a field that has no entry: None, or the default where keys are open."""
+    """Return the value of a field that has no entry.
+
+    It is `None`, the list of those of the members of a stack of which only some have one, or the
+    default where keys are open.
+    """
     declaration = _declaration_of(instance)
     if not declaration.more_keys:
-        return None
+        return _of_members(instance, name)
     default = declaration.fields[name].default
     if default is MISSING:
         raise _unknown(instance._kd_tensor_class, name)
     return default
+
+
+def _of_members(instance: object, name: str) -> list[object] | None:
+    """Return the values of a field that only some members of a stack hold, and `None`s."""
+    if not isinstance(instance, Composite):
+        return None
+    values: list[object] = [getattr(member, name) for member in instance._members]
+    return None if all(value is None for value in values) else values
 
 
 def _set_field(instance: TensorClass, name: str, value: object) -> None:
