@@ -222,3 +222,11 @@ def test_a_field_that_some_members_hold_is_read_as_the_list_of_theirs() -> None:
 
 def test_a_field_that_no_member_holds_is_none() -> None:
     assert cast("Seen", lazy_stack([Seen(x=torch.zeros(2))] * 2)).camera is None
+
+
+def test_a_field_that_some_members_hold_is_cleared_in_all() -> None:
+    rows = [Seen(x=torch.zeros(2), camera=torch.ones(3)), Seen(x=torch.zeros(2))]
+    seen = cast("Seen", lazy_stack(rows))
+    seen.camera = None
+    assert seen.camera is None
+    assert rows[0].camera is None

@@ -189,8 +189,16 @@ def _clear_field(instance: TensorClass, name: str) -> None:
         declaration.converts and declaration.fields[name].init
     ):  # others have none until they are set
         converted(cls, declaration.options, name, None, instance._kd_desc.unlocked())
-    if name in instance._kd_entries:
-        instance._kd_del_entry(name)
+    _remove(instance, name)
+
+
+def _remove(node: AbstractContainer, name: str) -> None:
+    """Remove an entry from a container, or from each member of a stack that holds it."""
+    if isinstance(node, Composite):
+        for member in node._members:
+            _remove(member, name)
+    elif name in node._kd_entries:
+        node._kd_del_entry(name)
 
 
 def _whole(value: object, desc: Descriptor) -> object:
