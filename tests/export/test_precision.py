@@ -473,6 +473,36 @@ def test_a_file_that_gives_other_results_is_not_adopted(floating: Path, tmp_path
     assert kd_export.verify(path).ok
 
 
+class Bounded(nn.Module):
+    def __init__(self, limit: float) -> None:
+        super().__init__()
+        self.net = nn.Linear(4, 2)
+        self.limit = limit
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.net(x).clamp(-self.limit, self.limit)
+        return found
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_a_file_that_lost_its_clip_is_not_adopted(tmp_path: Path, *, given: bool) -> None:
+    """No row like those of the example meets the clip."""
+    for name, limit in (("whole", 3.0), ("cut", 1e9)):
+        torch.manual_seed(0)
+        module = TensorDictModule(Bounded(limit), ["x"], ["action"])
+        kd_export.save(module, tmp_path / f"{name}.onnx", {"x": torch.randn(64, 4)})
+    whole, cut = tmp_path / "whole.onnx", tmp_path / "cut.onnx"
+    calibration = {"x": torch.randn(300, 4)} if given else None
+    near = kd_export.open(cut).run({"x": torch.randn(300, 4)})["action"]
+    assert near.abs().max() < 3
+    with pytest.raises(VerifyError, match=r"not sealed: it gives other results than `whole"):
+        kd_export.adopt(cut, whole, calibration=calibration)
+    assert kd_export.adopt(cut, whole, calibration=calibration, budget={"max": 1e-5}).ok
+    other = tmp_path / "other.onnx"
+    other.write_bytes(whole.read_bytes())
+    assert kd_export.adopt(other, whole, calibration=calibration).ok
+
+
 def test_a_reduced_file_keeps_its_budget_when_it_is_adopted(int8: Path, tmp_path: Path) -> None:
     model = onnx.load(int8)
     del model.metadata_props[:]

@@ -1360,6 +1360,10 @@ class Drawn:
     dtype: str
 
 
+WIDE = 4.0
+"""How many times the example's range numbers come from where clips and limits are to be met."""
+
+
 def draw(schema: Schema, vector: Vector) -> list[Drawn]:
     """Build the inputs of a stored test: numbers that it holds, or that its seed gives.
 

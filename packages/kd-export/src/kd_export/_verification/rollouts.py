@@ -27,7 +27,7 @@ from kd_export._errors import (
 )
 from kd_export._running.session import Session
 from kd_export._schema.files import as_key, nest, unnest, wire_key
-from kd_export._schema.schema import Entry, Schema, concrete
+from kd_export._schema.schema import WIDE, Entry, Schema, concrete
 from kd_export._verification.comparison import (
     MOST_OWN_ERRORS,
     OWN_ROUNDING,
@@ -44,8 +44,8 @@ ROLLOUT_SIZES = (1, 3, 64)
 """The batches that rollouts are made at."""
 SHARE_RESET = 0.15
 """What share of the rows is reset before a step."""
-SHARE_WIDE, WIDE = 0.25, 4.0
-"""What share of the rows is drawn from a wider range than the example's, and how much wider."""
+SHARE_WIDE = 0.25
+"""What share of the rows is drawn from a range that is `WIDE` times the example's."""
 MOST_FLIPPED = 0.01
 """What share of integers may flip where an observation does by its last bits."""
 MOST_KEPT = 1 << 21
