@@ -61,7 +61,7 @@ def mixed(path: Path, tmp_path: Path) -> Path:
 
 def test_the_digest_finds_other_weights(mixed: Path) -> None:
     assert kd_export.verify(mixed.with_name("other.pt2"), trusted=True).ok
-    with pytest.raises(VerifyError, match=r"weights in `mixed\.pt2` are not those"):
+    with pytest.raises(VerifyError, match=r"weights or the graph in `mixed\.pt2` are not those"):
         kd_export.verify(mixed, trusted=True)
 
 

@@ -88,7 +88,7 @@ def test_stored_tests_pass_and_a_changed_number_is_found(recurrent: Path, tmp_pa
     end = text.index("f,", at)
     changed = tmp_path / "robot.c"
     changed.write_text(f"{text[:at]}9.5{text[end:]}")
-    with pytest.raises(VerifyError, match=r"weights in `robot\.c` are not those"):
+    with pytest.raises(VerifyError, match=r"weights or the graph in `robot\.c` are not those"):
         kd_export.verify(changed, trusted=True)
 
 

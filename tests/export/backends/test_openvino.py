@@ -91,7 +91,7 @@ def test_other_weights_are_found(path: Path, tmp_path: Path) -> None:
     weights[0] ^= 1
     (tmp_path / "gru.xml").write_bytes(path.read_bytes())
     (tmp_path / "gru.bin").write_bytes(weights)
-    with pytest.raises(VerifyError, match=r"weights in `gru\.xml` are not those"):
+    with pytest.raises(VerifyError, match=r"weights or the graph in `gru\.xml` are not those"):
         kd_export.open(tmp_path / "gru.xml")
     (tmp_path / "gru.bin").write_bytes(weights[:8])
     with pytest.raises(UntrustedArtifact, match=r"at 0 of `gru\.bin`, which has 8\."):

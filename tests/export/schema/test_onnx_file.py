@@ -222,7 +222,9 @@ def test_large_weights_are_beside_the_file(large: Path, monkeypatch: pytest.Monk
 def test_large_weights_are_in_the_digest(large: Path) -> None:
     data = large.with_name("model.onnx.data")
     data.write_bytes(bytes(data.stat().st_size))
-    with pytest.raises(kd_export.VerifyError, match=r"weights in `model\.onnx` are not those"):
+    with pytest.raises(
+        kd_export.VerifyError, match=r"weights or the graph in `model\.onnx` are not those"
+    ):
         kd_export.open(large)
 
 

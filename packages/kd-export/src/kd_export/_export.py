@@ -509,9 +509,9 @@ def verify(
         Of a program that draws random numbers only shapes and dtypes are compared.
 
     Raises:
-        VerifyError: A size has no stored test, the weights in the file are not those that it was
-            exported with, a plain property of an ``.onnx`` file contradicts its schema, the file
-            fails when it runs, or kd_export did not write it.
+        VerifyError: A size has no stored test, the weights or the graph in the file are not those
+            that it was exported with, a plain property of an ``.onnx`` file contradicts its schema,
+            the file fails when it runs, or kd_export did not write it.
         BackendMissing: A runtime of ``also`` is not installed.
 
     Example:

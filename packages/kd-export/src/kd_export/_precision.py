@@ -770,7 +770,7 @@ def _check_budget(
     if all(one.ok for one in found):
         return
     times = _excess(found, budget)
-    table = plain_table(REDUCTION_HEADER, [deviation_row(one, str(budget)) for one in found])
+    table = plain_table(REDUCTION_HEADER, [deviation_row(one, budget) for one in found])
     layers = f"with {quoted(kept)} in float" if kept else "with no layer in float"
     raise VerifyError(
         f"`{target.name}` was not written: {precision} cannot meet the budget. It came nearest "

@@ -62,7 +62,7 @@ def open(  # noqa: A001  # `kd_export.open` reads as what it is
         UntrustedArtifact: Neither was given, the digest differs, or the file holds what
             kd_export never writes.
         BackendMissing: The format's packages are not installed.
-        VerifyError: The weights in the file are not those that it was exported with.
+        VerifyError: The weights or the graph in the file are not those that it was exported with.
         ExportError: The file is damaged, or has lost its schema.
         NotExportable: kd_export did not write the file, and it takes or gives other than tensors.
 
@@ -236,7 +236,7 @@ def check_digest(found: str | None, schema: Schema, path: Path) -> None:
     """
     if found is not None and found != schema.weights:
         raise VerifyError(
-            f"the weights in `{path.name}` are not those that it was exported with.",
+            f"the weights or the graph in `{path.name}` are not those that it was exported with.",
             expected=schema.weights,
             got=found,
             hint="The file was changed after its export: export again.",

@@ -576,11 +576,17 @@ class Budget:
         return limits
 
     def __str__(self) -> str:
-        return ", ".join(f"{name} {limit:g}" for name, limit in self._limits())
+        return f"{self.told(integers=False)}, {self.told(integers=True)}".removeprefix(", ")
 
-    def _limits(self) -> list[tuple[str, float]]:
-        named = (("max", self.max), ("rms", self.rms), ("agreement", self.agreement))
-        return [(name, limit) for name, limit in named if limit is not None]
+    def told(self, *, integers: bool) -> str:
+        """Print what limits floating-point outputs, or integers and booleans.
+
+        >>> Budget(max=0.02).told(integers=False), Budget(max=0.02).told(integers=True)
+        ('max 0.02', 'agreement 0.99')
+        """
+        floats = (("max", self.max), ("rms", self.rms))
+        limits = (("agreement", self.agreement),) if integers else floats
+        return ", ".join(f"{name} {limit:g}" for name, limit in limits if limit is not None)
 
 
 def _share(found: float, limit: float) -> float:

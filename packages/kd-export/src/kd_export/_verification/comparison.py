@@ -159,7 +159,7 @@ class Reduction:
 
     def cells(self) -> list[Row]:
         """Return the outputs as rows of a table under `REDUCTION_HEADER`."""
-        return [deviation_row(one, str(self.budget or "rounding")) for one in self.outputs]
+        return [deviation_row(one, self.budget) for one in self.outputs]
 
     def lines(self) -> list[str]:
         """Return what stands below the table."""
@@ -209,9 +209,15 @@ def _finite(number: float) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def deviation_row(one: Deviation, budget: str) -> Row:
-    """Return how far an output is as a row of a table under `REDUCTION_HEADER`."""
-    verdict = f"{'ok' if one.ok else 'EXCEEDED'}: {budget}"
+def deviation_row(one: Deviation, budget: Budget | None) -> Row:
+    """Return how far an output is as a row of a table under `REDUCTION_HEADER`.
+
+    Args:
+        one: How far it is.
+        budget: How far it may be; ``None`` is by rounding.
+    """
+    allowed = "rounding" if budget is None else budget.told(integers=one.agreement is not None)
+    verdict = f"{'ok' if one.ok else 'EXCEEDED'}: {allowed}"
     if one.agreement is not None:
         return one.output, "", "", "", f"{one.agreement:.2%}", verdict
     return one.output, f"{one.max:.3g}", f"{one.p999:.3g}", f"{one.rms:.3g}", "", verdict
