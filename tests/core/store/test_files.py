@@ -18,6 +18,8 @@ READING = {
     "os.lseek",
     "os.path.realpath",
     "os.pread",
+    "os.urandom",
+    "os.urandom(16).hex",
 }
 """The calls of the system that leave files as they are."""
 

@@ -44,11 +44,17 @@ def wrong(kind: str, session: Session) -> dict[str, str]:
         got, expected = results[name], function(*inputs)
         assert got.shape == expected.shape, name
         assert got.dtype == expected.dtype, name
-        near = torch.isclose(got.double(), expected.double(), rtol=1e-4, atol=1e-7, equal_nan=True)
+        near = close(got, expected)
+        if name == "gelu":  # torch's own differs by machine: that of oneDNN is coarse, NaN at inf
+            near |= close(got, function(*[value.double() for value in inputs]))
         for row in (~near).reshape(len(near), -1).any(1).nonzero()[:1].flatten().tolist():
             numbers = [value[row].tolist() for value in (*inputs, got, expected)]
             found[name] = f"{numbers[:-2]} gives {numbers[-2]}, not {numbers[-1]}"
     return found
+
+
+def close(got: Tensor, expected: Tensor) -> Tensor:
+    return torch.isclose(got.double(), expected.double(), rtol=1e-4, atol=1e-7, equal_nan=True)
 
 
 @pytest.mark.parametrize("kind", OPERATORS)
