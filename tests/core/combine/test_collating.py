@@ -84,9 +84,9 @@ def test_a_tensor_class_keeps_the_masks_in_a_container() -> None:
     for key in ("mask", "anything"):
         got = collate(PROMPTS, pad_keys=["tokens"], mask_key=key)
         assert type(got) is Prompt
-        kind: object = type(got.get(key))
-        assert kind is TensorDict
-        assert got[key].batch_size == (2,)
+        mask: object = got.get(key)
+        assert isinstance(mask, TensorDict)
+        assert mask.batch_size == (2,)
         assert got[key, "tokens"].tolist() == REAL
         assert (key, "tokens") in got.keys(True, True)
     below = [TensorDict(x=prompt) for prompt in PROMPTS]
