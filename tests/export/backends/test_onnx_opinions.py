@@ -43,7 +43,8 @@ def test_other_runtimes_agree(path: Path, module: TensorDictModule, name: str) -
     assert report.ok
     half = len(report.rows) // 2
     assert [row.sizes for row in report.rows[half:]] == [row.sizes for row in report.rows[:half]]
-    assert all(row.note == f"(by {name})" for row in report.rows[half:])
+    # A processor with numbers of 16 bits makes OpenVINO need a setting, which the note names.
+    assert all(row.note.startswith(f"(by {name}") for row in report.rows[half:])
     assert kd_export.verify(path, module, also=name).ok
 
 
