@@ -90,14 +90,14 @@ if TYPE_CHECKING:
     from kd_core._padding import pad_sequence as pad_sequence
     from kd_core._padding import unpad_sequence as unpad_sequence
     from kd_core._store.mapped_tensor import MemoryMappedTensor as MemoryMappedTensor
-    from kd_core._validation import capture_non_tensor_stack as capture_non_tensor_stack
-    from kd_core._validation import get_defaults_to_none as get_defaults_to_none
-    from kd_core._validation import lazy_legacy as lazy_legacy
-    from kd_core._validation import list_to_stack as list_to_stack
-    from kd_core._validation import set_capture_non_tensor_stack as set_capture_non_tensor_stack
-    from kd_core._validation import set_get_defaults_to_none as set_get_defaults_to_none
-    from kd_core._validation import set_lazy_legacy as set_lazy_legacy
-    from kd_core._validation import set_list_to_stack as set_list_to_stack
+    from kd_core._switches import capture_non_tensor_stack as capture_non_tensor_stack
+    from kd_core._switches import get_defaults_to_none as get_defaults_to_none
+    from kd_core._switches import lazy_legacy as lazy_legacy
+    from kd_core._switches import list_to_stack as list_to_stack
+    from kd_core._switches import set_capture_non_tensor_stack as set_capture_non_tensor_stack
+    from kd_core._switches import set_get_defaults_to_none as set_get_defaults_to_none
+    from kd_core._switches import set_lazy_legacy as set_lazy_legacy
+    from kd_core._switches import set_list_to_stack as set_list_to_stack
     from kd_core.convert import LeafSchema as LeafSchema
     from kd_core.convert import TensorDictFuture as TensorDictFuture
     from kd_core.convert import append_memmap as append_memmap
@@ -146,7 +146,7 @@ _publish(
         ),
         "kd_core._ops.placement": "PackLayout",
         "kd_core._store.mapped_tensor": "MemoryMappedTensor",
-        "kd_core._validation": (
+        "kd_core._switches": (
             "capture_non_tensor_stack get_defaults_to_none lazy_legacy list_to_stack "
             "set_capture_non_tensor_stack set_get_defaults_to_none set_lazy_legacy "
             "set_list_to_stack"

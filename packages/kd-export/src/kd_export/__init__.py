@@ -25,8 +25,6 @@ from kd_export._export import verify as verify
 from kd_export._precision import adopt as adopt
 from kd_export._program import KeyedProgram as KeyedProgram
 from kd_export._program import convert as convert
-from kd_export._running.loading import Difference as Difference
-from kd_export._running.loading import Differences as Differences
 from kd_export._running.loading import diff as diff
 from kd_export._running.loading import inspect as inspect
 from kd_export._running.loading import open as open  # noqa: A004  # read as `kd_export.open`
@@ -35,6 +33,8 @@ from kd_export._running.session import Runner as Runner
 from kd_export._running.session import Session as Session
 from kd_export._running.session import backends as backends
 from kd_export._running.session import register_backend as register_backend
+from kd_export._schema.differences import Difference as Difference
+from kd_export._schema.differences import Differences as Differences
 from kd_export._schema.schema import Axis as Axis
 from kd_export._schema.schema import Budget as Budget
 from kd_export._schema.schema import Entry as Entry

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from kd_export import Axis, Entry, Schema, Vector
-from kd_export._running.loading import (
+from kd_export._schema.differences import (
     Difference,
     Differences,
     content_differences,
