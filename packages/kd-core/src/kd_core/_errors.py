@@ -165,7 +165,11 @@ class MissingDependency(KdError, ImportError):
 
 
 def warn_caller(text: str) -> None:
-    """Warn with the line of the program that called the package, however deep the call is now."""
+    """Warn with the line of the program that called the package, however deep the call is now.
+
+    The frames decide only which line is shown. Python 3.12 has `skip_file_prefixes` for it, the
+    oldest Python that is supported has nothing.
+    """
     import warnings
 
     level, frame = 2, sys._getframe(1)
