@@ -18,7 +18,7 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, BinaryIO, Self, cast
+from typing import TYPE_CHECKING, BinaryIO, Final, Self, cast
 
 from kd_export._backends.onnx import ArrayRunner
 from kd_export._console import plain_table, stage
@@ -375,7 +375,8 @@ def adopt(
                 precision=Precision(ADOPTED, limits, (), judge.rows),
             )
         seal = partial(backend.seal, path)
-        return _sealed(seal, like, path, backend, schema, before, reduction, ())
+        notes = () if far is not None else (_NEAR,)
+        return _sealed(seal, like, path, backend, schema, before, reduction, notes)
 
 
 def _of_other_tool(backend: Backend, file: BinaryIO, path: Path, like: Path) -> Session:
@@ -414,6 +415,12 @@ def _drawn_rows(before: Session) -> Mapping[Key, object]:
         else before.runner.build(numbers[entry.key])
         for entry in schema.inputs
     }
+
+
+_NEAR: Final = (
+    "not judged far outside of the range of the rows: a clip or a limit that these do not meet may "
+    "be missing."
+)
 
 
 def _far_judge(before: Session, held: Sequence[Run]) -> _Judge | None:
