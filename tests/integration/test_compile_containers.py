@@ -11,8 +11,10 @@ from kd_core import (
     MetaData,
     NonTensorData,
     ShapeMismatch,
+    TensorClass,
     TensorDict,
     TensorDictBase,
+    UnbatchedTensor,
     cat,
     lazy_stack,
     stack,
@@ -395,3 +397,15 @@ def test_a_dimension_of_dynamic_size_has_no_name() -> None:
     run = compiled(lambda td: [*td.names, td["a"] + 1], dynamic=True)
     for rows in (3, 5):
         assert run(make(rows))[0] is None  # type: ignore[index]  # a list
+
+
+class Sample(TensorClass):
+    x: Tensor
+
+
+@pytest.mark.parametrize("kind", [Sample, TensorDict, UnbatchedTensor, NonTensorData])
+def test_compiled_code_asks_whether_a_tensor_is_a_container(kind: type) -> None:
+    """torch 2.15 refuses a class whose metaclass answers by code of its own."""
+    run = compiled(lambda td: td["a"] if isinstance(td["a"], kind) else td["a"] + 1)
+    td = make(2)
+    assert torch.equal(run(td), td["a"] + 1)  # type: ignore[arg-type]  # a tensor

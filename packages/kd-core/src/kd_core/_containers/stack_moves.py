@@ -5,6 +5,7 @@ Knows members and batch dimensions; must not know entries.
 
 from __future__ import annotations
 
+from abc import ABCMeta
 from collections.abc import Callable, Sequence
 from functools import wraps
 from itertools import product
@@ -572,6 +573,7 @@ def _made(cls: type, plain: type[K]) -> type[K]:
         made = type(f"LazyStacked{cls.__name__}", bases, _body(cls, plain, cell))
         setattr(made, "_kd_engine", plain)  # noqa: B010  # of containers
         cell.cell_contents = known[plain] = made
+        ABCMeta.register(cls, made)  # `isinstance` takes a lazy stack of instances for one
     return known[plain]
 
 

@@ -260,16 +260,6 @@ class TensorClassMeta(ABCMeta):
     ) -> None:
         super().__init__(name, bases, body)
 
-    def __instancecheck__(cls, instance: object) -> bool:
-        """Return whether an object is an instance, or a lazy stack of instances."""
-        if type.__instancecheck__(cls, instance):
-            return True
-        of = getattr(type(instance), "_kd_tensor_class", None)
-        return isinstance(of, type) and issubclass(of, cls)
-
-    def __subclasscheck__(cls, subclass: type) -> bool:
-        return type.__subclasscheck__(cls, subclass) or super().__subclasscheck__(subclass)
-
     def __setattr__(cls, name: str, value: object) -> None:
         """Set a class variable or method, for lazy stacks of instances, too."""
         super().__setattr__(name, value)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import operator
+from abc import ABCMeta
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -46,14 +47,7 @@ if TYPE_CHECKING:
     from kd_core._types import BatchFn, BatchSize, DeviceLike, LeafFn, PartsFn
 
 
-class _WithViews(type):
-    """Makes what `td[key]` returns an instance, too."""
-
-    def __instancecheck__(cls, value: object) -> bool:
-        return super().__instancecheck__(value) or type(value) is _View
-
-
-class UnbatchedTensor(TensorData, metaclass=_WithViews):
+class UnbatchedTensor(TensorData, metaclass=ABCMeta):
     """An entry that is one tensor for the whole batch: its shape does not start with `batch_size`.
 
     `td["key"]` returns it as an instance of `torch.Tensor`, `td.get("key")` as this wrapper. Both
@@ -398,6 +392,7 @@ class UnbatchedTensor(TensorData, metaclass=_WithViews):
         return f"{type(self).__name__}({described}"
 
 
+@UnbatchedTensor.register  # `isinstance` takes what `td[key]` returns for the entry
 class _View(UnbatchedView):
     """An entry as an instance of `torch.Tensor`: what `td[key]` returns.
 
