@@ -5,7 +5,6 @@ Knows members and batch dimensions; must not know entries.
 
 from __future__ import annotations
 
-from abc import ABCMeta
 from collections.abc import Callable, Sequence
 from functools import wraps
 from itertools import product
@@ -31,6 +30,8 @@ from kd_core._torch_private import (
 )
 
 if TYPE_CHECKING:
+    from abc import ABCMeta
+
     from kd_core._protocol import AbstractContainer, Composite
     from kd_core._types import Batch, BatchFn, IndexItem, LeafFn
 
@@ -573,7 +574,7 @@ def _made(cls: type, plain: type[K]) -> type[K]:
         made = type(f"LazyStacked{cls.__name__}", bases, _body(cls, plain, cell))
         setattr(made, "_kd_engine", plain)  # noqa: B010  # of containers
         cell.cell_contents = known[plain] = made
-        ABCMeta.register(cls, made)  # `isinstance` takes a lazy stack of instances for one
+        cast("ABCMeta", cls).register(made)  # `isinstance` takes a lazy stack of instances for one
     return known[plain]
 
 
