@@ -113,7 +113,7 @@ def task(name: str, stages: int = 0) -> Iterator[None]:
         name: What is done, such as "save `policy.onnx`".
         stages: How many stages it has; 0 if that is not known.
     """
-    if "kd_core" not in sys.modules or _CURRENT.get() is not None:
+    if not _has_core() or _CURRENT.get() is not None:
         yield
         return
     from kd_core.extending import Task
@@ -135,11 +135,16 @@ def stage(name: str, total: int = 0) -> Iterator[None]:
         total: How many times `advance` will be called; 0 if that is not known.
     """
     LOGGER.info(name)
-    with task(name) if "kd_core" in sys.modules else _signs(name):
+    with task(name) if _has_core() else _signs(name):
         current = _CURRENT.get()
         if current is not None:
             current.begin("" if current.name == name else name, total, "cases")
         yield
+
+
+def _has_core() -> bool:
+    """Decide whether kd_core is imported; an entry of ``None`` keeps it from being imported."""
+    return sys.modules.get("kd_core") is not None
 
 
 def advance() -> None:
