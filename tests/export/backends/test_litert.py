@@ -3,7 +3,7 @@
 import math
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -134,6 +134,37 @@ def test_what_it_cannot_express_is_told(tmp_path: Path) -> None:
     with pytest.raises(NotExportable, match="LiteRT cannot express the program"):
         program.save(tmp_path / "a.tflite")
     assert not list(tmp_path.iterdir())
+
+
+def test_an_operator_that_it_lacks_is_told_without_a_path(tmp_path: Path) -> None:
+    module = Keyed(Do(torch.sqrt), ["x"], ["y"])
+    program = kd_export.export(module, {"x": torch.rand(1, 3).double()}, dynamic=None)
+    with pytest.raises(NotExportable, match=r"no operator `sqrt` of `\(tensor<1x3xf64>\)`"):
+        program.save(tmp_path / "a.tflite")
+
+
+LIMITS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "clamp": lambda x: x.clamp(-1.5, 0.3),
+    "clamp of tensors": lambda x: x.clamp(-torch.ones(3).double(), torch.ones(3).double()),
+    "least": lambda x: x.clamp(min=0.1),
+    "clamp_max": lambda x: torch.clamp_max(x, 0.1),
+    "maximum": lambda x: torch.maximum(x, torch.tensor([0.1, 0.2, 0.3], dtype=torch.float64)),
+    "minimum": lambda x: torch.minimum(x, torch.tensor([0.1, 0.2, 0.3], dtype=torch.float64)),
+    "relu": lambda x: x.relu(),
+}
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+def test_limits_of_doubles_are_set(limit: str, tmp_path: Path) -> None:
+    """As normalisers set them that hold float64; LiteRT computes such numbers in float32."""
+    mean = torch.tensor([1.1, 2.2, 3.3], dtype=torch.float64)
+    module = Keyed(Do(lambda x: LIMITS[limit]((x - mean) / 0.7).float()), ["x"], ["y"])
+    path = tmp_path / "a.tflite"
+    program = kd_export.export(module, {"x": torch.randn(2, 3)}, dynamic={"batch": (1, 2)})
+    assert program.save(path).ok
+    x = 9 * torch.randn(2, 3)
+    result = kd_export.open(path, trusted=True).run({"x": x})["y"]
+    torch.testing.assert_close(result, module.net(x), rtol=1e-5, atol=1e-5)
 
 
 @pytest.fixture(scope="module")

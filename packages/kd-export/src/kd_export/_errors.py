@@ -28,7 +28,7 @@ import difflib
 import re
 import reprlib
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -171,7 +171,12 @@ def first_line(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def raised_as(kind: type[ExportError], message: str, hint: str) -> Iterator[None]:
+def raised_as(
+    kind: type[ExportError],
+    message: str,
+    hint: str,
+    reason_of: Callable[[BaseException], str] = first_line,
+) -> Iterator[None]:
     """Raise what another library raises in a block as an error of ours; ours pass.
 
     >>> with raised_as(NotExportable, "ONNX cannot express it", "Save it as `.pt2`."):
@@ -184,7 +189,7 @@ def raised_as(kind: type[ExportError], message: str, hint: str) -> Iterator[None
     except ExportError:
         raise
     except Exception as error:
-        reason = first_line(error).rstrip(".")
+        reason = reason_of(error).rstrip(".")
         raise kind(f"{message}: {reason}.", got=type(error).__name__, hint=hint) from error
 
 

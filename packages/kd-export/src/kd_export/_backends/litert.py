@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, BinaryIO, Protocol, cast
 
 from kd_export._backends.onnx import ArrayRunner, refuse_nan
 from kd_export._console import muted_tool
-from kd_export._errors import ExportError, NotExportable, quoted, raised_as
+from kd_export._errors import ExportError, NotExportable, first_line, quoted, raised_as
 from kd_export._running.loading import check_digest
 from kd_export._running.session import WEIGHTS, Reducer, Runner, picked, require
 from kd_export._schema.files import SCHEMA_FILE, check_schema_size, foreign, open_regular, open_zip
@@ -38,8 +38,10 @@ from kd_export._schema.schema import Entry, LinearSize, Schema, check_fit, known
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-    from torch import nn
+    from torch import Tensor, nn
     from torch.export import ExportedProgram
+
+    from kd_export._torch_private import OperatorBase
 
     Array = NDArray[np.generic]
     Floats = NDArray[np.float32]
@@ -149,7 +151,7 @@ class LiteRtBackend:
         converter: _Converter = _converter()
         hint = "Save it as `.pt2` or `.onnx`."
         with (
-            raised_as(NotExportable, "LiteRT cannot express the program", hint),
+            raised_as(NotExportable, "LiteRT cannot express the program", hint, _reason),
             muted_tool(),
             contextlib.redirect_stderr(io.StringIO()),
         ):
@@ -206,6 +208,25 @@ def _converter() -> _Converter:
         return cast("_Converter", require("litert_torch", _EXTRA))
 
 
+_PLACE = re.compile(r".*?\S:\d+:\d+: error: ")
+"""Where the converter saw an error, in a file of the machine that it runs on."""
+_ILLEGAL = re.compile(r"failed to legalize operation '(?:tfl\.)?([\w.]+)'.*? : (\(.*\)) -> ")
+
+
+def _reason(error: BaseException) -> str:
+    """Return what the converter says, without the path of a file.
+
+    >>> _reason(RuntimeError("Failed: /home/a.py:3:0: error: rank 9 is too high"))
+    'rank 9 is too high'
+    >>> told = "error: failed to legalize operation 'tfl.sqrt' that was marked illegal"
+    >>> _reason(RuntimeError(f'/a.py:3:0: {told}: %1 = "tfl.sqrt"(%0) : (tensor<2xf64>) -> '))
+    'it has no operator `sqrt` of `(tensor<2xf64>)`'
+    """
+    told = _PLACE.sub("", first_line(error), count=1)
+    illegal = _ILLEGAL.match(told)
+    return told if illegal is None else f"it has no operator `{illegal[1]}` of `{illegal[2]}`"
+
+
 def _at(
     program: ExportedProgram, schema: Schema, sizes: Sizes
 ) -> tuple[nn.Module, dict[str, object]]:
@@ -222,11 +243,54 @@ def _at(
         for entry in schema.inputs
     }
     module = program.module()
-    if layer_decompositions(program):  # loops over time, unless its length is known
+    # Layers become loops over time, unless its length is known: as it is at fixed sizes.
+    if layer_decompositions(program) or _limits_of_doubles(program):
         fixed = torch.export.export(module, (), inputs)
+        table = {**layer_decompositions(fixed), **_limits_of_doubles(fixed)}
         with torch.no_grad():
-            module = fixed.run_decompositions(layer_decompositions(fixed)).module()
+            module = fixed.run_decompositions(table).module()
     return module, inputs
+
+
+def _limits_of_doubles(program: ExportedProgram) -> dict[OperatorBase, Callable[..., object]]:
+    """Return decompositions of the limits that a program sets to float64, which LiteRT refuses.
+
+    It computes sums and products of float64 in float32 by itself. Rounding keeps the order of
+    numbers, so that a limit after it is the rounded limit.
+    """
+    import torch
+    from torch import fx
+
+    aten = torch.ops.aten
+    operators: tuple[Callable[..., Tensor], ...] = (
+        *(aten.clamp.default, aten.clamp.Tensor, aten.clamp_min.default, aten.clamp_max.default),
+        *(aten.maximum.default, aten.minimum.default, aten.relu.default),
+    )
+    graphs = [part for part in program.graph_module.modules() if isinstance(part, fx.GraphModule)]
+    used = {
+        node.target
+        for part in graphs
+        for node in part.graph.nodes
+        if getattr(node.meta.get("val"), "dtype", None) is torch.float64
+    }
+    return {
+        cast("OperatorBase", operator): functools.partial(_in_single, operator)
+        for operator in operators
+        if operator in used
+    }
+
+
+def _in_single(operator: Callable[..., Tensor], *args: object, **kwargs: object) -> object:
+    import torch
+
+    def single(value: object) -> object:
+        return value.float() if isinstance(value, torch.Tensor) else value
+
+    first = args[0]
+    if not isinstance(first, torch.Tensor) or first.dtype is not torch.float64:
+        return NotImplemented
+    named = {name: single(value) for name, value in kwargs.items()}
+    return operator(*map(single, args), **named).double()
 
 
 def _described(schema: Schema, sizes: Sizes) -> tuple[object, ...]:
