@@ -5,8 +5,11 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 from typing import Any, cast
 
 import pytest
@@ -100,6 +103,54 @@ def test_isinstance_answers_for_the_class_of_the_members_and_its_bases() -> None
     assert isinstance(stack.pair, Pair)
     assert not isinstance(stack, Pair)
     assert not isinstance(lazy_stack([TensorDict(x=1.0)]), TensorClass)
+
+
+def test_a_field_and_a_method_may_be_called_as_what_classes_have() -> None:
+    class Registered(TensorClass):
+        register: Tensor
+        mro: Tensor
+
+    class Registering(TensorClass):
+        x: Tensor
+
+        @classmethod
+        def register(cls, _: object) -> str:
+            return "own"
+
+    stack: Any = lazy_stack(
+        [Registered(register=torch.zeros(n), mro=torch.ones(2)) for n in (1, 2)]
+    )
+    assert isinstance(stack, Registered)
+    assert stack.mro.tolist() == [[1, 1], [1, 1]]
+    other: Any = lazy_stack([Registering(x=torch.zeros(n)) for n in (1, 2)])
+    assert isinstance(other, Registering)
+    assert other.register(1) == "own"
+
+
+def test_threads_that_stack_at_once_get_one_class() -> None:
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    together = Barrier(8)
+
+    def stacked(member: TensorDictBase) -> tuple[type, bool]:
+        together.wait()
+        stack = lazy_stack([member, member])
+        return type(stack), isinstance(stack, type(member))
+
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            for _ in range(50):
+
+                class Above(TensorClass):
+                    x: Tensor
+
+                class Made(Above):
+                    y: Tensor | None = None
+
+                assert len(set(pool.map(stacked, [Made(x=torch.zeros(2))] * 8))) == 1
+                assert isinstance(lazy_stack([Made(x=torch.zeros(2))]), Above)
+    finally:
+        sys.setswitchinterval(interval)
 
 
 def test_a_field_of_a_stack_is_written_to_the_members() -> None:

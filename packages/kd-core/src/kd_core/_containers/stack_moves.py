@@ -5,9 +5,11 @@ Knows members and batch dimensions; must not know entries.
 
 from __future__ import annotations
 
+from abc import ABCMeta
 from collections.abc import Callable, Sequence
 from functools import wraps
 from itertools import product
+from threading import RLock
 from types import CellType, FunctionType, GetSetDescriptorType, MemberDescriptorType
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 from weakref import WeakKeyDictionary
@@ -30,8 +32,6 @@ from kd_core._torch_private import (
 )
 
 if TYPE_CHECKING:
-    from abc import ABCMeta
-
     from kd_core._protocol import AbstractContainer, Composite
     from kd_core._types import Batch, BatchFn, IndexItem, LeafFn
 
@@ -562,20 +562,34 @@ def _has_fields(cls: type) -> bool:
     return getattr(cls, "_kd_tensor_class", None) is cls and bool(cls._kd_declared.fields)
 
 
+_MAKING: Final = RLock()
+
+
 def _made(cls: type, plain: type[K]) -> type[K]:
     """Return the class of lazy stacks of a tensor class; it is made at the first call."""
-    known: dict[type[K], type[K]] | None = vars(cls).get("_stack_classes")
-    if known is None:
-        known = {}
-        type.__setattr__(cls, "_stack_classes", known)
-    if plain not in known:
-        bases = tuple([_base(base, plain) for base in cls.__bases__])
-        cell = CellType()
-        made = type(f"LazyStacked{cls.__name__}", bases, _body(cls, plain, cell))
-        setattr(made, "_kd_engine", plain)  # noqa: B010  # of containers
-        cell.cell_contents = known[plain] = made
-        cast("ABCMeta", cls).register(made)  # `isinstance` takes a lazy stack of instances for one
-    return known[plain]
+    made: type[K] | None = _known(cls).get(plain)
+    if made is not None:
+        return made
+    with _MAKING:  # else two threads make one each
+        made = _known(cls).get(plain)
+        return _make(cls, plain) if made is None else made
+
+
+def _known(cls: type) -> dict[object, Any]:
+    found: dict[object, Any] = vars(cls).get("_stack_classes", {})
+    return found
+
+
+def _make(cls: type, plain: type[K]) -> type[K]:
+    bases = tuple([_base(base, plain) for base in cls.__bases__])
+    cell = CellType()
+    made = type(f"LazyStacked{cls.__name__}", bases, _body(cls, plain, cell))
+    setattr(made, "_kd_engine", plain)  # noqa: B010  # of containers
+    cell.cell_contents = made
+    # `isinstance` takes a lazy stack of instances for one. A field may be called `register`.
+    ABCMeta.register(cast("ABCMeta", cls), made)
+    type.__setattr__(cls, "_stack_classes", {**_known(cls), plain: made})
+    return made
 
 
 def _base(base: type, plain: type[K]) -> type:
