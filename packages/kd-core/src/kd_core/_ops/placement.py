@@ -441,7 +441,7 @@ class Placement(AbstractContainer):
         convert_tensors: bool = False,
         tolist_first: bool = False,
     ) -> dict[str, object]:
-        """Convert the container into nested plain dicts; tensors are shared, data is leaf_or_node.
+        """Convert the container into nested plain dicts; tensors are shared, data is unwrapped.
 
         Of a lazy stack they are the entries that all members hold; `tolist` keeps those of each.
 
