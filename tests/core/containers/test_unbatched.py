@@ -3,7 +3,7 @@
 import copy
 import pickle
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 import numpy
 import pytest
@@ -526,11 +526,31 @@ def test_rows_that_are_computed_with_it_stay_rows() -> None:
     assert type(td["scaled"]) is type(td["product"]) is Tensor
     assert float(td[1]["scaled"]) == 6.0
     assert td[1]["product"].shape == (3,)
+    one: Any = UnbatchedTensor(torch.tensor(1.0))
+    assert torch.equal((rows_of(td) * one)["a"], td["a"])
+    assert torch.equal((rows_of(td) == one)["a"], td["a"] == 1)
     other = rows_of(td) + td["u"].sum()
     assert {type(leaf) for leaf in other.values(True, True)} == {Tensor}
     rows = TensorDict({"i": UnbatchedTensor(torch.tensor([2, 0]))}, [4])["i"]
     assert type(rows_of(td)[rows]["a"]) is type(rows_of(td)[rows, ...]["a"]) is Tensor
     assert rows_of(td)[rows]["a"].tolist() == [2.0, 0.0]
+
+
+def test_rows_stay_rows_where_its_shape_begins_like_that_of_the_batch() -> None:
+    points, camera = torch.arange(9.0).reshape(3, 3), torch.ones(3, 3)
+    td = TensorDict(points=points, camera=UnbatchedTensor(camera), batch_size=[3])
+    td["seen"] = td["points"] @ td["camera"]
+    td["summed"] = td["points"] + td["camera"]
+    assert torch.equal(td[1]["seen"], points[1] @ camera)
+    assert torch.equal(td[1]["summed"], points[1] + 1)
+    view = td["camera"]
+    assert view.add_(td["points"]) is view
+    td["again"], td["powers"] = view * 2, torch.stack([view, view])
+    assert td[1]["again"].shape == (3, 3)
+    assert td[1]["powers"].shape == (2, 3, 3)
+    view.requires_grad_()
+    found = torch.autograd.grad((view * td["points"].requires_grad_()).sum(), [view, td["points"]])
+    assert type(found[0]) is type(view)
 
 
 def test_functions_in_place_return_what_they_wrote() -> None:

@@ -477,20 +477,26 @@ def _unwrapped(value: object) -> object:
     return value._tensor if is_unbatched(value) else value
 
 
-def _rewrapped(value: object, desc: Descriptor, given: Sequence[object]) -> object:
+def _rewrapped(
+    value: object, desc: Descriptor, given: Sequence[object], one_of: bool = False
+) -> object:
     """Return a result as an entry, unless it is an argument, or has the rows of the batch."""
     if isinstance(value, Tensor):
-        if any(value is each for each in given) or _has_rows(value, desc, given):
+        if any(value is each for each in given) or _has_rows(value, desc, given, one_of):
             return value
         return wrap_tensor(value, desc)
     if isinstance(value, (list, tuple)) and any(isinstance(each, Tensor) for each in value):
-        parts = [_rewrapped(each, desc, given) for each in value]
+        parts = [_rewrapped(each, desc, given, one_of=True) for each in value]
         return type(value)(parts)
     return value
 
 
-def _has_rows(value: Tensor, desc: Descriptor, given: Sequence[object]) -> bool:
-    """Return whether a result has rows of the batch, which a tensor that was given brought."""
+def _has_rows(value: Tensor, desc: Descriptor, given: Sequence[object], one_of: bool) -> bool:
+    """Return whether a result has rows of the batch, which a tensor that was given brought.
+
+    An entry whose own shape begins with the batch size, by chance, brings none. But of several
+    results, such as gradients, one may be its own.
+    """
     batch = desc.size
     ndim = len(batch)
     if not ndim or value.shape[:ndim] != batch:
@@ -498,8 +504,10 @@ def _has_rows(value: Tensor, desc: Descriptor, given: Sequence[object]) -> bool:
     found = False
     for each in _flat(given):
         tensor = _unwrapped(each)
+        if tensor is value:
+            return False  # written in place
         if tensor is not each and isinstance(tensor, Tensor):
-            if tensor.shape[:ndim] == batch:
+            if one_of and tensor.shape[:ndim] == batch:
                 return False
         elif isinstance(each, Tensor) and each.shape[:ndim] == batch:
             found = True

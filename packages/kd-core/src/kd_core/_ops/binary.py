@@ -116,7 +116,7 @@ _OPERANDS: Final = (AbstractContainer, Tensor, int, float, complex)
 
 def is_operand(value: object) -> TypeGuard[Operand]:
     """Return whether a pointwise operation takes this value."""
-    return isinstance(value, _OPERANDS) or _is_array(value)
+    return isinstance(value, _OPERANDS) or is_unbatched(value) or _is_array(value)
 
 
 def is_comparable(value: object) -> TypeGuard[Comparable]:
@@ -132,6 +132,8 @@ def as_operand(value: object) -> Tensor | complex:
     """
     if isinstance(value, (Tensor, complex, float, int)):
         return value._kd_tensor if isinstance(value, UnbatchedView) else value
+    if is_unbatched(value):
+        return value._tensor
     if _is_array(value):
         tensor = torch.as_tensor(value)
         return tensor if tensor.ndim else tensor.item()
