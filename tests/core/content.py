@@ -104,4 +104,17 @@ def _compare(actual: AbstractContainer, expected: AbstractContainer, path: Neste
         else:
             assert not isinstance(found, Tensor), where
             assert type(found) is type(value), where
-            assert found._kd_item() == value._kd_item(), where
+            assert _are_equal(found._kd_item(), value._kd_item()), where
+
+
+def _are_equal(one: Any, other: Any) -> bool:
+    """Return whether values are equal, tensors inside of them too."""
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return torch.equal(one, other)
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, dict):
+        return [*one] == [*other] and _are_equal([*one.values()], [*other.values()])
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(_are_equal, one, other))
+    return bool(one == other)

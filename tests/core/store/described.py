@@ -83,6 +83,10 @@ def replaced(node: Json, leaf: Callable[[list[Any]], list[Any]]) -> Json:
             return {kind: [*(part and replaced(part, leaf) for part in parts), dim]}
         case "rows":
             return {kind: {**value, "values": replaced(value["values"], leaf)}}
+        case "unbatched":
+            return {kind: replaced(value, leaf)}
+        case "object":
+            return {kind: {**value, "tensors": [replaced(each, leaf) for each in value["tensors"]]}}
     assert kind == "data", kind
     return node
 

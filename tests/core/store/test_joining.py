@@ -2,6 +2,7 @@
 
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,9 +16,11 @@ from kd_core import (
     FormatError,
     KdError,
     LazyStackedTensorDict,
+    NonTensorData,
     TensorClass,
     TensorDict,
     TensorDictBase,
+    UnbatchedTensor,
     lazy_stack,
     store,
 )
@@ -149,3 +152,41 @@ def test_a_tree_that_is_not_valid_is_refused(tree: object, tmp_path: Path) -> No
     with pytest.raises(KdError):
         store.compact(tmp_path)
     assert place.read_bytes() == data
+
+
+@pytest.mark.parametrize("name", ["td", "td.safetensors"])
+def test_tensors_that_are_no_rows_are_kept(name: str, tmp_path: Path) -> None:
+    fixed, moment = torch.arange(2.0), torch.arange(3.0)
+    ragged = torch.nested.nested_tensor([torch.ones(1), torch.ones(3)], layout=torch.jagged)
+    members = [
+        TensorDict({"u": UnbatchedTensor(fixed + n), "o": NonTensorData([moment + n])})
+        for n in (1, 2)
+    ]
+    entries = {
+        "u": UnbatchedTensor(fixed),
+        "r": UnbatchedTensor(ragged),
+        "o": NonTensorData({"exp_avg": moment, "again": moment, "step": (1, fixed)}),
+        "a": torch.zeros(2, 3),  # of the same size
+        "n": {"b": fixed + 9, "u": UnbatchedTensor(moment * 2)},
+        "s": lazy_stack(members),
+    }
+    path = tmp_path / name
+    TensorDict(entries, [2]).save(path)
+    for _ in range(2):
+        if path.is_dir():
+            store.compact(path)
+        store.check(path)
+        lines = store.inspect(path).lines
+        assert {"  u: unbatched float32 [2]", "  r: unbatched jagged float32, 2 rows"} <= {*lines}
+        found = TensorDict.load(path, verify="full")
+        assert torch.equal(found["u"], fixed)
+        assert [row.tolist() for row in found["r"].unbind()] == [[1], [1] * 3]
+        state: Any = found["o"]
+        assert torch.equal(state["exp_avg"], moment)
+        assert state["again"] is state["exp_avg"]
+        assert torch.equal(state["step"][1], fixed)
+        assert torch.equal(found["a"], torch.zeros(2, 3))
+        assert torch.equal(found["n", "u"], moment * 2)
+        stack: Any = found.get("s")
+        assert [row["u"].tolist() for row in stack.unbind(0)] == [[1, 2], [2, 3]]
+        assert [row["o"][0].tolist() for row in stack.unbind(0)] == [[1, 2, 3], [2, 3, 4]]

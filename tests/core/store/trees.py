@@ -6,7 +6,7 @@ import torch
 from hypothesis import strategies as st
 from tests.core.content import containers
 
-from kd_core import NonTensorData, TensorDictBase, lazy_stack
+from kd_core import NonTensorData, TensorDict, TensorDictBase, UnbatchedTensor, lazy_stack
 from kd_core._store.mapped_tensor import WIRE
 
 DTYPES = tuple(WIRE)
@@ -38,6 +38,11 @@ _WITH_RANDOM_VALUES = tuple(
 def trees(draw: st.DrawFn) -> TensorDictBase:
     """Draw a container, or a lazy stack of two that differ."""
     td = draw(containers(HOSTILE_KEYS, _WITH_RANDOM_VALUES, VALUES.map(NonTensorData)))
+    if draw(st.booleans()):  # tensors without rows, in front of others and behind them
+        leaf = torch.arange(float(draw(st.integers(0, 3))))
+        of_batch = {"fixed": UnbatchedTensor(leaf), "held": NonTensorData({"t": [leaf, leaf * 2]})}
+        below = TensorDict(of_batch, td.batch_size)
+        td = TensorDict({"below": below, **td, **of_batch}, td.batch_size)
     if draw(st.integers(0, 3)):
         return td
     dim = draw(st.integers(0, td.batch_dims))

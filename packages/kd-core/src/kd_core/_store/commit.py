@@ -296,6 +296,11 @@ class Joiner:
                 return {kind: [self.node_of(part, path) for part in parts]}
             case "rows":
                 return {kind: {**_batch_of(values), "values": self._rows(values, path)}}
+            case "unbatched":  # of one part, as those below: no rows are appended to such
+                return {kind: self.node_of(values[:1], path)}
+            case "object":
+                tensors = [self.node_of([each], path) for each in values[0]["tensors"]]
+                return {kind: {**values[0], "tensors": tensors}}
             case _:
                 return {kind: {**values[0], **_batch_of(values)}}
 
@@ -470,6 +475,9 @@ def _lines(node: Any, name: str, depth: int) -> Iterator[str]:
             yield f"{start}jagged {value[0]['tensor'][2]}, {value[1]['tensor'][3][0] - 1} rows"
         case "strided":
             yield f"{start}nested {value[0]['tensor'][2]}, {value[1]['tensor'][3][0]} rows"
+        case "unbatched":
+            for line in _lines(value, "", 0):
+                yield f"{start}unbatched {line}"
         case "data" | "object" | "rows":
             yield f"{start}{kind}"
         case "lazy":
