@@ -1,5 +1,6 @@
 """Wrong uses, by Python and by the command line: each answer says what was expected and given."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import kd_export
 from kd_core import TensorDict
 from kd_export import ExportError, KeyMismatch, NotExportable, UntrustedArtifact
 from kd_export.cli import main
+from kd_nn import TensorDictModule, TensorDictSequential
 
 X = torch.ones(2, 3)
 
@@ -145,6 +147,17 @@ def exported(**options: Any) -> object:
     return kd_export.export(*policy(), **options)
 
 
+def nested() -> TensorDictSequential:
+    return TensorDictSequential(
+        TensorDictModule(nn.Linear(3, 4), ["x"], ["h"]),
+        TensorDictModule(nn.Linear(4, 2), ["h"], [("out", "action")]),
+    )
+
+
+def recurrent() -> TensorDictModule:
+    return TensorDictModule(nn.GRUCell(3, 5), ["x", "h"], [("next", "h")])
+
+
 CALLS: list[tuple[Callable[[], object], type[ExportError], str]] = [
     (lambda: kd_export.export(Keyed, {}), NotExportable, "the class `Keyed`. Pass an instance"),  # type: ignore[arg-type]  # wrong on purpose
     (lambda: kd_export.export(policy()[0], [X]), ExportError, "got a list. Pass a dict with `x`."),  # type: ignore[arg-type]  # wrong on purpose
@@ -162,6 +175,63 @@ CALLS: list[tuple[Callable[[], object], type[ExportError], str]] = [
     (lambda: exported(state=["x"]), KeyMismatch, "expected a dict for `state`, got ['x']."),
     (lambda: exported(initial=[1]), KeyMismatch, "expected a dict for `initial`, got [1]."),
     (lambda: exported(metadata=[1]), ExportError, "expected a dict for `metadata`, got [1]."),
+    (
+        lambda: kd_export.export(nested(), {"x": X}, outputs=["out.action"]),
+        ExportError,
+        "For 'out.action' write `('out', 'action')`.",
+    ),
+    (
+        lambda: kd_export.export(nested(), {"x": X}, outputs=["out/action"]),
+        ExportError,
+        "For 'out/action' write `('out', 'action')`.",
+    ),
+    (
+        lambda: kd_export.export(nested(), {"x": X}, outputs="out.action"),
+        ExportError,
+        "Pass a list, such as `outputs=[('out', 'action')]`.",
+    ),
+    (
+        lambda: kd_export.export(nested(), {"x": X}, outputs="h"),
+        ExportError,
+        "Pass a list, such as `outputs=['h']`.",
+    ),
+    (
+        lambda: kd_export.export(
+            recurrent(), {"x": X, "h": torch.zeros(2, 5)}, state={("next", "h"): "h"}
+        ),
+        ExportError,
+        "Write `state={'h': ('next', 'h')}`.",
+    ),
+    (
+        lambda: kd_export.export(nested().to("meta"), {"x": X}),
+        ExportError,
+        "`module.0.module.weight` of the module is on the meta device and has no values.",
+    ),
+    (
+        lambda: kd_export.export(nested(), {"x": X.to("meta")}),
+        ExportError,
+        "`x` of the example is on the meta device and has no values.",
+    ),
+    (
+        lambda: kd_export.export(nested(), {"x": [[1.0, 2, 3], [4, 5, 6]]}),
+        ExportError,
+        "got a list. Convert it with `torch.tensor`.",
+    ),
+    (
+        lambda: kd_export.export(nested(), {"x": [X, X]}),
+        ExportError,
+        "Give each of its tensors under a key of its own, or in a nested dict.",
+    ),
+    (
+        lambda: kd_export.save("policy.onnx", nested(), {"x": X}),  # type: ignore[arg-type]  # refused
+        ExportError,
+        "Write `save(module, 'policy.onnx', example)`.",
+    ),
+    (
+        lambda: kd_export.save(nested(), {"x": X}, "policy.onnx"),  # type: ignore[arg-type]  # refused
+        ExportError,
+        "expected a path as the second argument of `save`, got a dict.",
+    ),
 ]
 
 
@@ -215,3 +285,11 @@ def test_targets_may_be_written_without_a_dot() -> None:
 
 def test_a_mode_may_be_written_in_any_case() -> None:
     assert kd_export.export(*policy(), mode="Mean").schema.mode == "mean"
+
+
+def test_a_wrong_dtype_says_how_to_convert_what_was_given(folder: Path) -> None:
+    session = kd_export.open(folder / "policy.onnx")
+    with pytest.raises(ExportError, match=re.escape("`.to(torch.float32)`")):
+        session.run({"x": X.double()})
+    with pytest.raises(ExportError, match=re.escape("`.astype('float32')`")):
+        session.run({"x": X.double().numpy()})

@@ -295,3 +295,17 @@ def test_a_compiler_is_needed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
             tmp_path / "a.c",
             {"x": torch.ones(2, 2)},
         )
+
+
+def test_the_report_says_which_axis_has_one_size(tmp_path: Path) -> None:
+    module = TensorDictModule(nn.Linear(3, 2), ["x"], ["y"])
+    report = kd_export.save(module, tmp_path / "one.c", {"x": torch.zeros(1, 3)})
+    assert report.notes == (
+        "`batch` is fixed at 1 in `one.c`. For another size begin its range there: "
+        "`'batch': (8, None)` in `dynamic`.",
+    )
+    rows = {"x": torch.zeros(8, 3)}
+    dynamic = {"batch": (8, None)}
+    report = kd_export.save(module, tmp_path / "eight.c", rows, dynamic=dynamic)
+    assert "`batch` is fixed at 8" in report.notes[0]
+    assert kd_export.save(module, tmp_path / "one.onnx", rows).notes == ()

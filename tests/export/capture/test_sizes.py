@@ -509,6 +509,12 @@ def test_a_module_that_serves_one_size_only_keeps_that_of_the_example() -> None:
     assert "the sizes are those that the module serves: `dynamic=None`." in program.diagnostics
 
 
+def test_the_report_of_save_says_which_sizes_are_served(tmp_path: Path) -> None:
+    module = Keyed(Do(lambda x: x.reshape(2, 3) + 1), ["x"], ["y"])
+    report = kd_export.save(module, tmp_path / "one.onnx", X, sizes="as allowed")
+    assert "the sizes are those that the module serves: `dynamic=None`." in report.notes
+
+
 def test_sizes_that_are_all_served_stay_as_asked(tmp_path: Path) -> None:
     path = tmp_path / "double.onnx"
     assert kd_export.save(double(), path, X, sizes="as allowed").notes == ()

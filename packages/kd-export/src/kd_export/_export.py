@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import html
 import math
+import os
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -28,7 +29,16 @@ from typing import (
 )
 
 from kd_export._console import Row, html_table, plain_table, stage, task
-from kd_export._errors import BackendMissing, ExportError, Key, VerifyError, brief, nearest, quoted
+from kd_export._errors import (
+    BackendMissing,
+    ExportError,
+    Key,
+    VerifyError,
+    brief,
+    kind_of,
+    nearest,
+    quoted,
+)
 from kd_export._program import KeyedProgram
 from kd_export._running.loading import open  # noqa: A004  # the package's own
 from kd_export._running.session import Backend, Opines, Runner, Session, backend_for
@@ -319,7 +329,8 @@ def save(
             as for `KeyedProgram.save`.
 
     Returns:
-        What was compared.
+        What was compared. Its notes say what was mended on the way, too, as
+        `KeyedProgram.diagnostics` does.
 
     Raises:
         NotExportable: As for `export`, as are further errors.
@@ -335,6 +346,7 @@ def save(
     from kd_core.extending import refuse_existing
     from kd_export._capture.capture import capture
 
+    _check_order(module, path)
     asked = _asked("save", module, example, options)
     refuse_existing(path, options.get("exist_ok", True))  # before minutes of work
     writing: dict[str, object] = {"oracle": asked.oracle}
@@ -342,7 +354,23 @@ def save(
     with task(f"save `{Path(path).name}`", stages=5):
         parts = capture(asked.module, asked.example, shared=True, **asked.capturing)
         program = KeyedProgram(*_meaning(parts, asked))
-        return program.save(path, **cast("WriteOptions[V]", writing))
+        report = program.save(path, **cast("WriteOptions[V]", writing))
+    return replace(report, notes=(*program.diagnostics, *report.notes))
+
+
+def _check_order(module: object, path: object) -> None:
+    """Refuse arguments of `save` in another order.
+
+    Raises:
+        ExportError: The path is not the second one.
+    """
+    if not isinstance(path, str | os.PathLike):
+        raise ExportError(
+            f"expected a path as the second argument of `save`, got {kind_of(path)}.",
+            expected="a path",
+            got=type(path).__name__,
+            hint="Write `save(module, 'policy.onnx', example)`.",
+        )
 
 
 class _Asked(NamedTuple, Generic[W, N, S, F, G]):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.metadata import version
@@ -244,6 +244,7 @@ class KeyedProgram:
         schema = backend.lower(self.exported_program, own)
         with stage("run the module"):
             tried, notes = self._trials(schema, batch_sizes, vectors)
+        notes = (*_fixed(own, schema, path), *notes)
         kept = (trial.vector(schema) for trial in tried)
         schema = replace(schema, vectors=tuple(v for v in kept if v is not None))
         with replacing(path) as temporary:
@@ -370,6 +371,16 @@ class KeyedProgram:
         doubtful = [one for one in self.doubtful if one.keys() <= schema.axes.keys()]
         further = trials_at(schema, self.reference, [*doubtful, *sizes], pool=sample)
         return [*chosen, *further.made], further.notes
+
+
+def _fixed(asked: Schema, lowered: Schema, path: Path) -> Iterator[str]:
+    """Say which axes have one size in a file of this format."""
+    for name, axis in asked.axes.items():
+        if name not in lowered.axes:
+            yield (
+                f"`{name}` is fixed at {axis.min} in `{path.name}`. For another size begin its "
+                f"range there: `'{name}': (8, None)` in `dynamic`."
+            )
 
 
 def _opset(opset: int | None, backend: Backend) -> dict[str, str]:

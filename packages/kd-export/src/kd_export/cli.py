@@ -42,7 +42,7 @@ from kd_export._errors import (
     printable,
     quoted,
 )
-from kd_export._export import DIAGNOSIS_HEADER, ExportOptions, benchmark, diagnose, export, verify
+from kd_export._export import DIAGNOSIS_HEADER, ExportOptions, benchmark, diagnose, save, verify
 from kd_export._handover.clients import RESET, STEPS, SUFFIXES, client, header
 from kd_export._handover.folder import hand_over
 from kd_export._precision import adopt
@@ -738,8 +738,8 @@ def _doctor(options: argparse.Namespace) -> int:
 def _export(options: argparse.Namespace) -> int:
     backend_for(options.target)  # an unknown format is refused before anything runs
     module, example, chosen = made(options.factory)
-    program = export(module, example, **chosen)
-    return _tell(program.save(options.target, rtol=options.rtol, atol=options.atol), options)
+    chosen.update(rtol=options.rtol, atol=options.atol)
+    return _tell(save(module, options.target, example, **chosen), options)
 
 
 def _diagnose(options: argparse.Namespace) -> int:

@@ -225,8 +225,10 @@ class ArrayRunner:
         import numpy as np
 
         torch = sys.modules.get("torch")
+        conversion = f".astype('{entry.dtype}')"
         if torch is not None and isinstance(value, torch.Tensor):
             value = _numpy_of(value, entry)
+            conversion = f".to(torch.{entry.dtype})"
         if not isinstance(value, np.ndarray | np.generic):
             raise DtypeMismatch(
                 f"expected an array {entry.describe()} for `{entry.wire}`, got {kind_of(value)}.",
@@ -241,7 +243,7 @@ class ArrayRunner:
                 key=entry.key,
                 expected=entry.dtype,
                 got=value.dtype.name,
-                hint=f"Convert it with `.astype('{entry.dtype}')`.",
+                hint=f"Convert it with `{conversion}`.",
             )
         if isinstance(value, np.ma.MaskedArray):
             raise DtypeMismatch(

@@ -143,13 +143,31 @@ def _tensor(key: Key, value: object) -> Tensor:
             got=type(value).__name__,
             hint=_tensor_hint(value),
         )
+    if value.is_meta:
+        raise DtypeMismatch(
+            f"`{wire_name(key)}` of the example is on the meta device and has no values.",
+            key=key,
+            expected="a tensor with values",
+            got="meta",
+            hint="Give values that the module meets, as in `torch.randn_like(x, device='cpu')`.",
+        )
     return value.detach().cpu().contiguous()
 
 
 def _tensor_hint(value: object) -> str:
+    if isinstance(value, list | tuple) and _is_numbers(value):
+        return "Convert it with `torch.tensor`."
     if isinstance(value, list | tuple) or dataclasses.is_dataclass(value):
         return "Give each of its tensors under a key of its own, or in a nested dict."
     return "Only tensors can be inputs of a file; set other values in the module."
+
+
+def _is_numbers(value: list[object] | tuple[object, ...]) -> bool:
+    """Return whether there are numbers and nothing else in a list and the lists in it."""
+    return bool(value) and all(
+        _is_numbers(each) if isinstance(each, list | tuple) else isinstance(each, (int, float))
+        for each in value
+    )
 
 
 def bounds(tensor: Tensor) -> tuple[Number, Number]:

@@ -38,7 +38,7 @@ from kd_export._errors import (
     nearest,
     quoted,
 )
-from kd_export._schema.files import argument_names, as_key, wire_name
+from kd_export._schema.files import argument_names, as_key, wire_key, wire_name
 from kd_export._schema.schema import Schema
 from kd_nn import SupportsInteraction, TensorDictModule, TensorDictModuleBase, TensorDictSequential
 from kd_nn.distributions import values_unchecked
@@ -449,8 +449,9 @@ def prepare(
         )
     if is_foreign(module):
         module = converted(module)
+    held = [*_keys(module, "in_keys"), *_keys(module, "out_keys")]
     for name, asked in (("inputs", inputs), ("outputs", outputs)):
-        _check_list(name, asked)
+        _check_list(name, asked, held)
     select = getattr(module, "select_subsequence", None)
     if (inputs is not None or outputs is not None) and select is not None:
         wanted_in = _holding(inputs, _keys(module, "in_keys"))
@@ -458,10 +459,17 @@ def prepare(
         try:
             module = select(in_keys=wanted_in, out_keys=wanted_out)
         except (KdError, KeyError, ValueError) as error:
-            raise KeyMismatch(f"no part of the module fits the keys asked for: {error}") from error
+            words = [*(inputs or ()), *(outputs or ())]
+            meant = {word: _split(word, held) for word in words if _split(word, held)}
+            raise KeyMismatch(
+                f"no part of the module fits the keys asked for: {error}",
+                hint=" ".join(f"For {word!r} write `{key}`." for word, key in meant.items())
+                or None,
+            ) from error
     chosen_in = _chosen(inputs, _keys(module, "in_keys"), "input", all_needed=True)
     chosen_out = _chosen(outputs, _keys(module, "out_keys"), "output", all_needed=False)
     _refuse_lazy(module)
+    _refuse_meta(module)
     known = detached(module) | (_shared(module) if shared else {})
     try:
         frozen = copy.deepcopy(module, known).cpu().eval()
@@ -470,7 +478,7 @@ def prepare(
     return frozen, chosen_in, list(dict.fromkeys(chosen_out))
 
 
-def _check_list(name: str, asked: object) -> None:
+def _check_list(name: str, asked: object, held: Sequence[Key]) -> None:
     """Check that an argument names keys, one or more of them, or none by being left out."""
     if asked is not None and (
         isinstance(asked, str) or not isinstance(asked, Sequence) or not asked
@@ -479,10 +487,17 @@ def _check_list(name: str, asked: object) -> None:
             f"expected a list of keys for `{name}`, got {asked!r}.",
             expected="a list of keys",
             got=asked,
-            hint=f"Pass a list, such as `{name}=['{asked}']`."
+            hint=f"Pass a list, such as `{name}=[{_split(asked, held) or asked!r}]`."
             if isinstance(asked, str)
             else f"Pass a list, or leave `{name}` out for all.",
         )
+
+
+def _split(word: object, held: Sequence[Key]) -> Key | None:
+    """Return the nested key that `"out.action"` or `"out/action"` was written for."""
+    if not isinstance(word, str) or (word,) in held:
+        return None
+    return next((key for key in (wire_key(word), tuple(word.split("/"))) if key in held), None)
 
 
 def detached(module: nn.Module) -> dict[int, object]:
@@ -554,6 +569,18 @@ def _refuse_lazy(module: nn.Module) -> None:
                 f"`{name}` is not initialised: its layer learns its shape at the first call.",
                 expected="a module that was called",
                 hint="Call the module once on an example before it is exported.",
+            )
+
+
+def _refuse_meta(module: nn.Module) -> None:
+    """Refuse parameters and buffers that have no values."""
+    for name, value in (*module.named_parameters(), *module.named_buffers()):
+        if value.is_meta:
+            raise NotExportable(
+                f"`{name}` of the module is on the meta device and has no values.",
+                expected="a module with values",
+                hint="Load its weights first, as in `module.to_empty(device='cpu')` and "
+                "`module.load_state_dict(...)`.",
             )
 
 

@@ -1121,6 +1121,7 @@ def resolve_state(schema: Schema, state: Mapping[Name, object] | None) -> dict[s
     pairs: dict[str, str] = {}
     check_mapping("state", state, "{'h': ('next', 'h')}", KeyMismatch)
     for word, next_word in (state or {}).items():
+        _check_direction(schema, word, next_word)
         entry = find_entry(schema.inputs, word, "input")
         next_entry = find_entry(schema.outputs, next_word, "output")
         if entry.wire in pairs or next_entry.wire in pairs.values():
@@ -1139,6 +1140,29 @@ def resolve_state(schema: Schema, state: Mapping[Name, object] | None) -> dict[s
             hint="Leave one input out of `state`; its shape gives the size of the batch.",
         )
     return pairs
+
+
+def _check_direction(schema: Schema, word: object, next_word: object) -> None:
+    """Refuse a pair of a state that is written the other way round.
+
+    Raises:
+        KeyMismatch: The first is an output alone, and the second an input.
+    """
+    try:
+        find_entry(schema.inputs, word, "input")
+    except KeyMismatch as error:
+        try:
+            find_entry(schema.outputs, word, "output")
+            find_entry(schema.inputs, next_word, "input")
+        except KeyMismatch:
+            return  # it is found out below, in the words of the one that is unknown
+        raise KeyMismatch(
+            f"`state` expected an input and then its next value, got {word!r}: {next_word!r}.",
+            key=error.key,
+            expected="an input: the output that is its next value",
+            got=(word, next_word),
+            hint=f"Write `state={{{next_word!r}: {word!r}}}`.",
+        ) from None
 
 
 def _named_entries(schema: Schema, key: object) -> list[Entry]:
