@@ -19,11 +19,6 @@ from kd_core._containers.non_tensor import NonTensorData as NonTensorData
 from kd_core._containers.non_tensor import NonTensorDataBase as NonTensorDataBase
 from kd_core._containers.non_tensor import is_non_tensor as is_non_tensor
 from kd_core._containers.non_tensor_stack import NonTensorStack as NonTensorStack
-from kd_core._containers.persistent import PersistentTensorDict as PersistentTensorDict
-from kd_core._containers.redis_store import (
-    LazyStackedTensorDictStore as LazyStackedTensorDictStore,
-)
-from kd_core._containers.redis_store import TensorDictStore as TensorDictStore
 from kd_core._containers.tensorclass import TensorAttrs as TensorAttrs
 from kd_core._containers.tensorclass import TensorClass as TensorClass
 from kd_core._containers.tensorclass import TypedTensorDict as TypedTensorDict
@@ -60,6 +55,7 @@ from kd_core._keys import unravel_key_to_tuple as unravel_key_to_tuple
 from kd_core._naming import publish as _publish
 from kd_core._ops.access import LinkedList as LinkedList
 from kd_core._ops.modules import ModuleBusy as ModuleBusy
+from kd_core._ops.storage import TensorDictFuture as TensorDictFuture
 from kd_core._torch_functions import torch_functions as torch_functions
 from kd_core._types import NO_DEFAULT as NO_DEFAULT
 from kd_core._types import NestedKey as NestedKey
@@ -67,6 +63,11 @@ from kd_core._types import NestedKey as NestedKey
 if TYPE_CHECKING:
     from kd_core._containers.declaring import from_dataclass as from_dataclass
     from kd_core._containers.declaring import tensorclass as tensorclass
+    from kd_core._containers.persistent import PersistentTensorDict as PersistentTensorDict
+    from kd_core._containers.redis_store import (
+        LazyStackedTensorDictStore as LazyStackedTensorDictStore,
+    )
+    from kd_core._containers.redis_store import TensorDictStore as TensorDictStore
     from kd_core._containers.tensordict import from_module as from_module
     from kd_core._containers.tensordict import make_tensordict as make_tensordict
     from kd_core._display import Buffer as Buffer
@@ -99,7 +100,6 @@ if TYPE_CHECKING:
     from kd_core._switches import set_lazy_legacy as set_lazy_legacy
     from kd_core._switches import set_list_to_stack as set_list_to_stack
     from kd_core.convert import LeafSchema as LeafSchema
-    from kd_core.convert import TensorDictFuture as TensorDictFuture
     from kd_core.convert import append_memmap as append_memmap
     from kd_core.convert import from_any as from_any
     from kd_core.convert import from_arrow as from_arrow
@@ -139,6 +139,8 @@ _publish(
         "kd_core._joining": "group_by isin merge_tensordicts remove_duplicates",
         "kd_core._padding": "collate pad pad_sequence unpad_sequence",
         "kd_core._containers.declaring": "from_dataclass tensorclass",
+        "kd_core._containers.persistent": "PersistentTensorDict",
+        "kd_core._containers.redis_store": "LazyStackedTensorDictStore TensorDictStore",
         "kd_core._containers.tensordict": "from_module make_tensordict",
         "kd_core._display": "Buffer get_printoptions print_directory_tree set_printoptions timeit",
         "kd_core._leaves.loops": (
@@ -156,8 +158,7 @@ _publish(
             "from_json from_list from_modules from_namedtuple from_pandas from_parquet "
             "from_pytree from_safetensors from_schema from_struct_array from_tuple from_zarr "
             "fromkeys is_memmap_archive LeafSchema load load_memmap memmap pack_memmap "
-            "refresh_archive_checksums save TensorDictFuture to_arrow to_safetensors "
-            "unpack_memmap"
+            "refresh_archive_checksums save to_arrow to_safetensors unpack_memmap"
         ),
     },
 )

@@ -326,7 +326,8 @@ def publish(package: str, later: Mapping[str, str] | None = None) -> None:
         later: modules that are imported when one of their names is first used, and these names. For
             type checkers, import them under `TYPE_CHECKING`, too. If such a class can be met before
             its name is used, as the result of a method, `public_in` decorates it. Container kinds
-            must not be among them: `torch.load(weights_only=True)` takes the kinds that exist.
+            that `torch.load(weights_only=True)` restores must not be among them: it takes those
+            that exist.
     """
     names = vars(sys.modules[package])
     _move([value for name, value in names.items() if not name.startswith("_")], package)
@@ -385,12 +386,14 @@ def _move(exported: Iterable[object], package: str) -> None:
 
 def _move_methods(cls: type, package: str) -> None:
     """Set where the methods of a class are found, those too that are bound in it from others."""
-    for member in vars(cls).values():
-        function = getattr(member, "__func__", member)
-        if isinstance(function, FunctionType) and _is_private(function, package):
+    members = vars(cls)
+    for member in members.values():
+        function = member if type(member) is FunctionType else getattr(member, "__func__", None)
+        if type(function) is FunctionType and _is_within(function.__module__ or "", package):
             function.__module__ = package
-            if vars(cls).get(function.__name__) is member:
-                function.__qualname__ = f"{cls.__qualname__}.{function.__name__}"
+            name = function.__name__
+            if members.get(name) is member:
+                function.__qualname__ = f"{cls.__qualname__}.{name}"
 
 
 def _is_private(thing: object, package: str) -> bool:

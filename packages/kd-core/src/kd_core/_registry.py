@@ -6,7 +6,8 @@ Knows names and constructors; must not know what a container does.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from importlib import import_module
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from kd_core._errors import not_valid
 
@@ -131,6 +132,26 @@ def kind_named(kind: object, base: type[T]) -> type[T]:
     if not isinstance(cls, type) or not issubclass(cls, base):
         raise not_valid(f"it builds {cls!r} as a `{base.__name__}`, which it is not")
     return cls
+
+
+LATER: Final = {
+    "foreign_node": "kd_core._convert.plain",
+    "foreign_tensor": "kd_core._convert.plain",
+    "from_dataclass": "kd_core._containers.declaring",
+    "write_h5": "kd_core._containers.persistent",
+    "open_h5": "kd_core._containers.persistent",
+    "to_store": "kd_core._containers.redis_store",
+}
+"""Modules that few programs need, by the roles that they fill: imported at the first use of one."""
+
+
+if not TYPE_CHECKING:  # which knows the roles
+
+    def __getattr__(role: str) -> object:
+        if role not in LATER:
+            raise AttributeError(f"module {__name__!r} has no attribute {role!r}", name=role)
+        import_module(LATER[role])
+        return globals()[role]
 
 
 def register(role: str, factory: Callable[..., object]) -> None:

@@ -9,16 +9,17 @@ top-level entry, a tuple of at least two `str` for a nested one.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache
-from html import escape
 from pathlib import Path
-from typing import NamedTuple, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Self, TypeAlias, TypeVar
 
 from torch.compiler import is_dynamo_compiling
 
 from kd_core import InvalidArgument, InvalidKey, NestedKey, format_key, unravel_key
-from kd_core.extending import Table, is_prefix, plain_str, public_in
+from kd_core.extending import is_prefix, plain_str, public_in
+
+if TYPE_CHECKING:
+    from kd_core.extending import Table
 
 T = TypeVar("T")
 Keys: TypeAlias = tuple[NestedKey, ...]
@@ -602,6 +603,8 @@ def table(graph: KeyFlow, short: bool = False) -> Table:
         rows.append(row)
     if short:
         rows = _shortened(rows)
+    from kd_core.extending import Table  # programs that print nothing need none
+
     return Table.of(rows, right=4)
 
 
@@ -699,28 +702,35 @@ text { font: 12px ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; fill
 """.strip()
 
 
-@dataclass(slots=True)
 class Box:
     """A step or an input on the page.
 
-    Attributes:
+    Args:
         node: The step; None for an input.
         title: The first line of text.
         reads: Keys on the left.
         writes: Keys on the right.
+
+    Attributes:
         column: How many columns from the left.
+        sources: The boxes that it reads from.
     """
 
-    node: KeyNode | None
-    title: str
-    reads: tuple[NestedKey, ...]
-    writes: tuple[NestedKey, ...]
-    column: int = 0
-    x: float = 0.0
-    y: float = 0.0
-    width: float = 0.0
-    height: float = 0.0
-    sources: list[Box] = field(default_factory=list)
+    __slots__ = (
+        "column", "height", "node", "reads", "sources", "title", "width", "writes", "x", "y"
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        node: KeyNode | None,
+        title: str,
+        reads: tuple[NestedKey, ...],
+        writes: tuple[NestedKey, ...],
+    ) -> None:
+        self.node, self.title, self.reads, self.writes = node, title, reads, writes
+        self.column = 0
+        self.x = self.y = self.width = self.height = 0.0
+        self.sources: list[Box] = []
 
     def port(self, key: NestedKey, left: bool) -> tuple[float, float]:
         """Return the position of the port of a key."""
@@ -866,6 +876,8 @@ def _path(data: str, alive: bool) -> str:
 
 
 def _box(graph: KeyFlow, box: Box, idx: int) -> str:
+    from html import escape  # the `html` of Python loads all entities
+
     x, y, node = box.x, box.y, box.node
     if node is None:
         return (

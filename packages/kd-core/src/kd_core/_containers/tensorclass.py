@@ -934,7 +934,7 @@ def _plainly(name: str, unless: str = "") -> Callable[..., object]:
         unless: the parameter by which the container itself is changed.
     """
     method = getattr(TensorClass, name)
-    names = list(signature(method).parameters)
+    names = list(signature(method).parameters) if unless else []
 
     @wraps(method)
     def computed(self: TensorClass, *args: object, **named: object) -> object:
