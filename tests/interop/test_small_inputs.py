@@ -496,6 +496,39 @@ def words_in_a_dict_give_a_batch(lib: Library, tmp: Path) -> None:
     assert lib.TensorDict.from_dict(plain, auto_batch_size=True).batch_size[:1] == (2,)
 
 
+# What examples in docstrings of TorchRL do
+
+
+@program
+def out_keys_of_a_sequence_list_what_is_discarded(lib: Library, tmp: Path) -> None:
+    def twice(x: Tensor) -> tuple[Tensor, Tensor]:
+        return x, x
+
+    first = lib.TensorDictModule(twice, ["a"], ["_", "h"])
+    both = lib.TensorDictSequential(first, lib.TensorDictModule(twice, ["h"], ["b", "_"]))
+    assert both.out_keys == ["h", "b", "_"]
+    outer = lib.TensorDictSequential(both, lib.TensorDictModule(twice, ["b"], ["_", "c"]))
+    assert outer.out_keys == ["h", "b", "_", "c"]
+    assert [*outer(lib.TensorDict({"a": torch.ones(2)})).keys()] == ["a", "h", "b", "c"]
+    assert len(outer(torch.ones(2))) == 3
+    assert both.select_out_keys("_", "b").out_keys == ["_", "b"]
+    assert both(torch.ones(2)).shape == (2,)
+
+
+@here_alone("the peer leaves out the entry, so that what differs is equal")
+def a_tensor_is_compared_with_data(lib: Library, tmp: Path) -> None:
+    def beside(value: object) -> Any:
+        return lib.TensorDict({"n": {"a": lib.NonTensorData(value)}, "b": torch.ones(2)})
+
+    td = lib.TensorDict({"n": {"a": torch.tensor([1.0, 2.0])}, "b": torch.ones(2)}).lock_()
+    assert (td == beside((1.0, 2.0))).all()
+    assert (beside((1.0, 2.0)) == td).all()
+    assert (td == beside(1.0))["n", "a"].tolist() == [True, False]
+    for value in ("word", None, {"x": 1}, [1.0, 2.0, 3.0]):
+        assert not (td == beside(value)).all()
+        assert (beside(value) != td)["n", "a"].all()
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("run", PROGRAMS, ids=lambda run: run.__name__)
 @pytest.mark.parametrize("lib", [OURS, PEER], ids=["kd", "peer"])

@@ -10,6 +10,7 @@ TD = TensorDict({"a": torch.zeros(3), "n": {"b": torch.ones(3, 2), "word": "x"}}
 
 
 def test_equal_containers_pass() -> None:
+    assert assert_close(TensorDict(a=torch.ones(2)), {"a": torch.ones(2)}) is True
     assert_close(TD, TD.clone())
     assert_close(TD, TD.to_dict())
     assert_close(TD.to_dict(), TD)

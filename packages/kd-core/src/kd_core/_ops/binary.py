@@ -65,7 +65,7 @@ from kd_core._leaves.writes import (
     collect_writes,
     write_all,
 )
-from kd_core._nodes import UnbatchedView, is_data, is_unbatched, tensor_of
+from kd_core._nodes import UnbatchedView, Values, is_data, is_unbatched, tensor_of
 from kd_core._protocol import (
     AbstractContainer,
     Composite,
@@ -547,6 +547,8 @@ def compared(td: W, other: object, fn: _LeafOp) -> W:
     """
     if isinstance(other, Mapping) and not isinstance(other, AbstractContainer):
         other = registry.nest_mapping(other, td._kd_desc.unlocked(), ())
+    if fn in _EQUALITIES and isinstance(other, AbstractContainer):
+        td, other = _alike(td, other)
     result = binary(td, other, fn)
     if td._kd_desc.frozen:
         unlock(result)  # answers are not values of the container
@@ -556,6 +558,44 @@ def compared(td: W, other: object, fn: _LeafOp) -> W:
 
 
 _EQUALITIES: Final = (torch.eq, torch.ne)
+
+
+def _alike(td: W, other: AbstractContainer) -> tuple[W, AbstractContainer]:
+    """Return two containers with tensors where one of them has a tensor and the other has data.
+
+    Data that a tensor can hold is compared as one; other data is not equal to any tensor.
+    """
+    if not (td._kd_nested or other._kd_nested) or isinstance(td, Composite):
+        return td, other
+    mine: dict[str, Entry] = {}
+    theirs: dict[str, Entry] = {}
+    beside = other._kd_entries
+    for key, entry in td._kd_entries.items():
+        found = beside.get(key)
+        if isinstance(entry, Tensor) and is_data(found):
+            mine[key], theirs[key] = _as_tensors(entry, found)
+        elif isinstance(found, Tensor) and is_data(entry):
+            theirs[key], mine[key] = _as_tensors(found, entry)
+        elif isinstance(entry, AbstractContainer) and isinstance(found, AbstractContainer):
+            inner, beside_inner = _alike(entry, found)
+            if inner is not entry:
+                mine[key], theirs[key] = inner, beside_inner
+    if not mine:
+        return td, other
+    return (
+        td._kd_like({**td._kd_entries, **mine}, td._kd_desc.unlocked()),
+        other._kd_like({**beside, **theirs}, other._kd_desc.unlocked()),
+    )
+
+
+def _as_tensors(tensor: Tensor, data: Values) -> tuple[Tensor, Tensor]:
+    try:
+        value = torch.as_tensor(data.tolist(), device=tensor.device)
+        torch.broadcast_shapes(tensor.shape, value.shape)
+    except (TypeError, ValueError, RuntimeError):
+        unlike = torch.zeros(data._kd_desc.batch, dtype=torch.bool, device=tensor.device)
+        return unlike, ~unlike
+    return tensor, value
 
 
 def _compare_data(

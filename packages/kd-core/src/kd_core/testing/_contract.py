@@ -7,7 +7,7 @@ import io
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar, NamedTuple, TypeAlias, cast
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -59,7 +59,7 @@ def assert_close(
     batch_size: bool = True,
     msg: str = "",
     prefix: NestedKey = (),
-) -> None:
+) -> Literal[True]:
     """Assert that two containers have the same keys, data and batch sizes, and close tensors.
 
     Either may be a nested mapping of tensors; then batch sizes are not compared. The kinds of
@@ -76,6 +76,9 @@ def assert_close(
         msg: what the message of a difference starts with.
         prefix: the key of the containers, for messages.
 
+    Returns:
+        True: a difference raises.
+
     Raises:
         AssertionError: if they differ; the message names the key and the difference.
 
@@ -84,12 +87,14 @@ def assert_close(
         >>> from kd_core import TensorDict
         >>> from kd_core.testing import assert_close
         >>> assert_close(TensorDict({"a": torch.zeros(2)}, [2]), {"a": torch.zeros(2)})
+        True
     """
     how = _How(rtol, atol, equal_nan, intersection, batch_size)
     try:
         _compare(actual, expected, how, path_of(prefix) if prefix else ())
     except AssertionError as error:
         raise AssertionError(f"{msg} {error}") if msg else error from None
+    return True
 
 
 assert_allclose_td = assert_close

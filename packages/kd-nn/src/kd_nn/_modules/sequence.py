@@ -61,6 +61,7 @@ from kd_nn._modules.base import (
     checked_flag,
     checked_inplace,
     key_node,
+    keys_as_parsed,
     label_of,
     without_hidden,
 )
@@ -437,6 +438,19 @@ _TRIES_COMPUTED: Final = 10
 """The same where a class of the user computes keys: it may give others each time it is asked."""
 
 
+def _with_discarded(writes: Keys, steps: Sequence[nn.Module]) -> Keys:
+    """Return what steps write, and `_` in the place where one of them discards a value last."""
+    keys = [keys_as_parsed(step)[1] for step in steps]
+    if not any(DISCARD in each for each in keys):
+        return writes
+    in_order = {key: None for each in keys[::-1] for key in each[::-1]}
+    return tuple([key for key in in_order if key == DISCARD or key in writes][::-1])
+
+
+def _without_discarded(keys: Keys) -> Keys:
+    return tuple([key for key in keys if key != DISCARD]) if DISCARD in keys else keys
+
+
 class Resolved:
     """The graph of a sequence, and the functions for dynamo, at one moment.
 
@@ -445,6 +459,8 @@ class Resolved:
         in_keys: What the sequence reads from outside.
         out_keys: All that its steps write.
         visible: Those of them that are selected, or all.
+        listed: The same with `_`, where a step discards a value.
+        every: `out_keys` with `_`.
         optional: Those of `in_keys` that no step requires.
         traced: The functions that dynamo inlines, if every step can be called on values.
         unsure: Empty while no edit was announced, and every edit is announced.
@@ -456,8 +472,10 @@ class Resolved:
         "_computed",
         "_dependency",
         "_members",
+        "every",
         "graph",
         "in_keys",
+        "listed",
         "optional",
         "out_keys",
         "traced",
@@ -476,11 +494,15 @@ class Resolved:
             self._changed = self._dependency.changed
             self._compare_steps(sequence)
         tolerant = sequence.partial_tolerant
-        nodes = tuple(key_node(name, step, tolerant) for name, step in sequence._kd_named_steps())
+        steps = list(sequence._kd_named_steps())
+        nodes = tuple(key_node(name, step, tolerant) for name, step in steps)
         selected: Keys | None = sequence.__dict__.get("_kd_selected")
-        graph = KeyGraph(nodes, selected)
+        chosen = None if selected is None else _without_discarded(selected)
+        graph = KeyGraph(nodes, chosen)
         self.in_keys, self.out_keys = graph.inputs, graph.writes
-        self.visible = self.out_keys if selected is None else selected
+        self.every = _with_discarded(self.out_keys, [step for _, step in steps])
+        self.listed = self.every if selected is None else selected
+        self.visible = self.out_keys if chosen is None else chosen
         self.graph, required = graph, graph.required
         self.optional = tuple(
             key for key in self.in_keys if not any(is_prefix(key, r) for r in required)
@@ -677,8 +699,8 @@ class TensorDictSequential(StepList, TensorDictModule):  # type: ignore[misc]  #
             if resolved.unsure:
                 resolved = self._kd_resolve()
             if "_kd_listed" in self.__dict__:
-                return [*self.__dict__["_kd_listed"].get("out_keys", resolved.visible)]
-            return [*resolved.visible]
+                return [*self.__dict__["_kd_listed"].get("out_keys", resolved.listed)]
+            return [*resolved.listed]
 
         # What `TensorDictModule` says of the one module that it wraps.
         _kd_node_label = _kd_described_as = _kd_run_on_values = None
@@ -876,7 +898,7 @@ class TensorDictSequential(StepList, TensorDictModule):  # type: ignore[misc]  #
         return self._kd_resolve().in_keys
 
     def _kd_own_out_keys(self) -> Keys:
-        return self._kd_resolve().out_keys
+        return self._kd_resolve().every
 
     def _kd_set_in_spec(self, spec: InKeySpec) -> None:
         self._kd_list("in_keys", spec.keys)
