@@ -7,11 +7,33 @@ from tests import children
 
 PROGRAM = """
 import torch
+from pathlib import Path
+C = cast = container_of_text = "mine"
 from torch import nn
 import tensordict.nn, tensordict.utils
 from tensordict import *
 from tensordict.nn import *
 print(nn is torch.nn, callable(memmap), callable(tensorclass), TensorDictModule.__name__)
+print(Path.__module__, C, cast, container_of_text)
+"""
+
+DISPATCHES = """
+import torch
+from tensordict.nn import dispatch
+from tensordict.nn.utils import _set_dispatch_td_nn_modules
+class Module(torch.nn.Module):
+    in_keys, out_keys = ["x"], ["y"]
+    @dispatch(source="in_keys", dest="out_keys")
+    def run(self, tensordict):
+        return tensordict
+with _set_dispatch_td_nn_modules(False):
+    print(Module().run({30: 1}), Module().run([2]))
+    with _set_dispatch_td_nn_modules(True):
+        print(type(Module().run({"y": 1})).__name__)
+try:
+    Module().run({30: 1})
+except (KeyError, TypeError) as error:
+    print("raised")
 """
 
 ASKS = """
@@ -32,7 +54,13 @@ def run(folder: Path, program: str, *options: str) -> subprocess.CompletedProces
 
 def test_a_star_import_brings_all_names_but_no_modules(tmp_path: Path) -> None:
     ran = run(tmp_path, PROGRAM)
-    assert ran.stdout == "True True True TensorDictModule\n", ran.stderr
+    expected = ["True True True TensorDictModule", "pathlib mine mine mine"]
+    assert ran.stdout.splitlines() == expected, ran.stderr
+
+
+def test_methods_get_what_they_are_called_with(tmp_path: Path) -> None:
+    ran = run(tmp_path, DISPATCHES)
+    assert ran.stdout.splitlines() == ["{30: 1} [2]", "TensorDict", "raised"], ran.stderr
 
 
 def test_the_report_lists_attributes_that_modules_lack(tmp_path: Path) -> None:

@@ -301,6 +301,13 @@ def test_an_instance_takes_another_container_and_is_copied_as_before(tmp_path: P
             ]
             print(type(one).__name__, all(bool((each == one).all()) for each in copies))
         print(copies[0][0].s, pickle.loads(pickle.dumps(typed)).note, vars(typed))
+        rows = lazy_stack([Row(a=torch.ones(2)), Row(a=torch.ones(3))])
+        column = rows.unsqueeze(0)
+        column.__dict__["_tensordict"] = lazy_stack([*rows.unbind(0), Row(a=torch.ones(1))])
+        print(tuple(column.batch_size), [len(one.a) for one in column], tuple(rows.batch_size))
+        pair = Row(a=torch.zeros(1, 2), batch_size=[1])
+        pair.__dict__["_tensordict"] = lazy_stack([Row(a=torch.ones(2), s=s) for s in "ab"])
+        print(type(pair).__name__, tuple(pair.batch_size), pair.s, pair.a.tolist())
         try:
             row.__dict__["_tensordict"] = TensorDict(b=torch.ones(2), batch_size=[2])
         except (AttributeError, KeyError):
@@ -313,6 +320,8 @@ def test_an_instance_takes_another_container_and_is_copied_as_before(tmp_path: P
         "TensorDict True",
         "LazyStackedRow True",
         "w 3 {'note': 3}",
+        "(3,) [2, 3, 1] (2,)",
+        "Row (2,) ['a', 'b'] [[1.0, 1.0], [1.0, 1.0]]",
         "(3,) [1.0, 0.0, 0.0]",
     ]
 

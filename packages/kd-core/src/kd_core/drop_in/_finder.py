@@ -139,8 +139,7 @@ class StandIn(ModuleType):
         if full in NAMES:
             return import_module(full)
         if name == "__all__":
-            modules = {full.rpartition(".")[2] for full in NAMES} - set(_SHADOWED)
-            return [each for each in dir(self) if each[0] != "_" and each not in modules]
+            return _public()
         if name.startswith("__"):
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         value = lookup(self.__name__, name)
@@ -148,11 +147,29 @@ class StandIn(ModuleType):
         return value
 
     def __dir__(self) -> list[str]:
-        names = set(vars(self))
-        for source in _SOURCES:
-            if _is_there(source):
-                names.update(name for name in dir(import_module(source)) if name[0] != "_")
-        return sorted(names)
+        return sorted({*vars(self), *_public()})
+
+
+def _public() -> list[str]:
+    """Return the public names of all packages of kd that are installed.
+
+    What a module imports for itself is none of them: `from tensordict import *` must not replace
+    the `Path` or `cast` of a program.
+    """
+    names: set[str] = set()
+    for source in filter(_is_there, _SOURCES):
+        module = import_module(source)
+        names.update(getattr(module, "__all__", None) or filter(_is_of_kd(module), dir(module)))
+    return sorted(names)
+
+
+def _is_of_kd(module: ModuleType) -> Callable[[str], bool]:
+    def holds(name: str) -> bool:
+        value: object = getattr(module, name)
+        home = str(getattr(value, "__module__", ""))
+        return name[0] != "_" and callable(value) and home.startswith("kd_") and "._" not in home
+
+    return holds
 
 
 class DropIn(MetaPathFinder, Loader):
@@ -361,7 +378,17 @@ class _Attributes(dict[str, object]):
         if name != "_tensordict" or not isinstance(value, TensorDictBase):
             setattr(self._instance, name, value)
             return
-        entries = {key: value.get(key) for key in value.keys()}  # noqa: SIM118  # iterating gives rows
+        entries = value
+        if isinstance(value, LazyStackedTensorDict):
+            stack: object = self._instance
+            if isinstance(stack, LazyStackedTensorDict):
+                stack._members, stack._dim, stack._kd_desc = (
+                    value._members,
+                    value._dim,
+                    value._kd_desc,
+                )
+                return
+            entries = value.contiguous()
         before = self._instance.batch_size
         self._instance.batch_size = torch.Size([])
         try:
@@ -556,10 +583,23 @@ def serve_modules() -> None:
     package.TensorDictModuleBase._out_keys = _OutKeys()
     package.TensorDictModuleBase._write_to_tensordict = _write_to_tensordict
     package.TensorDictSequential._compute_in_and_out_keys = _compute_in_and_out_keys
+    _serve_dispatch(type(vars(package.TensorDictModule)["forward"]))
     if find_spec("kd_probabilistic") is not None:
         _serve_probabilistic()
     if report_wanted():
         _watch(package.TensorDictModuleBase)
+
+
+def _serve_dispatch(dispatched: Any) -> None:
+    """Let methods get what they were called with, where a program says so."""
+    enter = dispatched._enter
+
+    def entered(self: Any, module: object, /, *args: object, **kwargs: object) -> object:
+        if _functions.dispatching():
+            return enter(self, module, *args, **kwargs)
+        return self.function(module, *args, **kwargs)
+
+    dispatched._enter = entered
 
 
 def _serve_probabilistic() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from importlib import import_module
 from typing import Any, Final, NoReturn
 
@@ -110,9 +111,21 @@ _NESTED_TENSORS_AS_LISTS: Final = _MembersOfStacks(_default_is_leaf)
 _NESTED_TENSORS_AS_LISTS_NONTENSOR: Final = _MembersOfStacks(_is_leaf_nontensor)
 
 
-def _set_dispatch_td_nn_modules(mode: bool) -> AbstractContextManager[None]:
-    # keyed modules of kd take what they are given: a container, or values
-    return nullcontext()
+_dispatching: Final = ContextVar("_dispatching", default=True)
+
+
+def dispatching() -> bool:
+    """Return whether methods decorated by `dispatch` make a container of what is not one."""
+    return _dispatching.get()
+
+
+@contextmanager
+def _set_dispatch_td_nn_modules(mode: bool) -> Iterator[None]:
+    token = _dispatching.set(mode)
+    try:
+        yield
+    finally:
+        _dispatching.reset(token)
 
 
 def _exclude_td_from_pytree() -> AbstractContextManager[None]:
