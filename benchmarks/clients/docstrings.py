@@ -25,9 +25,10 @@ from pathlib import Path
 
 import numpy
 import torch
-from measured import content
+from gymnasium.utils import seeding
+from measured import content, kinds
 
-PACKAGES = ("torchrl", "rl4co", "benchmarl", "rsl_rl", "verl")
+PACKAGES = ("torchrl", "rl4co", "benchmarl", "rsl_rl", "verl", "physicsnemo")
 # What most examples import: once, before the forks.
 WARM = (
     *(
@@ -111,7 +112,7 @@ def outcomes(place: str, sources: list[str]) -> Iterator[Outcome]:
             with contextlib.redirect_stdout(out):
                 exec(compile(source, "<example>", "single"), names)  # the point
         except (Exception, SystemExit) as found:
-            error = f"{type(found).__name__}: {found}"
+            error = f"{kinds(found)}: {found}"
         yield source, stable(out.getvalue()), stable(error)
     made = {n: v for n, v in names.items() if n != "_" and v is not before.get(n, names)}
     yield (
@@ -165,6 +166,8 @@ def run(place: str, sources: list[str], folder: str) -> tuple[list[Outcome], flo
 def main() -> None:
     """Run the examples of the packages named on the command line, or of all that are known."""
     warnings.simplefilter("ignore")
+    fresh = seeding.np_random
+    seeding.np_random = lambda seed=None: fresh(0 if seed is None else seed)
     os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
     torch.set_num_threads(1)
     out, *packages = sys.argv[1:]

@@ -66,7 +66,8 @@ def results(cases: Mapping[str, Callable[[], object]], seed: int = 0) -> Found:
 def kinds(error: BaseException) -> str:
     """Return the builtin kinds of an error, the closest first: other libraries add their own."""
     names = [each.__name__ for each in type(error).__mro__ if each.__module__ == "builtins"]
-    return " ".join(["raises", *names[: names.index("Exception")]])
+    end = names.index("Exception") if "Exception" in names else 1
+    return " ".join(["raises", *names[:end]])
 
 
 def content(value: object, depth: int = 5) -> object:
