@@ -1,6 +1,6 @@
 """Samples of different lengths in one batch."""
 
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -10,10 +10,12 @@ from kd_core import (
     InvalidArgument,
     KeyCollision,
     KeyNotFound,
+    ShapeMismatch,
     TensorClass,
     TensorDict,
     TypedTensorDict,
     collate,
+    lazy_stack,
 )
 
 
@@ -51,6 +53,31 @@ def test_a_data_loader_takes_it() -> None:
         collate_fn=lambda batch: collate(batch, pad_keys=["x", ("n", "y")]),
     )
     assert next(iter(loader))["x"].shape == (2, 3, 2)
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_every_dimension_in_which_samples_differ_is_padded(side: Literal["right", "left"]) -> None:
+    maps = [TensorDict(contact=torch.ones(n, n + 1, 2)) for n in (1, 3)]
+    got = collate(maps, pad_keys={"contact": -1.0}, mask_key="mask", padding_side=side)
+    assert got["contact"].shape == (2, 3, 4, 2)
+    corner = got["contact"][0] if side == "right" else got["contact"][0].flip(0, 1)
+    assert (corner[:1, :2] == 1).all()
+    assert (corner[1:] == -1).all()
+    assert (corner[:, 2:] == -1).all()
+    assert got["mask", "contact"].sum(1).tolist() == [1, 3]
+    assert got["contact"].equal(
+        lazy_stack(maps).get(
+            "contact", as_padded_tensor=True, padding_side=side, padding_value=-1.0
+        )
+    )
+
+
+def test_samples_of_a_padded_entry_have_one_number_of_dimensions() -> None:
+    rows = [TensorDict(x=torch.ones(2, 2)), TensorDict(x=torch.ones(2))]
+    with pytest.raises(
+        ShapeMismatch, match=r"entry `x` cannot be padded: its shape is \(2,\) in sample 1"
+    ):
+        collate(rows, pad_keys=["x"])
 
 
 def test_what_collate_refuses() -> None:

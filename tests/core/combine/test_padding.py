@@ -1,5 +1,6 @@
 """Rows are added around those of a container, or to the shorter ones of several."""
 
+import re
 from typing import Any, Literal
 
 import pytest
@@ -81,8 +82,26 @@ def test_masks_need_a_field_of_a_tensor_class() -> None:
     parts = [Text(ids=torch.ones(n), batch_size=[n]) for n in (1, 2)]
     with pytest.raises(InvalidArgument, match=r"`Text` to have a field `masks`.*`to_tensordict"):
         pad_sequence(parts, return_mask=True)
+    with pytest.raises(InvalidArgument, match=re.escape("`masks: TensorDict | None = None`")):
+        pad_sequence(parts, return_mask=True)
     padded = pad_sequence([part.to_tensordict() for part in parts], return_mask=True)
     assert padded["masks", "ids"].tolist() == [[True, False], [True, True]]
+
+
+class Masked(TensorClass):
+    ids: torch.Tensor
+    masks: TensorDict | None = None
+    real: torch.Tensor | None = None
+
+
+def test_a_tensor_class_keeps_the_masks_in_the_field_declared_for_them() -> None:
+    parts = [Masked(ids=torch.ones(n), batch_size=[n]) for n in (1, 2)]
+    padded = pad_sequence(parts, return_mask=True)
+    assert type(padded) is Masked
+    assert padded.masks is not None
+    assert padded.masks["ids"].tolist() == [[True, False], [True, True]]
+    with pytest.raises(InvalidArgument, match="`return_mask` expected field `real` of `Masked`"):
+        pad_sequence(parts, return_mask="real")
 
 
 def test_pad_sequence_refuses_batches_that_differ_elsewhere() -> None:

@@ -12,9 +12,17 @@ from torch.nn.utils.rnn import pad_sequence as pad_tensors
 from kd_core._base import TensorDictBase
 from kd_core._containers.field_declarations import hints_of
 from kd_core._containers.tensordict import TensorDict
-from kd_core._errors import InvalidArgument, InvalidValue, KeyCollision, UnknownField, wrong_type
+from kd_core._errors import (
+    InvalidArgument,
+    InvalidValue,
+    KeyCollision,
+    ShapeMismatch,
+    UnknownField,
+    wrong_type,
+)
 from kd_core._joining import batches_differ, first_of, rows_of, stack
 from kd_core._keys import format_key, path_of, several
+from kd_core._leaves.loops import padded_stack
 from kd_core._naming import also_named
 from kd_core._ops.binary import written_to
 from kd_core._ops.indexing import check_mask
@@ -85,6 +93,8 @@ def pad_sequence(
     Raises:
         ShapeMismatch: if batch sizes differ elsewhere.
         KeyCollision: if there is an entry at the key of the masks.
+        InvalidArgument: if a tensor class has no field for the masks, or one that is declared to
+            hold something else. Such a field is `masks: TensorDict | None = None`.
 
     Example:
         >>> import torch
@@ -195,6 +205,7 @@ def _with_masks(result: C, masks: TensorDictBase, return_mask: bool | str) -> C:
         raise KeyCollision(
             f"key {format_key(key)} exists already. Pass another key as `return_mask`."
         )
+    _check_field("return_mask", result, (key,))
     try:
         return result._kd_engine.set(result, key, masks)
     except UnknownField:
@@ -205,8 +216,8 @@ def _no_field(argument: str, result: TensorDictBase, path: tuple[str, ...]) -> I
     """Return the error of a tensor class without a field for masks."""
     return InvalidArgument(
         f"`{argument}` expected `{type(result).__name__}` to have a field {format_key(path)} for "
-        "the masks, got none. Declare one, as in `mask: TensorDict | None = None`, or pad what "
-        "`to_tensordict()` returns."
+        f"the masks, got none. Declare one, as in `{path[-1]}: TensorDict | None = None`, or pad "
+        "what `to_tensordict()` returns."
     )
 
 
@@ -278,17 +289,19 @@ def collate(
     Args:
         batch: containers of the same keys, without a batch dimension; or one that holds them as
             rows, as a `DataLoader` passes them to `collate_fn`.
-        pad_keys: the entries that are padded along their first dimension, with the value that
-            stands for what is missing; without values, 0.
+        pad_keys: the entries that are padded, with the value that stands for what is missing;
+            without values, 0. Each dimension in which the samples differ is padded.
         nested_keys: the entries that become nested tensors of the jagged layout.
         mask_key: where to store which values are real: a `TensorDict` of a mask for each padded
-            entry.
+            entry, along its first dimension. That of pairs, as in a map of contacts, is
+            `mask[:, :, None] & mask[:, None, :]`.
         padding_side: where an entry is padded: behind its values ("right"), or before ("left"), as
             prompts are from which a language model goes on.
 
     Raises:
         KeyNotFound: if a sample lacks a key.
         InvalidValue: if the side is neither.
+        ShapeMismatch: if the samples of a padded entry have different numbers of dimensions.
         KeyCollision: if there is an entry at `mask_key`.
         InvalidArgument: if a key is padded and nested, or a tensor class has no field for the
             masks, or one that is declared to hold something else.
@@ -327,7 +340,7 @@ def collate(
     masks: dict[tuple[str, ...], Tensor] = {}
     for key, value in padded.items():
         column = columns[key]
-        result._kd_engine.set(result, key, pad_tensors(column, True, value, padding_side))
+        result._kd_engine.set(result, key, _padded_column(key, column, value, padding_side))
         real = [leaf.new_ones(len(leaf)).bool() for leaf in column]
         masks[key] = pad_tensors(real, True, padding_side=padding_side)
     for key in nested:
@@ -338,7 +351,7 @@ def collate(
         if mask_key in result:
             raise KeyCollision(f"key {format_key(mask_key)} exists already. Choose another one.")
         path = path_of(mask_key)
-        _check_field(result, path)
+        _check_field("mask_key", result, path)
         desc = result._kd_desc
         container = TensorDict(masks, desc.batch, device=desc.device)
         try:
@@ -348,7 +361,7 @@ def collate(
     return result
 
 
-def _check_field(result: TensorDictBase, path: tuple[str, ...]) -> None:
+def _check_field(argument: str, result: TensorDictBase, path: tuple[str, ...]) -> None:
     """Refuse a field of a tensor class that is declared to hold something else than containers.
 
     Raises:
@@ -364,8 +377,8 @@ def _check_field(result: TensorDictBase, path: tuple[str, ...]) -> None:
             continue
         if cls is not None and not any(map(_takes_container, hints_of(cls, part))):
             raise InvalidArgument(
-                f"`mask_key` expected field {format_key(part)} of `{cls.__name__}` to be declared "
-                f"for a container of masks, got a declaration of another type. Declare it "
+                f"`{argument}` expected field {format_key(part)} of `{cls.__name__}` to be "
+                f"declared for a container of masks, got a declaration of another type. Declare it "
                 f"as in `{part}: TensorDict | None = None`, or choose another field."
             )
         return
@@ -380,6 +393,22 @@ def _takes_container(hint: object) -> bool:
         return issubclass(TensorDict, kind)
     except TypeError:  # of a protocol
         return True
+
+
+def _padded_column(
+    key: tuple[str, ...], column: list[Tensor], value: float, side: Literal["right", "left"]
+) -> Tensor:
+    """Stack the samples of an entry, padded in each dimension in which they differ."""
+    if len({leaf.shape[1:] for leaf in column}) == 1:
+        return pad_tensors(column, True, value, side)
+    for number, leaf in enumerate(column):
+        if leaf.ndim != column[0].ndim:
+            raise ShapeMismatch(
+                f"entry {format_key(key)} cannot be padded: its shape is {tuple(leaf.shape)} in "
+                f"sample {number} and {tuple(column[0].shape)} in sample 0. Give all samples the "
+                "same number of dimensions."
+            )
+    return padded_stack(column, value, side)
 
 
 def _check_side(side: str) -> None:

@@ -41,7 +41,13 @@ from kd_core._errors import (
     shape_text,
 )
 from kd_core._keys import format_key
-from kd_core._leaves.loops import Selection, explain_shapeless, is_shapeless, kinds_by_key
+from kd_core._leaves.loops import (
+    Selection,
+    explain_shapeless,
+    is_shapeless,
+    kinds_by_key,
+    padded_stack,
+)
 from kd_core._leaves.writes import (
     Targets,
     Write,
@@ -119,16 +125,7 @@ def padded_rows(stack: Composite, path: KeyPath, padding: float, side: Side) -> 
         for member in stack._members
     ]
     _check_ranks(rows, path)
-    shape = [max(sizes) for sizes in zip(*[row.shape for row in rows], strict=True)]
-    return torch.stack([_padded(row, shape, padding, side) for row in rows], stack._dim)
-
-
-def _padded(row: Tensor, shape: Sequence[int], padding: float, side: Side) -> Tensor:
-    added = [full - size for full, size in zip(shape, row.shape, strict=True)]
-    pairs = [
-        pair for each in reversed(added) for pair in ((each, 0) if side == "left" else (0, each))
-    ]
-    return torch.constant_pad_nd(row, pairs, padding) if any(added) else row
+    return padded_stack(rows, padding, side, stack._dim)
 
 
 def nested_rows(stack: Composite, path: KeyPath, layout: torch.layout) -> Tensor:

@@ -18,7 +18,7 @@ import operator
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import torch
 from torch import Tensor
@@ -109,6 +109,24 @@ def padded_leaf(leaf: Tensor, padding: float) -> Tensor:
     values = _values(leaf)
     filled = values.new_full((*real.shape, *values.shape[1:]), padding)
     return filled.index_put((real,), values)
+
+
+def padded_stack(
+    rows: Sequence[Tensor], padding: float, side: Literal["right", "left"] = "right", dim: int = 0
+) -> Tensor:
+    """Stack tensors of one rank, each padded to the largest size of each dimension."""
+    shape = [max(sizes) for sizes in zip(*[row.shape for row in rows], strict=True)]
+    return torch.stack([_padded_to(shape, row, padding, side) for row in rows], dim)
+
+
+def _padded_to(
+    shape: Sequence[int], row: Tensor, padding: float, side: Literal["right", "left"]
+) -> Tensor:
+    added = [full - size for full, size in zip(shape, row.shape, strict=True)]
+    pairs = [
+        pair for each in reversed(added) for pair in ((each, 0) if side == "left" else (0, each))
+    ]
+    return torch.constant_pad_nd(row, pairs, padding) if any(added) else row
 
 
 def row_mask(leaf: Tensor) -> Tensor:
