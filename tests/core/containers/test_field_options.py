@@ -181,6 +181,29 @@ def test_every_declared_type_is_checked_and_none_only_where_it_is_declared() -> 
             build(**{"x": x, **given})
 
 
+class Numbers(TensorClass, checked=True):
+    flag: bool = False
+    level: int = 0
+    weight: float = 0.0
+    phase: complex = 0j
+
+
+def test_a_checked_number_is_of_a_dtype_that_its_type_holds() -> None:
+    build: Callable[..., Numbers] = Numbers
+    ranks = {"flag": 0, "level": 1, "weight": 2, "phase": 3}
+    dtypes = (torch.bool, torch.int16, torch.float16, torch.complex64)
+    for name, most in ranks.items():
+        for rank, dtype in enumerate(dtypes):
+            given = {name: torch.ones(2).to(dtype)}
+            if rank <= most:
+                assert build(**given)[name].dtype is dtype
+            else:
+                with pytest.raises(InvalidValue, match=f"`{name}` of `Numbers` must be of type"):
+                    build(**given)
+    halves = build(level=torch.tensor([1, 2])) + 0.5  # not a write of a program
+    assert halves["level"].tolist() == [1.5, 2.5]
+
+
 def test_each_declared_type_is_resolved_alone() -> None:
     class Late(TensorClass, autocast=True):
         n: "int"

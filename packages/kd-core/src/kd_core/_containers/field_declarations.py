@@ -314,7 +314,6 @@ OPTIONS: Final = frozenset(
 )
 _CONVERTING: Final = frozenset({"autocast", "nocast", "tensor_only", "checked"})
 _KEEPING: Final = OPTIONS - {"autocast", "checked"}
-_NUMBERS: Final = frozenset({int, float, complex, bool, list, tuple})
 """Types of values that a container stores as tensors, if they are numbers or lists of these."""
 _PLAIN: Final[tuple[Callable[..., object], ...]] = (int, float, complex, bool, str)
 _SEQUENCES: Final[tuple[Callable[..., object], ...]] = (list, tuple)
@@ -502,13 +501,25 @@ def _is_form_of(value: object, kinds: list[type], numbers: bool) -> bool:
         numbers: whether numbers become tensors.
     """
     if isinstance(value, Tensor):
-        stored = _NUMBERS if numbers else (list,)
-        return any(k in stored or (numbers and k.__module__ == "numpy") for k in kinds)
+        if not numbers:
+            return list in kinds
+        return any(k.__module__ == "numpy" or _holds(value, k) for k in kinds)
     if isinstance(value, Mapping):
         return dict in kinds
     if not is_row_data(value):
         return False
     return tuple in kinds or all(_is_one(row, kinds) for row in _rows_of(value))
+
+
+def _holds(value: Tensor, kind: type) -> bool:
+    """Return whether a tensor is one or more numbers of a type, as type checkers compare them."""
+    if kind is bool:
+        return value.dtype is torch.bool
+    if kind is int:
+        return not value.is_floating_point() and not value.is_complex()
+    if kind is float:
+        return not value.is_complex()
+    return kind in (complex, list, tuple)
 
 
 def _not_a(cls: type, key: str, name: str, value: object) -> InvalidValue:
