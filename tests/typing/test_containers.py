@@ -37,6 +37,14 @@ def make() -> TensorDict:
     return TensorDict({"a": torch.zeros(3), "b": {"c": torch.ones(3)}}, batch_size=[3])
 
 
+def entries_in_a_file(path: str) -> TensorDictBase:
+    """What stays in a file is a container, with all methods: a checker alone reads this."""
+    kept = TensorDict.from_h5(path, batch_size=[3])
+    assert_type(kept, TensorDictBase)
+    assert_type(make().to_h5(path), TensorDictBase)
+    return kept.to_tensordict()
+
+
 def test_a_key_gives_a_tensor_and_an_index_a_container() -> None:
     td = make()
     assert_type(td["a"], Tensor)

@@ -16,7 +16,7 @@ from kd_core._ops.apply import Apply, Parallel
 from kd_core._ops.blending import Blending
 from kd_core._ops.conversion import Conversion
 from kd_core._ops.description import Description, Inventory
-from kd_core._ops.files import Formats, Saving
+from kd_core._ops.files import Formats, PathLike, Saving, writing
 from kd_core._ops.filling import Filling
 from kd_core._ops.indexing import Indexing
 from kd_core._ops.modules import Modules
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from typing import TypeVar
 
     from kd_core._protocol import Side
-    from kd_core._types import DeviceLike, NestedKey
+    from kd_core._types import BatchSize, DeviceLike, NestedKey
 
     C = TypeVar("C", bound="TensorDictBase")
 
@@ -319,6 +319,69 @@ class TensorDictBase(Concerns):
 
     # The function itself and not a method that calls it, which dynamo would trace and guard too.
     __torch_function__: ClassVar[classmethod[TensorDictBase, ..., object]] = classmethod(override)
+
+    def to_h5(
+        self, filename: PathLike, *, exist_ok: bool = True, **options: object
+    ) -> TensorDictBase:
+        """Write a file of HDF5, and return the `PersistentTensorDict` whose entries are in it.
+
+        Args:
+            filename: the file; one that is there is replaced.
+            exist_ok: whether one that is there is replaced; else that is an error.
+            options: what `h5py` takes for a new data set, such as `compression="gzip"`.
+
+        Raises:
+            AlreadyExists: if something is at the path, and `exist_ok` is false.
+            MissingDependency: if h5py is not installed.
+            InvalidValue: if non-tensor data cannot be written as JSON.
+            KeySetMismatch: if only some members of a lazy stack hold an entry.
+        """
+        with writing(self, filename, "to_h5", exist_ok):
+            return registry.write_h5(self, filename, options)
+
+    @classmethod
+    def from_h5(
+        cls,
+        filename: PathLike,
+        *,
+        mode: str = "r",
+        auto_batch_size: bool = False,
+        batch_dims: int | None = None,
+        batch_size: BatchSize | None = None,
+        non_tensor_as_stack: bool = False,
+    ) -> TensorDictBase:
+        """Open a file of HDF5 as a `PersistentTensorDict`, whose entries are read when used.
+
+        Args:
+            filename: the file, written by `to_h5` or of another origin.
+            mode: `"r"`: for reading; `"r+"`: writes go to the file.
+            auto_batch_size: infer the batch size: all leading dimensions that the leaves share.
+            batch_dims: the largest number of batch dimensions to infer.
+            batch_size: the leading dimensions of every entry; `None`: those of the container that
+                was written.
+            non_tensor_as_stack: nothing: the file says which data has one value per row.
+
+        Raises:
+            MissingDependency: if h5py is not installed.
+        """
+        return registry.open_h5(
+            filename,
+            mode=mode,
+            auto_batch_size=auto_batch_size,
+            batch_dims=batch_dims,
+            batch_size=batch_size,
+        )
+
+    def to_store(self, **options: object) -> TensorDictBase:
+        """Send the container to a server of Redis, and return the one there.
+
+        Args:
+            options: as of `TensorDictStore`: `host`, `port`, `db`, `prefix`.
+
+        Raises:
+            MissingDependency: if redis is not installed.
+        """
+        return registry.to_store(self, options)
 
     if not TYPE_CHECKING:  # where `Concerns` says the same
         # Written by `tools/generate_ops.py`: run `nox -s generate`.
@@ -809,9 +872,6 @@ class TensorDictBase(Concerns):
         from_arrow = Formats.__dict__["from_arrow"]
         to_parquet = Formats.to_parquet
         from_parquet = Formats.__dict__["from_parquet"]
-        to_h5 = Formats.to_h5
-        from_h5 = Formats.__dict__["from_h5"]
-        to_store = Formats.to_store
         to_mds = Formats.to_mds
         to_zarr = Formats.to_zarr
         from_zarr = Formats.__dict__["from_zarr"]

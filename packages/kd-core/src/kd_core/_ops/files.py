@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias, cast
 
-from kd_core import _registry as registry
 from kd_core._errors import InvalidValue, refuse_existing, refuse_pickles
 from kd_core._ops.conversion import build
 from kd_core._protocol import AbstractContainer, leaves_of, refuse_partial
@@ -685,69 +684,6 @@ class Formats(AbstractContainer):
             tree, batch = tree_of_table(read_parquet(path, columns), separator, "raise", "mask")
             tree = cast_tree(tree, Dtypes(dtype))
         return build(cls, tree, batch_size, device, auto_batch_size, batch_dims, found=batch)
-
-    def to_h5(
-        self, filename: PathLike, *, exist_ok: bool = True, **options: object
-    ) -> AbstractContainer:
-        """Write a file of HDF5, and return the `PersistentTensorDict` whose entries are in it.
-
-        Args:
-            filename: the file; one that is there is replaced.
-            exist_ok: whether one that is there is replaced; else that is an error.
-            options: what `h5py` takes for a new data set, such as `compression="gzip"`.
-
-        Raises:
-            AlreadyExists: if something is at the path, and `exist_ok` is false.
-            MissingDependency: if h5py is not installed.
-            InvalidValue: if non-tensor data cannot be written as JSON.
-            KeySetMismatch: if only some members of a lazy stack hold an entry.
-        """
-        with writing(self, filename, "to_h5", exist_ok):
-            return registry.write_h5(self, filename, options)
-
-    @classmethod
-    def from_h5(
-        cls,
-        filename: PathLike,
-        *,
-        mode: str = "r",
-        auto_batch_size: bool = False,
-        batch_dims: int | None = None,
-        batch_size: BatchSize | None = None,
-        non_tensor_as_stack: bool = False,
-    ) -> AbstractContainer:
-        """Open a file of HDF5 as a `PersistentTensorDict`, whose entries are read when used.
-
-        Args:
-            filename: the file, written by `to_h5` or of another origin.
-            mode: `"r"`: for reading; `"r+"`: writes go to the file.
-            auto_batch_size: infer the batch size: all leading dimensions that the leaves share.
-            batch_dims: the largest number of batch dimensions to infer.
-            batch_size: the leading dimensions of every entry; `None`: those of the container that
-                was written.
-            non_tensor_as_stack: nothing: the file says which data has one value per row.
-
-        Raises:
-            MissingDependency: if h5py is not installed.
-        """
-        return registry.open_h5(
-            filename,
-            mode=mode,
-            auto_batch_size=auto_batch_size,
-            batch_dims=batch_dims,
-            batch_size=batch_size,
-        )
-
-    def to_store(self, **options: object) -> AbstractContainer:
-        """Send the container to a server of Redis, and return the one there.
-
-        Args:
-            options: as of `TensorDictStore`: `host`, `port`, `db`, `prefix`.
-
-        Raises:
-            MissingDependency: if redis is not installed.
-        """
-        return registry.to_store(self, options)
 
     def to_mds(
         self,
