@@ -28,6 +28,7 @@ from kd_core import (
     collate,
     lazy_stack,
     pad,
+    save,
     stack,
 )
 
@@ -35,6 +36,20 @@ from kd_core import (
 class Sample(TensorClass):
     image: Tensor
     label: Tensor
+
+
+class Untyped(TensorClass):
+    scale = 1.0
+
+
+class Level(TensorClass, checked=True):
+    level: int
+
+
+class Scale(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Parameter(torch.zeros(2))
 
 
 class Frozen(TensorClass, frozen=True):
@@ -176,6 +191,18 @@ CALLS: dict[str, Callable[[], object]] = {
     "a module of tensordict": lambda: import_module("kd_core.tensorclass"),
     "a misspelt name that is imported": lambda: import_module("kd_core.Tensordict"),
     "a file of torch.save to load": lambda: TensorDict.load(written_by_torch()),
+    "a method of numpy": lambda: attrgetter("astype")(td()),
+    "a method of pandas": lambda: attrgetter("groupby")(td()),
+    "a method of data sets": lambda: attrgetter("load_from_disk")(TensorDict),
+    "a method of data sets on a lazy stack": lambda: attrgetter("filter")(ragged()),
+    "a key with the name of a method elsewhere": lambda: attrgetter("head")(TensorDict(head=1)),
+    "a path before the container to save": lambda: save("td.kd", td()),  # type: ignore[type-var, arg-type]  # refused
+    "a device of another name": lambda: td().to("gpu:1"),
+    "a field without a type": lambda: Untyped(scale=1),  # type: ignore[call-arg]  # refused
+    "parameters that do not fit in place": lambda: one(torch.zeros(3)).to_module(
+        Scale(), inplace=True
+    ),
+    "a real number for an integer": lambda: Level(torch.tensor(3.5)),  # type: ignore[arg-type]  # refused
 }
 
 

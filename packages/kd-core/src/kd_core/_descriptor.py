@@ -309,6 +309,8 @@ def device_of(device: DeviceLike) -> torch.device:
             text = f"{device!r} is not a valid device: {reason}."
             if isinstance(getattr(torch, str(device), None), torch.dtype):
                 text = f"{device!r} is not a valid device. Pass the dtype as `torch.{device}`."
+            if str(device).partition(":")[0] in ("gpu", "nvidia"):
+                text = f"{device!r} is not a valid device. Did you mean `cuda`?"
             named = type(device) is int or isinstance(device, str)
             raise (InvalidValue if named else InvalidArgument)(text) from None
         if str(found) == "cuda" and torch.cuda.is_available():

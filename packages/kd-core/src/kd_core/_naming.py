@@ -252,6 +252,48 @@ class KeyAsAttribute(LeftOut):
         raise AttributeError(f"{owner.__name__!r} object has no attribute {self.name!r}{hint}")
 
 
+class NamedElsewhere(KeyAsAttribute):
+    """What numpy, pandas, JAX or Hugging Face datasets call by a name that containers lack."""
+
+    def __get__(self, instance: object, owner: type) -> Never:
+        held: Iterable[str] = () if is_dynamo_compiling() else getattr(instance, "keys", tuple)()
+        if self.name in held:
+            super().__get__(instance, owner)
+        raise AttributeError(
+            f"{owner.__name__!r} object has no attribute {self.name!r}. Write "
+            f"{ELSEWHERE[self.name]}."
+        )
+
+
+ELSEWHERE: Final = {
+    "astype": "`td.to(torch.float32)`",
+    "to_numpy": "`td.numpy()`",
+    "tree_map": "`td.apply(fn)`",
+    **dict.fromkeys(("column_names", "columns"), "`td.keys()`"),
+    **dict.fromkeys(("rename_column", "rename_columns"), "`td.rename_key_(old, new)`"),
+    **dict.fromkeys(("remove_columns", "drop"), "`td.exclude(key)`"),
+    "select_columns": "`td.select(key)`",
+    "add_column": "`td[key] = values`",
+    **dict.fromkeys(("groupby", "group_by"), "`kd_core.group_by(td, key)`"),
+    "iloc": "`td[rows]`",
+    **dict.fromkeys(("head", "take"), "`td[:n]`"),
+    "tail": "`td[-n:]`",
+    "skip": "`td[n:]`",
+    **dict.fromkeys(("filter", "query"), "`td[td[key] > 0]`, a mask as the index"),
+    **dict.fromkeys(("sort", "sort_values", "sort_by"), "`td[td[key].argsort()]`"),
+    "shuffle": "`td[torch.randperm(len(td))]`",
+    **dict.fromkeys(("iterrows", "itertuples"), "`for row in td`"),
+    "train_test_split": "`torch.utils.data.random_split(td, [0.8, 0.2])`",
+    "load_from_disk": "`TensorDict.load(path)`",
+    "save_to_disk": "`td.save(path)`",
+    **dict.fromkeys(("set_format", "with_format"), "`td`: its entries are tensors already"),
+    "to_list": "`td.tolist()`",
+    **dict.fromkeys(("todict", "as_dict", "asdict"), "`td.to_dict()`"),
+    **dict.fromkeys(("concatenate", "concat"), "`kd_core.cat([one, other])`"),
+}
+"""By name: what to write instead."""
+
+
 USUAL_KEYS: Final = (
     "obs observation observations state states action actions reward rewards done terminated "
     "truncated next step time advantage returns logits loss target targets label "

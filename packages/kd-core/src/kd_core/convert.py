@@ -14,12 +14,11 @@ from kd_core._base import TensorDictBase
 from kd_core._containers.tensordict import TensorDict
 from kd_core._convert.schema import LeafSchema as LeafSchema
 from kd_core._convert.schema import container_of_text
-from kd_core._errors import InvalidValue, refuse_pickles
+from kd_core._errors import InvalidValue, refuse_pickles, wrong_type
 from kd_core._naming import also_named
 from kd_core._ops.storage import TensorDictFuture as TensorDictFuture
 
 if TYPE_CHECKING:
-    from kd_core._protocol import AbstractContainer
     from kd_core._types import BatchSize, DeviceLike
 
 C = TypeVar("C", bound=TensorDictBase)
@@ -80,7 +79,7 @@ def from_h5(
     batch_dims: int | None = None,
     batch_size: BatchSize | None = None,
     non_tensor_as_stack: bool = False,
-) -> AbstractContainer:
+) -> TensorDictBase:
     """Open a file of HDF5: `TensorDict.from_h5` as a function.
 
     Example:
@@ -150,6 +149,8 @@ def save(
         >>> load("saved.kd")["a"]
         tensor([1, 2])
     """
+    if not isinstance(data, TensorDictBase):
+        raise wrong_type("`data`", "a container", data, "Write `save(td, path)`.")
     return data._kd_engine.save(data, prefix, archive=archive, compression=compression)
 
 
@@ -174,6 +175,8 @@ def memmap(
         >>> memmap(TensorDict({"a": [1, 2]}, [2]), "mapped.kd").is_memmap()
         True
     """
+    if not isinstance(data, TensorDictBase):
+        raise wrong_type("`data`", "a container", data, "Write `memmap(td, path)`.")
     return data._kd_engine.memmap(
         data,
         prefix,

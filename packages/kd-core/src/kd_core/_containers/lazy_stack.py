@@ -45,7 +45,7 @@ from kd_core._errors import (
 from kd_core._keys import format_key, is_path, path_of, plain_str
 from kd_core._leaves.loops import common_batch, has_entry
 from kd_core._leaves.writes import Write, write_all
-from kd_core._naming import USUAL_KEYS, KeyAsAttribute, leaves_out
+from kd_core._naming import ELSEWHERE, USUAL_KEYS, KeyAsAttribute, NamedElsewhere, leaves_out
 from kd_core._nodes import as_read
 from kd_core._ops.binary import written_to
 from kd_core._ops.conversion import build
@@ -322,6 +322,7 @@ def check_member(
 
 
 @leaves_out(*USUAL_KEYS.split(), kind=KeyAsAttribute)
+@leaves_out(*ELSEWHERE, kind=NamedElsewhere)
 class LazyStackedTensorDict(Members):
     """Containers of the same batch size, stacked lazily along a new batch dimension.
 

@@ -913,6 +913,11 @@ def _lacks(cls: type, missing: list[str]) -> InvalidArgument:
     )
 
 
+def _own_classes(cls: type[TensorClass]) -> list[type]:
+    """Return a class and its bases that a program defined, without those of kd."""
+    return [base for base in cls.__mro__ if is_tensor_class(base) and base.__module__ != "kd_core"]
+
+
 def _unknown(cls: type[TensorClass], name: str) -> UnknownField:
     fields = cls._kd_declared.fields
     if name in fields:
@@ -922,6 +927,8 @@ def _unknown(cls: type[TensorClass], name: str) -> UnknownField:
         )
     text = f"{format_key(name)} is not a field of `{cls.__name__}`; available fields: "
     text += f"{listed(fields)}."
+    if name.isidentifier() and any(name in vars(base) for base in _own_classes(cls)):
+        return UnknownField(f"{text} Declare it with its type, as in `{name}: Tensor`.")
     near = nearest_key(name, fields)
     return UnknownField(text if near is None else f"{text} Did you mean {format_key(near)}?")
 

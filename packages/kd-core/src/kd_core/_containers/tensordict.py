@@ -15,7 +15,7 @@ from kd_core._descriptor import Descriptor, describe, describe_on
 from kd_core._errors import InvalidArgument, given_twice, wrong_type
 from kd_core._keys import format_key
 from kd_core._leaves.loops import MANY, all_fit, common_batch, leaf_fits
-from kd_core._naming import USUAL_KEYS, KeyAsAttribute, leaves_out
+from kd_core._naming import ELSEWHERE, USUAL_KEYS, KeyAsAttribute, NamedElsewhere, leaves_out
 from kd_core._ops.conversion import build
 from kd_core._ops.description import named
 from kd_core._ops.modules import Scope
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 
 @leaves_out(*USUAL_KEYS.split(), kind=KeyAsAttribute)
+@leaves_out(*ELSEWHERE, kind=NamedElsewhere)
 class TensorDict(Dense):
     """A mapping of (nested) string keys to tensors that share their leading dimensions.
 

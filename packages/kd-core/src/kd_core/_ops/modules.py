@@ -35,6 +35,7 @@ from kd_core._errors import (
     KdError,
     KeyNotFound,
     MissingDependency,
+    ShapeMismatch,
     listed,
     wrong_type,
 )
@@ -374,6 +375,20 @@ def _like_entries(entries: Entries, found: dict[str, Any]) -> dict[str, object]:
     return made
 
 
+def _check_shape(path: KeyPath, value: Tensor, own: Tensor) -> None:
+    """Refuse a value that cannot be copied into a tensor of a module, before any is copied."""
+    if value.shape == own.shape:
+        return
+    try:
+        torch.broadcast_to(value, own.shape)
+    except RuntimeError:
+        raise ShapeMismatch(
+            f"entry {format_key(path)} does not fit the module: its shape must be "
+            f"{tuple(own.shape)}, got {tuple(value.shape)}. Leave out `inplace=True` to put other "
+            "tensors into the module."
+        ) from None
+
+
 class CopyingScope:
     """A copy of values into the tensors of a module, which has a copy of its own to restore."""
 
@@ -398,6 +413,8 @@ class CopyingScope:
                 raise _unknown(path, "parameter or buffer", self._module, list(own))
             if not isinstance(entry, Tensor):
                 raise _not_a_tensor(path)
+            if not self._by_state:
+                _check_shape(path, entry, own[name])
             flat[name] = entry
         stays = self._by_state  # a module that loads takes other tensors
         self._before.append({name: own[name] if stays else own[name].clone() for name in flat})
