@@ -219,7 +219,7 @@ def _reason(error: BaseException) -> str:
     >>> _reason(RuntimeError("Failed: /home/a.py:3:0: error: rank 9 is too high"))
     'rank 9 is too high'
     >>> told = "error: failed to legalize operation 'tfl.sqrt' that was marked illegal"
-    >>> _reason(RuntimeError(f'/a.py:3:0: {told}: %1 = "tfl.sqrt"(%0) : (tensor<2xf64>) -> '))
+    >>> _reason(RuntimeError(f'/a.py:3:0: {told}: %1 = "tfl.sqrt"(%0) : (tensor<2xf64>) -> 9'))
     'it has no operator `sqrt` of `(tensor<2xf64>)`'
     """
     told = _PLACE.sub("", first_line(error), count=1)
