@@ -135,6 +135,24 @@ def test_xnnpack_runs_what_it_can_unless_portable_kernels_are_asked_for(delegate
         check_methods(other_file, delegated=True)
 
 
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+def test_xnnpack_tells_gelu_from_its_approximation(approximate: str, tmp_path: Path) -> None:
+    """It has one of both; they are 5e-4 apart."""
+    module = Keyed(nn.GELU(approximate), ["x"], ["y"])
+    x = torch.linspace(-6, 6, 1000).reshape(2, 500)
+    report = kd_export.save(module, tmp_path / "a.pte", {"x": x}, dynamic={"batch": (1, 4)})
+    assert report.ok
+    assert report.largest < 2e-6
+
+
+@pytest.mark.parametrize(("count", "sizes"), [(3, (3,)), (1, (3,)), (3, (3, 4)), (3, (3, 4, 5))])
+def test_slopes_of_prelu_need_no_image(count: int, sizes: tuple[int, ...], tmp_path: Path) -> None:
+    net = nn.PReLU(count)
+    nn.init.uniform_(net.weight)
+    module, x = Keyed(net, ["x"], ["y"]), torch.randn(2, *sizes)
+    assert kd_export.save(module, tmp_path / "a.pte", {"x": x}, dynamic={"batch": (1, 4)}).ok
+
+
 def test_data_for_a_delegate_are_accepted_from_a_file_of_ours_alone(
     delegated: Path, tmp_path: Path
 ) -> None:

@@ -18,8 +18,9 @@ FlatBuffers documentation on internals, the numbers of the fields are those of E
 from __future__ import annotations
 
 import hashlib
+import math
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -320,8 +321,7 @@ class ExecuTorchBackend:
         hint += "ave it as `.pt2` or `.onnx`."
         with raised_as(NotExportable, "ExecuTorch cannot express the program", hint), muted_tool():
             parts = [_partitioner()] if delegated else []
-            whole = {op for part in parts for op in part.ops_to_not_decompose(program)[0]}
-            sliced = _sliced(program, whole)
+            sliced = _sliced(program, parts)
             planned = _planned(sliced.range_constraints)
             lowered = exir.to_edge_transform_and_lower(
                 sliced,
@@ -378,20 +378,23 @@ def _required(module: str) -> object:
         return require(module, _EXTRA)
 
 
-def _sliced(program: ExportedProgram, whole: Collection[object]) -> ExportedProgram:
-    """Lower a program to core operators and those of ``whole``, with slices in place of chunks."""
+def _sliced(program: ExportedProgram, delegates: Sequence[_Partitioner]) -> ExportedProgram:
+    """Lower a program to core operators and those of delegates, with slices in place of chunks."""
     import torch
 
     from kd_export._running.recurrent import layer_decompositions
 
     aten = torch.ops.aten
     table = torch.export.default_decompositions()
-    for operator in whole:
-        table.pop(operator, None)
-    table |= dict.fromkeys((aten.chunk.default, aten.unsafe_chunk.default), _chunks)
-    table |= dict.fromkeys((aten.split.Tensor, aten.unsafe_split.Tensor), _parts)
+    for delegate in delegates:
+        for operator in delegate.ops_to_not_decompose(program)[0]:
+            table.pop(operator, None)
+        table.update({aten.gelu.default: _gelu, aten.prelu.default: _prelu})
+    # Not by `|=`, which writes to a part of this table that torch does not look at.
+    table.update(dict.fromkeys((aten.chunk.default, aten.unsafe_chunk.default), _chunks))
+    table.update(dict.fromkeys((aten.split.Tensor, aten.unsafe_split.Tensor), _parts))
     table[aten.split_with_sizes.default] = _pieces
-    table |= layer_decompositions(program)
+    table.update(layer_decompositions(program))
     with torch.no_grad():
         sliced: ExportedProgram = program.run_decompositions(table)
     return sliced
@@ -430,6 +433,23 @@ def _parts(x: Tensor, size: int, dim: int = 0) -> list[Tensor]:
     whole = int(x.shape[dim])
     starts = range(0, whole, size)
     return _pieces(x, [min(size, whole - start) for start in starts], dim)
+
+
+def _gelu(x: Tensor, *, approximate: str = "none") -> object:
+    """Take the approximation by tanh apart: XNNPACK computes GELU itself in its place."""
+    if approximate != "tanh":
+        return NotImplemented
+    return 0.5 * x * (1 + (math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)).tanh())
+
+
+def _prelu(x: Tensor, weight: Tensor) -> object:
+    """Take PReLU apart, which XNNPACK has for images only."""
+    if x.dim() == 4:
+        return NotImplemented
+    import torch
+
+    slopes = weight.reshape(-1, *[1] * (x.dim() - 2)) if weight.numel() > 1 else weight
+    return torch.where(x > 0, x, slopes * x)
 
 
 def _pieces(x: Tensor, sizes: Sequence[int], dim: int = 0) -> list[Tensor]:
