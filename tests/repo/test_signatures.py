@@ -31,7 +31,7 @@ def functions(thing: object) -> Iterator[tuple[str, Callable[..., object]]]:
     for name in dir(thing):
         member = inspect.getattr_static(thing, name)
         member = getattr(member, "fget", None) or getattr(member, "__func__", member)
-        is_public = not name.startswith("_") or name in ("__init__", "__new__", "__call__")
+        is_public = not name.startswith("_") or (name.startswith("__") and name.endswith("__"))
         if is_public and inspect.isfunction(member) and is_ours(member):
             yield f"{thing.__name__}.{name}", member
 

@@ -55,7 +55,15 @@ from kd_core._leaves.foreach import prepare
 from kd_core._leaves.loops import explain_shapeless, joined_rows
 from kd_core._leaves.writes import check_write, is_converted, writable_source, write_all
 from kd_core._naming import also_named
-from kd_core._nodes import as_read, is_any_data, is_data, is_node, is_row_data, is_unbatched
+from kd_core._nodes import (
+    as_read,
+    is_any_data,
+    is_data,
+    is_node,
+    is_row_data,
+    is_unbatched,
+    rows_of_data,
+)
 from kd_core._ops.binary import cloned, written_to
 from kd_core._protocol import Composite, engine
 from kd_core._shapes import new_dim, plain_size, resized, without_names, wrap_dim
@@ -843,13 +851,13 @@ def group_by(tensordict: C, key: NestedKey) -> tuple[Tensor, tuple[C, ...]]:
     if isinstance(values, Tensor):
         found, group = torch.unique(values, dim=0, return_inverse=True)
     else:
-        found, group = _unique(values.tolist(), key)
+        found, group = _unique(rows_of_data(values, 1), key)
     order = group.argsort(stable=True)
     counts = torch.bincount(group, minlength=len(found)).tolist()
     return as_read(found), tensordict.index_select(0, order).split(counts)
 
 
-def _unique(rows: Any, key: NestedKey) -> tuple[list[object], Tensor]:
+def _unique(rows: list[object], key: NestedKey) -> tuple[list[object], Tensor]:
     """Return the values of rows without repetitions, sorted, and the number of that of each row."""
     each = [_hashable(row) for row in rows]
     try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeAlias, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard, TypeVar
 
 from torch import Tensor
 
@@ -214,6 +214,14 @@ class Values(Data):
 def is_data(value: object) -> TypeIs[Values]:
     """Return whether a value is wrapped data that is not a tensor."""
     return issubclass(type(value), Values)
+
+
+def rows_of_data(node: Values, dims: int | None = None) -> list[object]:
+    """Return the values of all rows, or of those of the first dimensions alone, in one list."""
+    rows: list[Any] = [node.tolist()]
+    for _ in range(node._kd_desc.ndim if dims is None else dims):
+        rows = [row for level in rows for row in level]
+    return rows
 
 
 def tensor_of(entry: object) -> Tensor | None:

@@ -6,7 +6,7 @@ Knows the imports and attributes of a program; must not know which names kd has,
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Final
 
 import libcst as cst
 from libcst import helpers, metadata
@@ -45,7 +45,7 @@ class Rewriter(cst.CSTTransformer):
         self.kept = False
 
     def note(self, node: cst.CSTNode, text: str) -> None:
-        position: Any = self.get_metadata(metadata.PositionProvider, node)
+        position = self.get_metadata(metadata.PositionProvider, node)
         self.notes.append((position.start.line, text))
 
     def visit_Import(self, node: cst.Import) -> None:  # noqa: N802  # libcst calls it so
@@ -157,8 +157,10 @@ class _Imports(cst.CSTTransformer):
         return updated_node.with_changes(names=_without_comma([*rest, *added]))
 
 
-def _dotted(name: str) -> Any:
-    return cst.parse_expression(name)
+def _dotted(name: str) -> cst.Attribute | cst.Name:
+    parsed = cst.parse_expression(name)
+    assert isinstance(parsed, cst.Attribute | cst.Name)
+    return parsed
 
 
 def _without_comma(aliases: Sequence[cst.ImportAlias]) -> list[cst.ImportAlias]:

@@ -88,7 +88,11 @@ _list_methods(
 )
 
 
-def _where(condition: Tensor, input: Any, other: Any) -> object:
+def _where(
+    condition: Tensor,
+    input: AbstractContainer | Tensor | float,
+    other: AbstractContainer | Tensor | float,
+) -> object:
     if isinstance(input, TensorDictBase):
         return input._kd_engine.where(input, condition, other)
     if not isinstance(other, TensorDictBase):

@@ -16,7 +16,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import MISSING, Field, field
 from typing import (
     TYPE_CHECKING,
-    Any,
     ClassVar,
     Final,
     NotRequired,
@@ -34,7 +33,7 @@ from torch.compiler import is_compiling
 from kd_core import _registry as registry
 from kd_core._errors import InvalidArgument, InvalidValue, a_type, listed
 from kd_core._keys import format_key
-from kd_core._nodes import is_data, is_node, is_row_data
+from kd_core._nodes import is_data, is_node, is_row_data, rows_of_data
 from kd_core._torch_private import annotations_of
 
 if TYPE_CHECKING:
@@ -354,7 +353,7 @@ def converted(
         stored = value is None or _is_stored(value) or isinstance(value, list)  # a list of rows
         return value if stored else registry.wrap_data(value, desc)
     if "tensor_only" in options:
-        if is_row_data(value) and all(each is None for each in _rows_of(value)):
+        if is_row_data(value) and all(each is None for each in rows_of_data(value)):
             return value  # what instances without a value were stacked to
         if is_data(value):
             value = value._kd_item()
@@ -430,25 +429,16 @@ def _cast(cls: type, key: str, value: object, desc: Descriptor) -> object:
 def _cast_data(cls: type, key: str, value: Node, hint: object, desc: Descriptor) -> object:
     """Cast what is wrapped already: one value, or one for each row."""
     kind = next((kind for kind in _PLAIN if kind is hint), None)
-    by_row = is_row_data(value)
-    if kind is None or (by_row and is_compiling()):  # compiled code reads no rows
+    if kind is None or (is_row_data(value) and is_compiling()):  # compiled code reads no rows
         return value
-    given = _rows_of(value) if by_row else [value._kd_item()]
+    given = rows_of_data(value) if is_row_data(value) else [value._kd_item()]
     if all(each is None or type(each) is kind for each in given):
         return value
     made = [None if each is None else _plain(cls, key, each, kind) for each in given]
-    if not by_row:
+    if not is_row_data(value):
         return registry.wrap_data(made[0], desc)
     positions = torch.arange(len(made), device="cpu").reshape(value._kd_desc.batch)
     return registry.wrap_rows(made, positions, value._kd_desc)
-
-
-def _rows_of(value: Any) -> list[object]:
-    """Return the value of each row of data that has one for each."""
-    rows: list[Any] = [value.tolist()]
-    for _ in value.batch_size:
-        rows = [row for level in rows for row in level]
-    return rows
 
 
 def _plain(cls: type, key: str, value: object, kind: Callable[[object], object]) -> object:
@@ -508,7 +498,7 @@ def _is_form_of(value: object, kinds: list[type], numbers: bool) -> bool:
         return dict in kinds
     if not is_row_data(value):
         return False
-    return tuple in kinds or all(_is_one(row, kinds) for row in _rows_of(value))
+    return tuple in kinds or all(_is_one(row, kinds) for row in rows_of_data(value))
 
 
 def _holds(value: Tensor, kind: type) -> bool:

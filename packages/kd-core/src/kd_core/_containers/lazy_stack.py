@@ -519,7 +519,7 @@ class LazyStackedTensorDict(Members):
     def __getitem__(self, index: NestedKey) -> Tensor: ...
     @overload
     def __getitem__(self, index: Index) -> Self: ...
-    def __getitem__(self, index: Any) -> object:
+    def __getitem__(self, index: NestedKey | Index) -> object:
         """Return the entry at a key, or index the batch: `stack[i]` is member `i`."""
         if index.__class__ is int and self._dim == 0 and not self._kd_desc.frozen:
             count = len(self._members)

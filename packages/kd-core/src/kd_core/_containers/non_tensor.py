@@ -1045,11 +1045,11 @@ class NonTensorData(NonTensorDataBase, Encodes):
         return f"{type(self).__name__}(data={self.data!r}, batch_size={self.batch_size})"
 
 
-def linked(values: Any, node: NonTensorDataBase, at: tuple[int, ...] = ()) -> object:
+def linked(values: object, node: NonTensorDataBase, at: tuple[int, ...] = ()) -> object:
     """Return nested lists of rows as lists that write to the rows."""
     if len(at) == node._kd_desc.ndim:
         return values
-    rows: list[object] = values
+    rows: list[object] = values if isinstance(values, list) else [values]
     if len(at) + 1 < node._kd_desc.ndim:
         rows = [linked(each, node, (*at, row)) for row, each in enumerate(rows)]
     return LinkedList(rows, lambda index, value: node._write_at((*at, index), value))

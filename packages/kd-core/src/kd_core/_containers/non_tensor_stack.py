@@ -1117,7 +1117,7 @@ def join_data(
     return wrap_rows(pool, call(columns, dim), desc)
 
 
-def _with_own_lists(value: Any) -> object:
+def _with_own_lists(value: object) -> object:
     """Return a value with lists, tuples and dicts of its own; what they hold is shared."""
     if value.__class__ is dict:
         return {key: _with_own_lists(each) for key, each in value.items()}

@@ -337,7 +337,7 @@ class PersistentTensorDict(TensorDictBase):
     @classmethod
     def from_dict(
         cls,
-        input_dict: Mapping[str, object],
+        input_dict: Mapping[str, object] | TensorDictBase,
         filename: PathLike,
         *,
         auto_batch_size: bool = False,
@@ -361,9 +361,8 @@ class PersistentTensorDict(TensorDictBase):
             allow_pickle: `False` or `None`; no file can run code when it is read.
             options: what `h5py` takes for a new data set.
         """
-        given: object = input_dict
-        if isinstance(given, TensorDictBase):
-            source = given
+        if isinstance(input_dict, TensorDictBase):
+            source = input_dict
         else:
             source = TensorDict.from_dict(
                 input_dict,
@@ -551,7 +550,7 @@ _TORCH: Final = {
 }
 
 
-def _write_h5(td: Any, filename: PathLike, options: dict[str, Any]) -> Node:
+def _write_h5(td: TensorDictBase, filename: PathLike, options: dict[str, Any]) -> Node:
     return PersistentTensorDict.from_dict(td, filename, **options)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypeAlias, cast
 from uuid import uuid4
 
 import torch
@@ -118,10 +118,10 @@ class StoredTensor(Tensor):
         else:
             self._send(int(plain.storage_offset()) * plain.itemsize, _octets(plain))
 
-    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:  # as torch declares it
+    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[object, ...]:
         """Return what a pickle of the values holds."""
         with without_torch_function():
-            reduced: tuple[Any, ...] = self.as_subclass(Tensor).__reduce_ex__(protocol)
+            reduced: tuple[object, ...] = self.as_subclass(Tensor).__reduce_ex__(protocol)
         return reduced
 
     def __deepcopy__(self, memo: object) -> Tensor:

@@ -950,7 +950,8 @@ def _plainly(name: str, unless: str = "") -> Callable[..., object]:
             return getattr(engine, name)(self, *args, **named)
         if unless and {**dict(zip(names[1:], args, strict=False)), **named}.get(unless):
             return method(self, *args, **named)
-        entries: Any = registry.make_dense(dict(self._kd_entries), self._kd_desc.unlocked())
+        desc = self._kd_desc.unlocked()
+        entries: AbstractContainer = registry.make_dense(dict(self._kd_entries), desc)
         return getattr(entries._kd_engine, name)(entries, *args, **named)
 
     return computed
@@ -1078,9 +1079,9 @@ class TensorAttrs(TensorClass):
         torch.Size([3, 2])
     """
 
-    tgt_device: Any = None
-    tgt_dtype: Any = None
-    tgt_shape: Any = None
+    tgt_device: object = None
+    tgt_dtype: object = None
+    tgt_shape: object = None
 
 
 def attributes_of(td: AbstractContainer, fields: tuple[str, ...]) -> AbstractContainer:

@@ -21,7 +21,15 @@ from kd_core._errors import InvalidValue, KeyCollision, MissingDependency, a_typ
 from kd_core._keys import KeyPath, format_key
 from kd_core._leaves.loops import find_entry, same_data
 from kd_core._leaves.packing import BITS
-from kd_core._nodes import Entry, Node, is_data, is_node, is_row_data, is_unbatched
+from kd_core._nodes import (
+    Entry,
+    Node,
+    is_data,
+    is_node,
+    is_row_data,
+    is_unbatched,
+    rows_of_data,
+)
 from kd_core._progress import advance, begin
 from kd_core._protocol import AbstractContainer, Composite, refuse_unbatched
 from kd_core._torch_private import torch_tree, without_torch_function
@@ -45,7 +53,7 @@ if TYPE_CHECKING:
         """A numpy array of records, or one record."""
 
         @property
-        def dtype(self) -> Any: ...
+        def dtype(self) -> numpy.dtype[numpy.void]: ...
         def __getitem__(self, name: str) -> Any: ...
 
     class AnyNamedTuple(Protocol):
@@ -98,11 +106,10 @@ def _parts_of(value: object) -> Iterator[tuple[str, object]] | None:
     return None
 
 
-def _field_names(value: Any) -> tuple[str, ...]:
+def _field_names(value: object) -> tuple[str, ...]:
     """Return the names of the fields of a tuple: of a named one, or of a result of torch."""
-    if hasattr(type(value), "n_sequence_fields"):  # `torch.max`, for example
-        return tuple(type(value).__match_args__)
-    return tuple(getattr(value, "_fields", ()))
+    of_torch = hasattr(type(value), "n_sequence_fields")  # `torch.max`, for example
+    return tuple(getattr(type(value), "__match_args__" if of_torch else "_fields", ()))
 
 
 def _has_parts(value: object) -> bool:
@@ -194,7 +201,7 @@ def columns_of_struct_array(value: object) -> dict[str, object]:
         remedy = "Pass an array whose dtype has named fields, or use `from_any`."
         raise wrong_type("`struct_array`", "a structured numpy array", value, remedy)
     columns: dict[str, object] = {}
-    for name in value.dtype.names:
+    for name in value.dtype.names or ():
         column = value[name]
         if getattr(column, "shape", None) == () and getattr(column, "dtype", "") == "O":
             column = column.item()  # the object itself
@@ -231,8 +238,8 @@ def _record_dtype(td: AbstractContainer, path: tuple[str, ...]) -> list[tuple[ob
         elif isinstance(value, Tensor):
             array = _array_of(value, where)
             spec.append((key, array.dtype, tuple(value.shape[ndim:])))
-        else:
-            spec.append((key, _text_dtype(rows_of_data(value, td._kd_desc.batch)), ()))
+        elif is_data(value):
+            spec.append((key, _text_dtype(rows_of_data(value)), ()))
     return spec
 
 
@@ -250,8 +257,8 @@ def _fill_records(records: NDArray[Any], td: AbstractContainer) -> None:
             _fill_records(records[key], value)
         elif isinstance(value, Tensor):
             records[key][...] = _array_of(value, (key,))
-        else:
-            _fill_objects(records[key], td._kd_desc.batch, rows_of_data(value, td._kd_desc.batch))
+        elif is_data(value):
+            _fill_objects(records[key], td._kd_desc.batch, rows_of_data(value))
 
 
 def _fill_objects(column: NDArray[Any], batch: Sequence[int], values: list[object]) -> None:
@@ -259,14 +266,6 @@ def _fill_objects(column: NDArray[Any], batch: Sequence[int], values: list[objec
 
     for index, value in zip(numpy.ndindex(*batch), values, strict=True):
         column[index] = value
-
-
-def rows_of_data(node: Any, batch: Sequence[int]) -> list[object]:
-    """Return the value of non-tensor data for each row, in one list."""
-    level = [node.tolist()]
-    for _ in batch:
-        level = [inner for each in level for inner in each]
-    return level
 
 
 def _array_of(leaf: Tensor, path: tuple[str, ...]) -> NDArray[Any]:
@@ -455,8 +454,8 @@ def _given_back(library: Foreign, node: Node | AbstractContainer) -> Foreign:
     return made
 
 
-def _rows(library: Foreign, values: Any, desc: Descriptor, dims: int) -> Foreign:
-    if dims == 0:
+def _rows(library: Foreign, values: object, desc: Descriptor, dims: int) -> Foreign:
+    if dims == 0 or not isinstance(values, list):
         return library.NonTensorData(values, batch_size=(), device=desc.device)
     inner = [_rows(library, value, desc, dims - 1) for value in values]
     return library.NonTensorStack(*inner, stack_dim=0)

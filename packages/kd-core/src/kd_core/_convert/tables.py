@@ -30,7 +30,6 @@ from kd_core._convert.plain import (
     ragged_as_jagged,
     rebuilt,
     restored,
-    rows_of_data,
     rows_of_jagged,
     stored,
 )
@@ -43,6 +42,7 @@ from kd_core._errors import (
     a_type,
 )
 from kd_core._keys import format_key, nearest_key, path_of
+from kd_core._nodes import is_data, rows_of_data
 from kd_core._progress import advance, begin
 from kd_core._protocol import AbstractContainer, refuse_unbatched
 
@@ -115,8 +115,9 @@ def add_data(
     for key, value in td._kd_entries.items():
         if isinstance(value, AbstractContainer):
             add_data(value, separator, (*path, key), columns)
-        elif not isinstance(value, Tensor):
-            columns[joined((*path, key), separator)] = rows_of_data(value, value._kd_desc.batch[:1])
+        elif is_data(value):
+            dims = min(value._kd_desc.ndim, 1)
+            columns[joined((*path, key), separator)] = rows_of_data(value, dims)
 
 
 def joined(path: tuple[str, ...], separator: str) -> str:
@@ -461,18 +462,14 @@ def table_of(td: AbstractContainer, separator: str, purpose: str) -> object:
     for path, leaf in leaves_of(td):
         _add(arrays, path, separator, _column_array(pyarrow, leaf, path, rows))
     for path, value, per_row in data_of(td):
-        texts = [json.dumps(each) for each in _rows(value, per_row, rows)]
+        values = value if per_row and isinstance(value, list) else [value] * rows
+        texts = [json.dumps(each) for each in values]
         plain = [json.loads(text) for text in texts]
         simple = all(isinstance(each, str) for each in plain)
         _add(arrays, path, separator, pyarrow.array(plain if simple else texts, pyarrow.string()))
     table = pyarrow.table(arrays)
     metadata = json.dumps({**layout_of(td), "separator": separator})
     return table.replace_schema_metadata({LAYOUT: metadata})
-
-
-def _rows(value: Any, per_row: bool, rows: int) -> Sequence[object]:
-    found: Sequence[object] = value if per_row else [value] * rows
-    return found
 
 
 def _add(arrays: dict[str, object], path: tuple[str, ...], separator: str, array: object) -> None:

@@ -168,7 +168,7 @@ def _taken(leaf: Tensor, rows: Tensor) -> Tensor:
             f"batch_size {tuple(rows.shape)}. Use `to_lazystack()`, or `to_padded_tensor()` first."
         )
     lengths, starts = row_lengths(leaf)[rows], offsets_of(leaf)[:-1][rows]
-    offsets = _sharedoffsets_of([leaf], rows, lengths, _TAKEN)
+    offsets = _shared_offsets_of([leaf], rows, lengths, _TAKEN)
     first = torch.repeat_interleave(starts - offsets[:-1], lengths)
     where = first + torch.arange(first.shape[0], device=first.device)
     dim = _ragged_dim(leaf)
@@ -194,7 +194,7 @@ _TAKEN: Final[list[_Made]] = []
 _JOINED: Final[list[_Made]] = []
 
 
-def _sharedoffsets_of(
+def _shared_offsets_of(
     leaves: Sequence[Tensor], rows: Tensor, lengths: Tensor, last: list[_Made]
 ) -> Tensor:
     """Return offsets for some lengths; the same tensor for leaves that shared theirs.
@@ -295,7 +295,7 @@ def joined_rows(leaves: Sequence[Tensor]) -> Tensor:
     values = torch.cat([_values(_without_gaps(leaf)) for leaf in leaves], dim)
     lengths = [row_lengths(leaf) for leaf in leaves]
     counts = torch.tensor([len(each) for each in lengths])
-    return _jagged(values, _sharedoffsets_of(leaves, counts, torch.cat(lengths), _JOINED), dim)
+    return _jagged(values, _shared_offsets_of(leaves, counts, torch.cat(lengths), _JOINED), dim)
 
 
 def strided_parts(leaf: Tensor) -> tuple[Tensor, Tensor]:

@@ -25,7 +25,7 @@ from kd_core._shapes import Fresh, has_names, names_of, sizes_of, with_names, wi
 from kd_core._types import NO_DEFAULT
 
 if TYPE_CHECKING:
-    from typing import Any, Self, TypeVar
+    from typing import Self, TypeVar
 
     from kd_core._nodes import AnyKey, Entry, Source
     from kd_core._types import Batch, DeviceLike, NestedKey, NoDefault
@@ -303,8 +303,10 @@ def fill_like(fn: Callable[..., Tensor]) -> Callable[..., object]:
         made = input._kd_map_each(lambda leaf: fn(leaf, *args, device=device, **options))
         return made._kd_with_descriptor(describe_on(made._kd_desc.batch, device))
 
-    def locked_as(input: AbstractContainer, *args: object, **options: Any) -> AbstractContainer:
-        made = filled(input, *args, **options)
+    def locked_as(
+        input: AbstractContainer, *args: object, device: DeviceLike | None = None, **options: object
+    ) -> AbstractContainer:
+        made = filled(input, *args, device=device, **options)
         return lock(made) if input._kd_desc.frozen else made
 
     return locked_as
@@ -394,5 +396,5 @@ def _with_last_names(batch: Batch, named: Batch) -> Batch:
     return with_names(batch, tuple(names[len(names) - len(batch) :]))
 
 
-def _non_blocking_copy(leaf: Tensor, source: Any) -> Tensor:
+def _non_blocking_copy(leaf: Tensor, source: Tensor) -> Tensor:
     return leaf.copy_(source, non_blocking=True)

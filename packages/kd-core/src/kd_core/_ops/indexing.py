@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, TypeAlias, cast, overload
+from typing import TYPE_CHECKING, TypeAlias, cast, overload
 
 import torch
 from torch import Tensor
@@ -406,7 +406,7 @@ class Indexing(AbstractContainer):
     def __getitem__(self, index: NestedKey) -> Tensor: ...
     @overload
     def __getitem__(self, index: Index) -> Self: ...
-    def __getitem__(self, index: Any) -> object:
+    def __getitem__(self, index: object) -> object:
         """Return the entry at a key, or index the batch dimensions.
 
         Leaves of `td[i]` and `td[a:b]` are views.
@@ -415,16 +415,15 @@ class Indexing(AbstractContainer):
             KeyNotFound: if a key is missing.
             OutOfRange: if an index is out of range.
         """
-        kind = index.__class__
         value: Entry | None = None
-        if kind is str:
+        if index.__class__ is str:
             try:
                 value = self._kd_entries[index]
             except KeyError:
                 value = None
-        elif kind is tuple and index and index[0].__class__ is str:
+        elif index.__class__ is tuple and index and index[0].__class__ is str:
             value = find_entry(self._kd_entries, index)
-        elif kind is int or kind is slice or not is_path(index):
+        elif index.__class__ is int or index.__class__ is slice or not is_path(index):
             return self._kd_rows_at(index)
         if value.__class__ is Tensor:
             return value

@@ -328,7 +328,7 @@ def check_fits(new: Json, old: Json, path: KeyPath = ()) -> None:
     _CHECKS[kind](mine, theirs, path)
 
 
-def _check_level(new: Any, old: Any, path: KeyPath) -> None:
+def _check_level(new: Json, old: Json, path: KeyPath) -> None:
     if not new["batch"]:
         where = format_key(path) if path else "the container"
         raise InvalidValue(
@@ -361,30 +361,30 @@ def on_device_of(new: Json, old: Json) -> None:
             on_device_of(node, before[key])
 
 
-def _check_class(new: Any, old: Any, path: KeyPath) -> None:
+def _check_class(new: list[Any], old: list[Any], path: KeyPath) -> None:
     _check_same("class", new[:2], old[:2], path)
     _check_same("state", new[2].get("state"), old[2].get("state"), path)
     _check_level(new[2], old[2], path)
 
 
-def _check_stack(new: Any, old: Any, path: KeyPath) -> None:
+def _check_stack(new: Json, old: Json, path: KeyPath) -> None:
     _check_same("dimension of the stack", new["dim"], 0, path)
     _check_same("dimension of the stack", new["dim"], old["dim"], path)
     _check_same("name", new["name"], old["name"], path)
 
 
-def _check_tensor(new: Any, old: Any, path: KeyPath) -> None:
+def _check_tensor(new: list[Any], old: list[Any], path: KeyPath) -> None:
     _check_same("dtype", new[2], old[2], path)
     _check_same("shape behind the first dimension", new[3][1:], old[3][1:], path)
 
 
-def _check_jagged(new: Any, old: Any, path: KeyPath) -> None:
+def _check_jagged(new: list[Any], old: list[Any], path: KeyPath) -> None:
     for mine, theirs in zip(new[:2], old[:2], strict=True):
         check_fits(mine, theirs, path)
     _check_same("ragged dimension", new[2:], old[2:], path)
 
 
-def _check_data(new: Any, old: Any, path: KeyPath) -> None:
+def _check_data(new: Json, old: Json, path: KeyPath) -> None:
     if new["value"] != old["value"]:
         raise InvalidValue(
             f"entry {format_key(path)} holds one value for the whole batch, which must be equal to "
@@ -393,25 +393,25 @@ def _check_data(new: Any, old: Any, path: KeyPath) -> None:
         )
 
 
-def _check_unbatched(new: Any, old: Any, path: KeyPath) -> None:
+def _check_unbatched(new: object, old: object, path: KeyPath) -> None:
     raise InvalidValue(
         f"entry {format_key(path)} is an `UnbatchedTensor`, one tensor for all rows, and rows of "
         "such a container cannot be appended. Save it in a store of its own, and append the rest."
     )
 
 
-def _check_object(new: Any, old: Any, path: KeyPath) -> None:
+def _check_object(new: object, old: object, path: KeyPath) -> None:
     raise InvalidValue(
         f"entry {format_key(path)} holds one value with tensors for the whole batch, and rows of "
         "such a container cannot be appended. Save it in a store of its own, and append the rest."
     )
 
 
-def _check_added_rows(new: Any, old: Any, path: KeyPath) -> None:
+def _check_added_rows(new: object, old: object, path: KeyPath) -> None:
     pass  # rows of any values can be joined
 
 
-_CHECKS = {
+_CHECKS: Final[dict[str, Callable[[Any, Any, KeyPath], None]]] = {
     "td": _check_level,
     "class": _check_class,
     "lazy": _check_stack,
@@ -676,7 +676,7 @@ class Decoder:
         return stack
 
     def _level(
-        self, level: Mapping[Any, object], wanted: Wanted, path: KeyPath
+        self, level: Mapping[Any, Any], wanted: Wanted, path: KeyPath
     ) -> tuple[Descriptor, dict[str, Entry]]:
         desc = self._descriptor_of(level)
         nodes = _nodes_of(level["entries"], path)
@@ -851,7 +851,7 @@ def _list_of(value: object) -> list[Any]:
     return value
 
 
-def _nodes_of(pairs: Any, path: KeyPath) -> dict[str, Any]:
+def _nodes_of(pairs: list[tuple[str, object]], path: KeyPath) -> dict[str, Any]:
     """Return the nodes of a level, whose pairs `specs_of` checked."""
     nodes = dict(pairs)
     if len(nodes) < len(pairs):

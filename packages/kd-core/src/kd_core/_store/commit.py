@@ -438,7 +438,7 @@ def info_of(path: str, form: str, manifest: Manifest, names: tuple[str, ...]) ->
     Raises:
         FormatError: if the tree of the manifest is not valid.
     """
-    tree: Any = manifest.tree
+    tree: Json = manifest.tree
     try:
         specs = specs_of(tree, max(len(manifest.segments), 1))
         lines = tuple(_lines(tree, "", 0))
@@ -464,7 +464,7 @@ def _counted(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-def _lines(node: Any, name: str, depth: int) -> Iterator[str]:
+def _lines(node: Json, name: str, depth: int) -> Iterator[str]:
     """Yield one line for a node, and one for each below it."""
     [(kind, value)] = node.items()
     start = f"{'  ' * depth}{name}: " if name else "  " * depth

@@ -681,9 +681,9 @@ class MemoryMappedTensor(Tensor, metaclass=_InMap):
         """Return parts of about one size."""
         return tuple(map(self._part, super().chunk(chunks, dim)))
 
-    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
+    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[object, ...]:
         """Return what a pickle of the content holds."""
-        reduced: tuple[Any, ...] = self.as_subclass(Tensor).__reduce_ex__(protocol)
+        reduced: tuple[object, ...] = self.as_subclass(Tensor).__reduce_ex__(protocol)
         return reduced
 
     def __deepcopy__(self, memo: object) -> Tensor:
@@ -721,9 +721,9 @@ class SealedTensor(Tensor):
         """Return a copy of the content."""
         return _plain(self).clone()
 
-    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
+    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[object, ...]:
         """Return what a pickle of the content holds."""
-        reduced: tuple[Any, ...] = _plain(self).__reduce_ex__(protocol)
+        reduced: tuple[object, ...] = _plain(self).__reduce_ex__(protocol)
         return reduced
 
 

@@ -22,7 +22,7 @@ from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Final, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 import torch
 
@@ -43,6 +43,9 @@ from kd_core import (
 )
 from kd_core._naming import homes
 from kd_core.drop_in import _functions
+
+if TYPE_CHECKING:
+    from kd_core._types import Index
 
 # What a program asked for that kd lacks: names, counted over all of its processes.
 
@@ -286,7 +289,7 @@ def install() -> None:
 # What only tunes speed in tensordict.
 _IGNORED = ("num_threads", "checked", "call_on_unbatched", "is_shared", "is_memmap", "nested")
 
-# Any: what is passed on unchanged to a method that checks it.
+# Any: options that are passed on unchanged to a method that checks them.
 
 
 def _get(self: TensorDictBase, key: NestedKey, default: object = NO_DEFAULT, **how: Any) -> object:
@@ -310,12 +313,17 @@ def _set(
     return self.set(key, value)
 
 
-def _get_at(self: TensorDictBase, key: Any, index: Any, default: object = NO_DEFAULT) -> object:
+def _get_at(
+    self: TensorDictBase,
+    key: str | tuple[str, ...],
+    index: Index,
+    default: object = NO_DEFAULT,
+) -> object:
     return self.get_at(key, index, default)
 
 
 def _set_at(
-    self: TensorDictBase, key: Any, value: object, index: Any, **how: object
+    self: TensorDictBase, key: str | tuple[str, ...], value: object, index: Index, **how: object
 ) -> TensorDictBase:
     return self.set_at_(key, value, index)
 
@@ -335,7 +343,7 @@ def _apply(
 
 def _new_unsafe(
     cls: type[TensorDict],
-    source: Any = None,
+    source: Mapping[str, object] | None = None,
     batch_size: Sequence[int] | None = None,
     device: torch.device | None = None,
     names: Sequence[str] | None = None,
@@ -484,15 +492,15 @@ def _watch(base: type) -> None:
             setattr(cls, "__getattr__", _recording(getattr(cls, "__getattr__", None)))  # noqa: B010  # type checkers know no such method
 
 
-def _recording(getter: Callable[[Any, str], object] | None) -> Callable[[Any, str], object]:
+def _recording(getter: Callable[[object, str], object] | None) -> Callable[[object, str], object]:
     """Return a `__getattr__` that records what `getter` does not find."""
 
-    def find(self: Any, name: str) -> object:
+    def find(self: object, name: str) -> object:
         try:
             return object.__getattribute__(self, name) if getter is None else getter(self, name)
         except AttributeError:
             cls = type(self)
-            outermost = cls.__getattr__ is find
+            outermost = getattr(cls, "__getattr__", None) is find
             # not what a property of the class raised
             if outermost and not name.startswith(("__", "_kd")) and not hasattr(cls, name):
                 ours = (each for each in cls.__mro__ if each.__module__.startswith("kd_"))
@@ -500,6 +508,18 @@ def _recording(getter: Callable[[Any, str], object] | None) -> Callable[[Any, st
             raise
 
     return find
+
+
+class _Module(Protocol):
+    """A keyed module, of packages that are above this one; some have a distribution."""
+
+    out_keys: list[NestedKey]
+    out_keys_source: list[NestedKey]
+    default_interaction_type: object
+    num_samples: Sequence[int] | None
+    generator: torch.Generator | NestedKey | None
+    dist_sample_keys: list[NestedKey]
+    log_prob_keys: list[NestedKey]
 
 
 def _compute_in_and_out_keys(
@@ -512,7 +532,7 @@ def _compute_in_and_out_keys(
 
 
 def _write_to_tensordict(
-    self: Any,
+    self: _Module,
     tensordict: TensorDictBase,
     tensors: Iterable[object],
     tensordict_out: TensorDictBase | None = None,
@@ -525,9 +545,9 @@ def _write_to_tensordict(
 
 
 def _dist_sample(
-    self: Any,
-    dist: Any,
-    interaction_type: Any = None,
+    self: _Module,
+    dist: torch.distributions.Distribution,
+    interaction_type: object = None,
     *,
     generator: torch.Generator | None = None,
 ) -> object:
@@ -541,7 +561,7 @@ def _dist_sample(
 
 
 def _resolve_generator(
-    self: Any, tensordict: TensorDictBase
+    self: _Module, tensordict: TensorDictBase
 ) -> tuple[torch.Generator | None, Callable[[torch.Generator], None] | None]:
     found = self.generator
     if found is None or isinstance(found, torch.Generator):
@@ -558,7 +578,7 @@ def _resolve_generator(
     return torch.Generator(device).manual_seed(int(seed)), write_back
 
 
-def _update_td_lp(self: Any, lp: TensorDictBase) -> None:
+def _update_td_lp(self: _Module, lp: TensorDictBase) -> None:
     for sample, wanted in zip(self.dist_sample_keys, self.log_prob_keys, strict=False):
         *before, last = unravel_key_to_tuple(sample)
         made = unravel_key((*before, f"{last}_log_prob"))
@@ -573,7 +593,7 @@ def _aggregates(self: object) -> bool:
 class _OutKeys:
     """Read as what a module writes, whatever is selected; what a module assigns itself wins."""
 
-    def __get__(self, module: Any, owner: type) -> object:
+    def __get__(self, module: _Module | None, owner: type) -> object:
         return self if module is None else module.out_keys_source
 
 

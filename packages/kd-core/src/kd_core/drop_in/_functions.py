@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from importlib import import_module
-from typing import Any, Final, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 import torch
 from torch import Size
@@ -25,6 +25,9 @@ from kd_core import (
     is_leaf_nontensor,
     is_tensorclass,
 )
+
+if TYPE_CHECKING:
+    from kd_core._types import Index
 
 _ACCEPTED_CLASSES: Final = (torch.Tensor, TensorDictBase)
 logger: Final = logging.getLogger("kd")
@@ -69,7 +72,7 @@ def _is_non_tensor(cls: type) -> bool:
     return issubclass(cls, NonTensorDataBase)
 
 
-def _getitem_batch_size(batch_size: Sequence[int], index: Any) -> Size:
+def _getitem_batch_size(batch_size: Sequence[int], index: Index) -> Size:
     # one element seen under the sizes: no memory, and torch's own rules of indexing
     return torch.empty(1).expand(*batch_size)[index].shape
 

@@ -39,23 +39,28 @@ op: Any = onnxscript.opset18
 aten = torch.ops.aten
 
 
-def _number(value: float, like: Any) -> Any:
+def _number(value: float, like: T) -> T:
     """Return a constant of the dtype of a value, which must be an argument: others have none."""
     return op.Constant(value=ir.tensor(value, dtype=like.dtype))
 
 
-def _is_float(value: Any) -> bool:
+def _is_float(value: T) -> bool:
     return bool(value.dtype.is_floating_point())
 
 
-def _everywhere(value: Any, shape_of: Any) -> Any:
+def _rank(shape: Sequence[object] | None) -> int:
+    """Return the number of dimensions: the class of a value says that its shape is None."""
+    return len(shape or ())
+
+
+def _everywhere(value: bool, shape_of: T) -> BOOL:
     """Return a boolean of the shape of a value."""
     return op.Expand(
         op.Constant(value=ir.tensor(value, dtype=ir.DataType.BOOL)), op.Shape(shape_of)
     )
 
 
-def _negative(x: Any) -> Any:
+def _negative(x: T) -> BOOL:
     """Decide whether the sign is set, of zeros too; that of NaN is not seen."""
     zero = _number(0, x)
     return op.Or(op.Less(x, zero), op.Less(op.Reciprocal(x), zero))
@@ -110,7 +115,7 @@ def trunc(x: T) -> T:
     return _trunc(x, _number(0, x)) if _is_float(x) else op.Identity(x)
 
 
-def _trunc(x: Any, zero: Any) -> Any:
+def _trunc(x: T, zero: T) -> T:
     return op.Where(op.Less(x, zero), op.Ceil(x), op.Floor(x))
 
 
@@ -130,7 +135,7 @@ def log1p(x: T) -> T:
     return _log1p(x, _number(1, x))
 
 
-def _log1p(x: Any, one: Any) -> Any:
+def _log1p(x: T, one: T) -> T:
     more = op.Add(x, one)
     exact = op.Or(op.Equal(more, one), op.IsInf(x, detect_negative=0))
     return op.Where(exact, x, op.Mul(op.Log(more), op.Div(x, op.Sub(more, one))))
@@ -142,7 +147,7 @@ def log_sigmoid(x: T) -> T:
     return op.Sub(smaller, _log1p(op.Exp(op.Neg(op.Abs(x))), _number(1, x)))
 
 
-def _clamp(x: Any, low: float | None, high: float | None) -> Any:
+def _clamp(x: T, low: float | None, high: float | None) -> T:
     """Give both limits: with one, onnxruntime brings infinities to the largest number."""
     if _is_float(x):
         limits = [-math.inf if low is None else low, math.inf if high is None else high]
@@ -166,13 +171,13 @@ def clamp(x: T, min: float | None = None, max: float | None = None) -> T:
     return _clamp(x, min, max)
 
 
-def _differ(mod: Any, divisor: Any, zero: Any) -> Any:
+def _differ(mod: T, divisor: T, zero: T) -> BOOL:
     """Decide whether a remainder is not 0 and has another sign than the divisor."""
     signs = op.Xor(op.Less(mod, zero), op.Less(divisor, zero))
     return op.And(op.Not(op.Equal(mod, zero)), signs)
 
 
-def _remainder(x: Any, y: Any, like: Any) -> Any:
+def _remainder(x: T, y: T, like: T) -> T:
     if not _is_float(like):
         return op.Mod(x, y)
     mod = op.Mod(x, y, fmod=1)
@@ -194,7 +199,7 @@ def remainder_by_scalar(x: T, y: float) -> T:
     return _remainder(x, _number(y, x), x)
 
 
-def _floor_divide(x: Any, y: Any) -> Any:
+def _floor_divide(x: T, y: T) -> T:
     zero = _number(0, x)
     if not _is_float(x):
         quotient = op.Div(x, y)
@@ -217,7 +222,7 @@ def floor_divide_by_scalar(x: T, y: float) -> T:
     return _floor_divide(x, _number(y, x))
 
 
-def _divide(x: Any, y: Any, rounding_mode: str | None) -> Any:
+def _divide(x: T, y: T, rounding_mode: str | None) -> T:
     if rounding_mode == "floor":
         return _floor_divide(x, y)
     quotient = op.Div(x, y)
@@ -273,7 +278,7 @@ def heaviside(x: T, y: T) -> T:
     return op.Where(op.Equal(x, zero), y, op.CastLike(op.Greater(x, zero), x))
 
 
-def _xlogy(x: Any, y: Any, zero: Any) -> Any:
+def _xlogy(x: T, y: T, zero: T) -> T:
     product = op.Where(op.Equal(x, zero), zero, op.Mul(x, op.Log(y)))
     return op.Where(op.IsNaN(y), y, product)
 
@@ -303,7 +308,7 @@ def atan2(y: T, x: T) -> T:
     return op.Where(_negative(y), op.Neg(angle), angle)
 
 
-def _log_of_sum(x: Any, y: Any, scale: float) -> Any:
+def _log_of_sum(x: T, y: T, scale: float) -> T:
     """Compute the logarithm of the sum of two powers of ``exp(scale)``."""
     unit, one = _number(scale, x), _number(1, x)
     apart = op.Mul(op.Neg(op.Abs(op.Sub(x, y))), unit)
@@ -341,7 +346,7 @@ def fmin(x: T, y: T) -> T:
     return op.Where(op.IsNaN(x), y, op.Where(op.IsNaN(y), x, op.Min(x, y)))
 
 
-def _lerp(x: Any, y: Any, weight: Any) -> Any:
+def _lerp(x: T, y: T, weight: T) -> T:
     one, half = _number(1, x), _number(0.5, x)
     span = op.Sub(y, x)
     near = op.Add(x, op.Mul(weight, span))
@@ -359,13 +364,13 @@ def lerp_by_scalar(x: T, y: T, weight: float) -> T:
     return _lerp(x, y, _number(weight, x))
 
 
-def _any_nan(x: Any, dims: Any, keepdim: bool) -> Any:
+def _any_nan(x: T, dims: INT64 | None, keepdim: bool) -> BOOL:
     marks = op.Cast(op.IsNaN(x), to=ir.DataType.FLOAT)
     reduced = op.ReduceMax(marks, *([] if dims is None else [dims]), keepdims=int(keepdim))
     return op.Cast(reduced, to=ir.DataType.BOOL)
 
 
-def _extreme(reduce: Any, x: Any, dims: Any, keepdim: bool) -> Any:
+def _extreme(reduce: Callable[..., T], x: T, dims: INT64 | None, keepdim: bool) -> T:
     """Reduce to the largest or smallest number, or to NaN where there is one."""
     if x.dtype == ir.DataType.BOOL:
         found = reduce(
@@ -380,7 +385,7 @@ def _extreme(reduce: Any, x: Any, dims: Any, keepdim: bool) -> Any:
     return op.Where(_any_nan(x, dims, keepdim), _number(math.nan, x), found)
 
 
-def _place(choose: Any, x: Any, dim: int, keepdim: bool) -> Any:
+def _place(choose: Callable[..., INT64], x: T, dim: int, keepdim: bool) -> INT64:
     """Find the first of the largest or smallest numbers, or the first NaN."""
     if not _is_float(x):
         return choose(x, axis=dim, keepdims=int(keepdim))
@@ -390,13 +395,13 @@ def _place(choose: Any, x: Any, dim: int, keepdim: bool) -> Any:
     return op.Where(_any_nan(x, dims, keepdim), first, found)
 
 
-def _whole_place(choose: Any, x: Any, dim: int | None, keepdim: bool) -> Any:
+def _whole_place(choose: Callable[..., INT64], x: T, dim: int | None, keepdim: bool) -> INT64:
     if dim is not None:
         return _place(choose, x, dim, keepdim)
     flat = op.Reshape(x, op.Constant(value_ints=[-1]))
     flat.dtype = x.dtype
     place = _place(choose, flat, 0, False)
-    return op.Reshape(place, op.Constant(value_ints=[1] * len(x.shape))) if keepdim else place
+    return op.Reshape(place, op.Constant(value_ints=[1] * _rank(x.shape))) if keepdim else place
 
 
 def argmax(x: T, dim: int | None = None, keepdim: bool = False) -> INT64:
@@ -419,8 +424,10 @@ def amin(x: T, dim: INT64, keepdim: bool = False) -> T:
     return _extreme(op.ReduceMin, x, dim, keepdim)
 
 
-def _both(reduce: Any, choose: Any, x: Any, dim: int, keepdim: bool) -> tuple[Any, Any]:
-    if not len(x.shape):
+def _both(
+    reduce: Callable[..., T], choose: Callable[..., INT64], x: T, dim: int, keepdim: bool
+) -> tuple[T, INT64]:
+    if not _rank(x.shape):
         return op.Identity(x), op.Constant(value_int=0)
     dims = op.Constant(value_ints=[dim])
     return _extreme(reduce, x, dims, keepdim), _place(choose, x, dim, keepdim)

@@ -616,15 +616,13 @@ class TensorDictModuleWrapper(TensorDictModuleBase):
 
     def select_out_keys(self, *out_keys: NestedKey) -> Self:
         """Keep only some outputs of the wrapped module, in place."""
-        keyed: Any = self.td_module
-        keyed.select_out_keys(*out_keys)
+        _keyed(self).select_out_keys(*out_keys)
         self._kd_flag_change()
         return self
 
     def reset_out_keys(self) -> Self:
         """Reset the selection of the wrapped module, in place: all outputs are visible again."""
-        keyed: Any = self.td_module
-        keyed.reset_out_keys()
+        _keyed(self).reset_out_keys()
         self._kd_flag_change()
         return self
 
@@ -657,12 +655,15 @@ class TensorDictModuleWrapper(TensorDictModuleBase):
         return keys_of(self.td_module, "out_keys")
 
     def _kd_set_in_spec(self, spec: InKeySpec) -> None:
-        keyed: Any = self.td_module
-        keyed.in_keys = list(spec.keys)
+        _keyed(self).in_keys = list(spec.keys)
 
     def _kd_set_out_keys_source(self, keys: Keys) -> None:
-        keyed: Any = self.td_module
-        keyed.out_keys = list(keys)
+        _keyed(self).out_keys = list(keys)
+
+
+def _keyed(wrapper: TensorDictModuleWrapper) -> Any:
+    """Return the wrapped module, which has keys, whatever its class."""
+    return wrapper.td_module
 
 
 @public_in("kd_nn")
