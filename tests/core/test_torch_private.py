@@ -3,6 +3,8 @@
 A child process takes all of them away from torch and imports kd_core then.
 """
 
+from collections import OrderedDict
+
 import torch
 from tests import children
 from torch import Tensor, nn
@@ -160,6 +162,46 @@ def test_a_parameter_over_the_same_memory() -> None:
         assert isinstance(made, nn.Parameter)
         assert made.requires_grad
         assert made.data_ptr() == plain.data_ptr()
+
+
+def test_storages_are_told_where_there_are_no_addresses() -> None:
+    base = torch.empty(4, device="meta")
+    assert private.storage_of(base) == private.storage_of(base[1:])
+    other = torch.empty(4, device="meta")
+    assert private.storage_of(base) != private.storage_of(other)
+    assert private.base_of(base[1:]) is base
+    assert private.base_of(base) is None
+
+
+def test_the_sizes_of_rows_are_those_of_each() -> None:
+    rows = [torch.ones(2, 3), torch.ones(1, 5)]
+    nested = torch.nested.nested_tensor(rows)
+    for sizes in (private.sizes_of_rows, private._sizes_of_rows):
+        assert sizes(nested).tolist() == [[2, 3], [1, 5]]
+
+
+def test_the_bytes_of_a_typed_storage_are_shared() -> None:
+    tensor = torch.arange(3.0)
+    stored = torch.TypedStorage(wrap_storage=tensor.untyped_storage(), dtype=torch.float32)
+    assert private.untyped(stored).data_ptr() == tensor.data_ptr()
+
+
+def test_a_recurrent_layer_computes_with_the_weights_that_it_has() -> None:
+    layer, weight = nn.GRU(2, 2), nn.Parameter(torch.zeros(6, 2))
+    layer._parameters["weight_ih_l0"] = weight
+    assert layer._flat_weights[0] is not weight
+    private.rebuild_weights(layer)
+    assert layer._flat_weights[0] is weight
+    assert layer(torch.ones(3, 2))[0].tolist() == layer(torch.zeros(3, 2))[0].tolist()
+
+
+def test_what_a_state_dict_says_of_modules_is_read_and_added() -> None:
+    assert private.metadata_of(nn.BatchNorm1d(2).state_dict()) == {"": {"version": 2}}
+    state = OrderedDict[str, object]()
+    assert private.metadata_of(state) is None
+    private.add_metadata(state, {"": {"version": 2}})
+    private.add_metadata(state, {"inner": {"version": 3}})
+    assert private.metadata_of(state) == {"": {"version": 2}, "inner": {"version": 3}}
 
 
 def test_code_of_subclasses_is_left_out() -> None:

@@ -40,6 +40,25 @@ def test_limits_of_sizes_are_translated_to_sympy() -> None:
     assert {Min: sympy.Min, Max: sympy.Max} == private.EXACT_LIMITS
 
 
+def test_arguments_of_operators_have_names() -> None:
+    assert private.argument_names(torch.ops.aten.relu.default) == ["self"]
+    assert private.argument_names(torch.relu) == []
+
+
+def test_the_ranges_of_sizes_are_set_and_an_example_is_put_back() -> None:
+    program = torch.export.export(
+        torch.nn.ReLU(), (torch.zeros(3, 2),), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},)
+    )
+    node = next(node for node in program.graph.nodes if node.op == "placeholder")
+    size = node.meta["val"].shape[0]
+    assert isinstance(size, torch.SymInt)
+    private.set_ranges(size, {size.node.expr: "set"})
+    assert size.node.shape_env.var_to_range[size.node.expr] == "set"
+    with private.without_example(program):
+        assert program.example_inputs is None
+    assert program.example_inputs is not None
+
+
 def test_quick_functions_are_at_home_there() -> None:
     found = [[hasattr(home, name) for home in private.HOMES] for name in ("linear", "relu", "size")]
     assert found == [[True, False, False], [False, True, True], [False, False, True]]

@@ -41,6 +41,30 @@ def test_what_records_or_sees_functions_is_known() -> None:
         assert private.function_modes() == 1
 
 
+def test_what_runs_otherwise_than_its_class_is_known() -> None:
+    for change in ("hook", "patch", "compiled"):
+        layer = nn.Linear(2, 2)
+        assert not private.is_watched(layer)
+        assert private.runs_as_its_class(layer)
+        if change == "hook":
+            layer.register_forward_hook(lambda *_: None)
+        elif change == "patch":
+            layer.forward = layer.forward  # type: ignore[method-assign]  # a patch
+        else:
+            layer.compile(backend="eager")
+        assert private.is_watched(layer)
+        assert private.runs_as_its_class(layer) == (change == "hook")
+
+
+def test_marks_and_names_of_wrappers_are_those_of_torch() -> None:
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+    assert all(hasattr(nn.Module, name) for name in private.CALLS)
+    assert private.RECOMPUTED in checkpoint_wrapper(nn.Linear(2, 2))._modules
+    compiled = torch.compile(nn.Linear(2, 2), backend="eager")
+    assert any(getattr(compiled, mark, False) for mark in private.MARKS)
+
+
 def test_shapes_alone_are_computed() -> None:
     with private.fake_tensors():
         made = torch.ones(2, 3) @ torch.ones(3, 4)

@@ -1,9 +1,21 @@
 """Each private name of torch exists and says what is asked of it; without it modules run."""
 
+import math
+
+import pytest
+import torch
 from tests import children
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributions import Categorical, Distribution, Independent, Normal, Uniform
 
-from kd_probabilistic._torch_private import READS_VALUES, computes_shapes_alone
+from kd_probabilistic._torch_private import (
+    READS_VALUES,
+    build_categorical,
+    build_normal,
+    builds_plainly,
+    computes_shapes_alone,
+    without_checks,
+)
 
 
 def test_fake_tensors_are_seen() -> None:
@@ -18,6 +30,33 @@ def test_the_errors_of_a_branch_on_a_value_have_these_names() -> None:
 
     named = {DataDependentOutputException.__name__, GuardOnDataDependentSymNode.__name__}
     assert named == READS_VALUES
+
+
+def test_distributions_are_built_as_torch_builds_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Distribution, "_validate_args", True)  # what imports dynamo turns it off
+    loc, scale, logits = torch.zeros(3), torch.ones(3), torch.tensor([[0.0, 1.0]])
+    assert builds_plainly(Normal)
+    assert builds_plainly(Categorical)
+    for made, plain in (
+        (build_normal([loc, scale]), Normal(loc, scale)),
+        (build_categorical([logits]), Categorical(logits=logits)),
+    ):
+        assert made is not None
+        assert vars(made).keys() == vars(plain).keys() - {"_validate_args"}
+        assert (made.batch_shape, made.event_shape) == (plain.batch_shape, plain.event_shape)
+        assert made.mean.equal(plain.mean) or bool(made.mean.isnan().all())
+    assert build_normal([loc, -scale]) is None
+
+
+def test_what_draws_from_its_support_is_copied_without_checks() -> None:
+    normal = Normal(torch.zeros(3), torch.ones(3), validate_args=True)
+    checked = Independent(normal, 1, validate_args=True)
+    copy = without_checks(checked)
+    assert copy is not None
+    assert copy.log_prob(torch.full((3,), math.nan)).isnan()
+    assert checked._validate_args
+    assert without_checks(Normal(0.0, 1.0, validate_args=False)) is None
+    assert without_checks(Uniform(0.0, 1.0, validate_args=True)) is None
 
 
 WITHOUT = """

@@ -111,6 +111,47 @@ def test_private_names_of_torch_stand_in_one_module_of_each_distribution() -> No
     assert elsewhere == {}
 
 
+# What the documentation of torch names: dicts of a module, and what classes of distributions need.
+IN_PLACE = {"_parameters", "_buffers", "_modules", "_validate_args"}
+
+
+def private_attributes(source: str) -> dict[str, int]:
+    """Return the private attributes that `source` reads of others than `self`, with a line."""
+    return {
+        node.attr: node.lineno
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Attribute)
+        and re.match(r"_(?!_|kd_)", node.attr)
+        and ast.unparse(node.value) != "self"
+    } | {
+        str(node.args[1].value): node.lineno
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func) == "getattr"
+        and isinstance(node.args[1], ast.Constant)
+        and re.match(r"_(?!_|kd_)", str(node.args[1].value))
+    }
+
+
+def test_private_attributes_of_torch_are_read_in_one_module_of_each_distribution() -> None:
+    texts = {path: path.read_text(encoding="utf-8") for path in source_files()}
+    of_torch = {
+        name
+        for path, text in texts.items()
+        if path.name == "_torch_private.py"
+        for name in private_attributes(text)
+    }
+    elsewhere = {
+        f"{path.relative_to(ROOT)}, line {line}: {name}"
+        for path, text in texts.items()
+        if path.name != "_torch_private.py"
+        for name, line in private_attributes(text).items()
+        if name in of_torch - IN_PLACE
+    }
+    assert {"_cdata", "_base", "_call_impl", "_schema"} <= of_torch
+    assert elsewhere == set()
+
+
 def test_a_private_name_of_torch_is_seen() -> None:
     source = "from torch.utils import _pytree\nimport torch\ntorch._C._is_tracing()\ntorch.add\n"
     assert [found.partition(":")[0] for found in private_torch_names(source)] == [

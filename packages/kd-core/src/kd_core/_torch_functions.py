@@ -158,7 +158,7 @@ OPERANDS: Final = ("input", "target", "var", "weight", "pos_weight")
 def activation(fn: Callable[..., Tensor]) -> Callable[..., object]:
     """Convert an activation of torch to a function of containers."""
     # Those that are written in C take no `inplace`.
-    names = fn.__code__.co_varnames if isinstance(fn, FunctionType) else ()
+    names = tuple(inspect.signature(fn).parameters) if isinstance(fn, FunctionType) else ()
 
     def activated(input: AbstractContainer, *args: object, **options: object) -> object:
         given = dict(zip(names[1:], args, strict=False)) | options
@@ -181,8 +181,7 @@ def activation(fn: Callable[..., Tensor]) -> Callable[..., object]:
 
 def loss(fn: Callable[..., Tensor]) -> Callable[..., object]:
     """Convert a loss of torch to a function of containers."""
-    code = fn.__code__
-    names = code.co_varnames[: code.co_argcount]
+    names = tuple(inspect.signature(fn).parameters)
 
     def of_leaves(*args: object, **named: object) -> object:
         given = dict(zip(names, args, strict=False)) | named

@@ -14,10 +14,21 @@ import importlib
 import inspect
 import operator
 import sys
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import FunctionType
-from typing import TYPE_CHECKING, Final, NoReturn, ParamSpec, SupportsIndex, TypeVar, cast
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Final,
+    NoReturn,
+    ParamSpec,
+    Protocol,
+    SupportsIndex,
+    TypeVar,
+    cast,
+)
 
 import torch
 from torch import Tensor, nn
@@ -67,8 +78,9 @@ _DEFAULT: object = private_name(_EVAL, "_FrameAction.DEFAULT", None)
 def run_alone_eagerly(*functions: Callable[..., object]) -> None:
     """Let dynamo trace functions inside of others, and never compile one of them alone.
 
-    What one writes into a `threading.local` there is lost. Fallback: after a graph break in a scope
-    that compiled code enters, the scope has no effect.
+    What one writes into a `threading.local` there is lost. `torch.compiler.disable` is no way: it
+    breaks the graph where such a function is called, and loads the compiler. Fallback: after a
+    graph break in a scope that compiled code enters, the scope has no effect.
     """
     for function in functions:
         _set_strategy(cast("FunctionType", function).__code__, _strategy(_SKIP, _DEFAULT))
@@ -254,13 +266,20 @@ nested_view_from_buffer: Final[Callable[[Tensor, Tensor, Tensor, Tensor], Tensor
 """Return a nested tensor of the strided layout over values; after sizes, strides and starts."""
 
 
-def _alias(kind: type[Tensor], tensor: Tensor, requires_grad: bool = False) -> Tensor:
+if TYPE_CHECKING:
+    S = TypeVar("S", bound=Tensor)
+
+    class _MakeSubclass(Protocol):
+        def __call__(self, kind: type[S], tensor: Tensor, requires_grad: bool = False) -> S: ...
+
+
+def _alias(kind: Any, tensor: Tensor, requires_grad: bool = False) -> Any:
     if kind is nn.Parameter:
         return nn.Parameter(tensor, requires_grad)
     return tensor.detach().as_subclass(kind)
 
 
-make_subclass: Final[Callable[..., Tensor]] = getattr(Tensor, "_make_subclass", _alias)
+make_subclass: Final[_MakeSubclass] = getattr(Tensor, "_make_subclass", _alias)
 """Return a tensor of another class that shares the memory; after the class, whether it has grad."""
 
 
@@ -297,6 +316,64 @@ is_view: Final[Callable[[Tensor], bool]] = getattr(Tensor, "_is_view", _has_base
 def ragged_dim(leaf: Tensor) -> int:
     """Return the dimension of a jagged tensor whose sizes differ: the first after the rows."""
     return getattr(leaf, "_ragged_idx", 1)
+
+
+def _sizes_of_rows(leaf: Tensor) -> Tensor:
+    return torch.tensor([row.shape for row in leaf.unbind()], dtype=torch.int64, device="cpu")
+
+
+sizes_of_rows: Final[Callable[[Tensor], Tensor]] = getattr(
+    Tensor, "_nested_tensor_size", _sizes_of_rows
+)
+"""Return the sizes of the rows of a nested tensor of the strided layout, one row each."""
+
+
+def storage_of(tensor: Tensor) -> int:
+    """Return a number for the storage of a tensor, the same for all tensors in it while one lives.
+
+    On the meta device all addresses are 0, so the storage itself counts. Fallback: its address.
+    """
+    storage = tensor.untyped_storage()
+    found: int = getattr(storage, "_cdata", 0)
+    return found or storage.data_ptr()
+
+
+def untyped(storage: torch.TypedStorage) -> torch.UntypedStorage:
+    """Return the bytes of a typed storage. Fallback: its own method, which warns."""
+    found: torch.UntypedStorage | None = getattr(storage, "_untyped_storage", None)
+    return storage.untyped() if found is None else found
+
+
+def base_of(view: Tensor) -> Tensor | None:
+    """Return the tensor that a view is of. Fallback: none, and torch refuses what it refuses."""
+    return getattr(view, "_base", None)
+
+
+# Modules, and the state dicts of modules.
+
+
+def rebuild_weights(module: nn.RNNBase) -> None:
+    """Rebuild the list of weights that a recurrent layer computes with.
+
+    A torch that keeps no such list, looks its weights up.
+    """
+    names: Sequence[str] | None = getattr(module, "_flat_weights_names", None)
+    if names is not None:
+        found = [module._parameters.get(name) for name in names]
+        object.__setattr__(module, "_flat_weights", found)
+
+
+def metadata_of(state: object) -> Mapping[str, object] | None:
+    """Return what a state dict says about its modules. Fallback: nothing."""
+    found: object = getattr(state, "_metadata", None)
+    return found if isinstance(found, Mapping) else None
+
+
+def add_metadata(state: OrderedDict[str, object], about: Mapping[str, object]) -> None:
+    """Add to what a state dict says about its modules."""
+    known: dict[str, object] = getattr(state, "_metadata", OrderedDict())
+    known.update(about)
+    state._metadata = known  # type: ignore[attr-defined]  # as those of modules
 
 
 # Compilers, data loaders and processes.
@@ -370,8 +447,7 @@ def store_of(group: ProcessGroup) -> Store | None:
 
 # Differences between the supported versions of torch, by feature test, and of Python.
 #
-# Also what torch offers only together with its compiler, whose import takes long. Names that torch
-# does not promise to keep are in `_torch_private`.
+# Also what torch offers only together with its compiler, whose import takes long.
 
 
 def _clone_each(leaves: Sequence[Tensor]) -> Sequence[Tensor]:

@@ -6,8 +6,8 @@ that lacks one costs what its fallback says, never the import.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, MutableMapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, TypeAlias
 
 import sympy
@@ -17,8 +17,10 @@ from torch import Tensor
 from kd_core.extending import private_name
 
 if TYPE_CHECKING:
+    from torch._C import FunctionSchema
     from torch._ops import OperatorBase as OperatorBase
     from torch._ops import OpOverload as OpOverload
+    from torch.export import ExportedProgram
     from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 else:
     OpOverload = type(torch.ops.aten.relu.default)
@@ -64,6 +66,43 @@ EXACT_LIMITS: dict[type, Callable[..., sympy.Basic]] = {
 
 Fallback: a relation with one is not shown by algebra, and sizes are tried.
 """
+
+
+def schema_of(operator: OpOverload) -> FunctionSchema:
+    """Return the types of what an operator takes and returns, and which of it is written.
+
+    Nothing does without it: a torch that lacks it exports nothing and opens no ``.pt2``.
+    """
+    return operator._schema
+
+
+def argument_names(target: object) -> list[str]:
+    """Return the names of the arguments of an operator. Fallback: none, so all may be sizes."""
+    schema = getattr(target, "_schema", None)
+    return [] if schema is None else [argument.name for argument in schema.arguments]
+
+
+def set_ranges(size: torch.SymInt, ranges: Mapping[object, object]) -> None:
+    """Set the ranges of symbols, among which that of a size is.
+
+    Fallback: the ranges stay as what ran before has narrowed them.
+    """
+    known: dict[object, object] = getattr(size.node.shape_env, "var_to_range", {})
+    known.update(ranges)
+
+
+@contextmanager
+def without_example(program: ExportedProgram) -> Iterator[None]:
+    """Remove the example from a program while it is saved. Fallback: a file carries it."""
+    samples = getattr(program, "_example_inputs", None)
+    if samples is None:
+        yield
+        return
+    program._example_inputs = None
+    try:
+        yield
+    finally:
+        program._example_inputs = samples
 
 
 # How functions of torch are called without their overload objects.

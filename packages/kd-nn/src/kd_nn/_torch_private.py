@@ -1,6 +1,8 @@
 """What this library knows of torch's private names: how torch calls a module, and what is its own.
 
-Names that a torch may lack are looked up with what takes their place, as those of kd_core.
+Names that a torch may lack are looked up with what takes their place, as those of kd_core. What
+torch offers to those who write distributions, such as `Distribution._validate_args` and
+`_get_checked_instance`, and the dicts of a module that its documentation names are used in place.
 
 A class of torch may be patched at any time, also before this library is imported. So a function is
 taken for torch's own only where it says so itself: its globals are those of the file of torch that
@@ -31,6 +33,7 @@ GLOBAL_HOOKS: Final[tuple[Mapping[int, object], ...]] = tuple(
     private_name(_MODULE, f"_global{name}", {}) for name in HOOKS
 )
 """The dicts that hold the hooks of all modules. Fallback: those are not seen."""
+_FORWARD_HOOKS, _PRE_HOOKS = GLOBAL_HOOKS[:2]
 
 REGISTRATION_HOOKS: Final[Mapping[int, object]] = private_name(
     _MODULE, "_global_module_registration_hooks", {}
@@ -72,6 +75,19 @@ def fake_tensors() -> FakeTensorMode:
     return mode(allow_non_fake_inputs=True)
 
 
+CALLS: Final = ("__call__", "_call_impl", "_wrapped_call_impl")
+"""The names by which a class of modules may say how its modules are called."""
+
+MARKS: Final = frozenset({"_is_torch_compile"})
+"""What torch writes on a module that it compiles. Fallback: such a mark invalidates its plan."""
+
+RECOMPUTED: Final = "_checkpoint_wrapped_module"
+"""The name of the module inside one whose values torch computes again in the backward pass.
+
+Fallback: a step that is wrapped so is called as any other.
+"""
+
+
 def calls_of_modules() -> tuple[object, object]:
     """Return what `nn.Module` has for `__call__` right now, and what that calls."""
     return nn.Module.__call__, getattr(nn.Module, "_call_impl", None)
@@ -100,6 +116,35 @@ def calls_are_own() -> bool:
     """Return whether `nn.Module` calls its subclasses as torch does."""
     call = nn.Module.__dict__["__call__"]
     return is_own(call, nn.Module, "_wrapped_call_impl") and defines(nn.Module, "_call_impl")
+
+
+def is_watched(module: nn.Module) -> bool:
+    """Return whether hooks would see a call of the module with a container.
+
+    Global backward hooks do not count: torch cannot attach them to a container, and they see what
+    the steps wrap.
+    """
+    return bool(
+        _FORWARD_HOOKS
+        or _PRE_HOOKS
+        or module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or "forward" in module.__dict__
+        or module._compiled_call_impl is not None
+    )
+
+
+def runs_as_its_class(module: nn.Module) -> bool:
+    """Return whether a module was neither patched nor compiled on its own."""
+    state = module.__dict__
+    return (
+        "forward" not in state
+        and "__call__" not in state
+        and "_call_impl" not in state
+        and module._compiled_call_impl is None
+    )
 
 
 def is_called_plainly(module: nn.Module, call: object, impl: object) -> bool:

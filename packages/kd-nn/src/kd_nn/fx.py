@@ -35,10 +35,10 @@ from kd_nn._plan.program import (
     Program,
     inplace_of,
     is_sequence,
-    is_watched,
     resolve,
     runs_on_values,
 )
+from kd_nn._torch_private import is_watched
 
 
 class TracedModule(TensorDictModuleBase):

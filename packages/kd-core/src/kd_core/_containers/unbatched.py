@@ -38,6 +38,7 @@ from kd_core._leaves.loops import Selection
 from kd_core._leaves.packing import packed
 from kd_core._nodes import TensorData, UnbatchedView, is_node, is_unbatched
 from kd_core._shapes import Fresh, Reduced, batch_of
+from kd_core._torch_private import make_subclass, storage_of
 
 if TYPE_CHECKING:
     from typing import Self, SupportsIndex
@@ -432,7 +433,7 @@ def _shown(tensor: Tensor, desc: Descriptor) -> Tensor:
     if wraps_tensors(tensor):
         return tensor
     try:
-        view = Tensor._make_subclass(_View, tensor)
+        view = make_subclass(_View, tensor)
     except (RuntimeError, NotImplementedError):  # of `vmap`
         return tensor
     view._kd_tensor, view._kd_desc = tensor, desc  # not the entry, which holds the view
@@ -593,8 +594,7 @@ def _place_of(tensor: Tensor) -> object:
     """Return the storage of a dense tensor, and where its elements are in it."""
     if tensor.layout is not torch.strided or wraps_tensors(tensor):
         return id(tensor)
-    # The storage itself: where there is no data, all addresses are 0.
-    return tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.stride()
+    return storage_of(tensor), tensor.storage_offset(), tensor.stride()
 
 
 def check_equal(one: Tensor, other: Tensor, path: tuple[str, ...]) -> None:

@@ -51,6 +51,8 @@ from kd_core._torch_private import (
     make_subclass,
     nested_view_from_buffer,
     no_torch_function,
+    ragged_dim,
+    sizes_of_rows,
     without_torch_function,
 )
 
@@ -305,8 +307,7 @@ def strided_parts(leaf: Tensor) -> tuple[Tensor, Tensor]:
     """
     rows = [row.reshape(-1) for row in leaf.unbind()]
     values = torch.cat(rows) if rows else torch.empty(0, dtype=leaf.dtype, device=leaf.device)
-    sizes: Tensor = leaf._nested_tensor_size()
-    return values.detach(), sizes.clone()
+    return values.detach(), sizes_of_rows(leaf).clone()
 
 
 def strided_view(values: Tensor, sizes: Tensor) -> Tensor:
@@ -349,8 +350,7 @@ def _ends(lengths: Tensor) -> Tensor:
 
 def _ragged_dim(leaf: Tensor) -> int:
     """Return the ragged dimension of the values, which have no batch dimension."""
-    ragged: int = getattr(leaf, "_ragged_idx")  # noqa: B009  # of a nested tensor
-    return ragged - 1
+    return ragged_dim(leaf) - 1
 
 
 def _jagged(values: Tensor, offsets: Tensor, dim: int) -> Tensor:
@@ -602,7 +602,7 @@ def have_same_rows(one: Tensor, other: Tensor) -> bool:
     """Return whether two tensors without a shape have rows of the same sizes."""
     if not (is_shapeless(one) and is_shapeless(other)):
         return False
-    return torch.equal(one._nested_tensor_size(), other._nested_tensor_size())
+    return torch.equal(sizes_of_rows(one), sizes_of_rows(other))
 
 
 def explain_shapeless(error: Exception | None, what: str, *tensors: Tensor) -> None:

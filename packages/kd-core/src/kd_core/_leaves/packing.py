@@ -21,6 +21,7 @@ from torch import Tensor, UntypedStorage
 from torch.storage import TypedStorage
 
 from kd_core._errors import not_valid, restores
+from kd_core._torch_private import untyped
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -156,7 +157,7 @@ def restore_leaf(buffer: object, dtype: str, shape: Sequence[int], requires_grad
     """
     kind: torch.dtype = getattr(torch, dtype)
     if isinstance(buffer, TypedStorage):
-        leaf = torch.empty(0, dtype=kind, device=buffer.device).set_(buffer._untyped_storage)
+        leaf = torch.empty(0, dtype=kind, device=buffer.device).set_(untyped(buffer))
     else:
         leaf = numbers_of(buffer, kind)
     if len(shape) != 1:

@@ -49,6 +49,7 @@ from kd_core._leaves.loops import (
 from kd_core._nodes import Encodes, encodes, is_any_data, is_data, is_unbatched
 from kd_core._shapes import broadcasts_to
 from kd_core._torch_private import (
+    base_of,
     dispatch_modes,
     get_unwrapped,
     has_internal_overlap,
@@ -383,7 +384,7 @@ def overlap_refusal(target: Tensor) -> str | None:
 
 def _graph_refusal(target: Tensor) -> str | None:
     """Return why autograd refuses to record a write into a tensor, or `None`."""
-    base = target._base
+    base = base_of(target)
     if target.requires_grad and (target.is_leaf or (base is not None and base.is_leaf)):
         return (
             "it requires grad and is a leaf of the graph. Write under `torch.no_grad()`, or "

@@ -40,6 +40,7 @@ from kd_core._protocol import (
     unchanged_on_error,
 )
 from kd_core._shapes import batch_of
+from kd_core._torch_private import add_metadata, metadata_of
 
 if TYPE_CHECKING:
     from typing import Self, TypeVar
@@ -361,9 +362,7 @@ def _added(
             raise given_twice(f"`{name}`", " once nested keys are joined by dots")
     state.update(items)
     if isinstance(state, OrderedDict):
-        known: dict[str, object] = getattr(state, "_metadata", OrderedDict())
-        known.update(about)
-        state._metadata = known  # type: ignore[attr-defined]  # as those of modules
+        add_metadata(state, about)
     return state
 
 
@@ -375,8 +374,8 @@ def _is_flat(state: Mapping[str, object]) -> bool:
 
 def _with_metadata(state: Mapping[str, object]) -> Mapping[str, object]:
     """Return a flat state dict with the items that its nested form has for what is not a tensor."""
-    about = getattr(state, "_metadata", None)
-    if not isinstance(about, Mapping):
+    about = metadata_of(state)
+    if about is None:
         return state
     items = dict(state)
     for path, facts in about.items():

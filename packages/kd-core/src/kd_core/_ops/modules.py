@@ -42,7 +42,7 @@ from kd_core._errors import (
 from kd_core._keys import format_key, nearest_key, plain_str
 from kd_core._leaves.loops import entries_of
 from kd_core._protocol import AbstractContainer
-from kd_core._torch_private import make_subclass, maybe_current_level
+from kd_core._torch_private import make_subclass, maybe_current_level, rebuild_weights
 
 if TYPE_CHECKING:
     from typing import Self
@@ -321,7 +321,7 @@ class MovingScope(ModuleScope):
             home[name] = new
         recurrent = [module for module in moved if isinstance(module, RNNBase)]
         for module in recurrent:
-            _rebuild_weights(module)
+            rebuild_weights(module)
         return [], recurrent, list(moved.values())
 
     def replaced(self) -> dict[str, object]:
@@ -586,7 +586,7 @@ class _Route:
             _restore(taken)
             return None
         for recurrent in taken[1]:
-            _rebuild_weights(recurrent)
+            rebuild_weights(recurrent)
         return taken
 
     def _write(self, entries: Entries, root: nn.Module, taken: Taken) -> None:
@@ -680,13 +680,7 @@ def _restore(taken: Taken) -> None:
         held = {name: value for name, value in attributes.items() if value is not None}
         module.__dict__.update(held)
     for module in recurrent:
-        _rebuild_weights(module)
-
-
-def _rebuild_weights(module: RNNBase) -> None:
-    """Rebuild the list of weights that a recurrent layer computes with."""
-    found = [module._parameters.get(name) for name in module._flat_weights_names]
-    object.__setattr__(module, "_flat_weights", found)
+        rebuild_weights(module)
 
 
 def _child(module: nn.Module, name: str, entry: Entry, path: KeyPath) -> tuple[Entries, nn.Module]:
@@ -740,7 +734,7 @@ def _exchange_traced(entries: Entries, module: nn.Module) -> Callable[[], None]:
         for (store, name, _), tensor in reversed(list(zip(slots, tensors, strict=True))):
             store[name] = tensor
         for member in recurrent:
-            _rebuild_weights(member)
+            rebuild_weights(member)
 
     write([entry if t is None else first[t] for (*_, entry), t in zip(slots, held, strict=True)])
     return lambda: write(held)

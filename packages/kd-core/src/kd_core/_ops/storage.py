@@ -40,7 +40,7 @@ from kd_core._protocol import (
     take_leaves,
 )
 from kd_core._shapes import without_names, wrap_dim
-from kd_core._torch_private import flatten, unflatten
+from kd_core._torch_private import flatten, storage_of, unflatten
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -157,8 +157,7 @@ class Storage(AbstractContainer):
         leaves = [part for leaf in leaves_of(self) for part in stored_in(leaf)]
         if not leaves or any(leaf.layout is not torch.strided for leaf in leaves):
             return False
-        # The storages themselves: all addresses on the meta device are 0.
-        return len({leaf.untyped_storage()._cdata for leaf in leaves if leaf.numel()}) <= 1
+        return len({storage_of(leaf) for leaf in leaves if leaf.numel()}) <= 1
 
     def pack(
         self, dim: int = -1, *, layout: PackLayout[AbstractContainer] | None = None

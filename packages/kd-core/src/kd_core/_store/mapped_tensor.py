@@ -25,7 +25,7 @@ from kd_core._errors import InvalidArgument, InvalidValue, shape_text, wrong_typ
 from kd_core._naming import public_in
 from kd_core._protocol import AbstractContainer, leaves_of
 from kd_core._store import files
-from kd_core._torch_private import no_torch_function, without_torch_function
+from kd_core._torch_private import no_torch_function, storage_of, without_torch_function
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -645,13 +645,13 @@ class MemoryMappedTensor(Tensor, metaclass=_InMap):
 
     def _part(self, part: Tensor) -> Tensor:
         """Return a result of indexing: of this class if it is in the same memory."""
-        if part.untyped_storage()._cdata != self.untyped_storage()._cdata:
+        if storage_of(part) != storage_of(self):
             return part
         return self._of(part, self._filename, self.parent_shape)
 
     def _taken(self, index: Index) -> Self:
         part = self[index]
-        if self.numel() and part.untyped_storage()._cdata != self.untyped_storage()._cdata:
+        if self.numel() and storage_of(part) != storage_of(self):
             raise InvalidValue(
                 f"`index` must give a view of the tensor in the file, got {index!r}, which copies. "
                 "Index the result instead."

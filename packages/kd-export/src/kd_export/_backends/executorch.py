@@ -409,6 +409,8 @@ def _planned(ranges: Mapping[object, object]) -> PassBase:
     import torch
     from torch.fx.passes.infra.pass_base import PassBase
 
+    from kd_export._torch_private import set_ranges
+
     passes = cast("_Passes", _required("executorch.exir.passes.sym_shape_eval_pass"))
     plan = passes.ConstraintBasedSymShapeEvalPass()
 
@@ -419,7 +421,7 @@ def _planned(ranges: Mapping[object, object]) -> PassBase:
                 sizes: Iterable[object] = value.shape if isinstance(value, torch.Tensor) else ()
                 for size in sizes:
                     if isinstance(size, torch.SymInt):
-                        size.node.shape_env.var_to_range.update(ranges)
+                        set_ranges(size, ranges)
             return plan(graph_module)
 
     return Planned()

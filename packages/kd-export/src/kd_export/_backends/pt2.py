@@ -172,7 +172,9 @@ def check_registered(operators: Iterable[str]) -> None:
 
 def _is_on_tensors(overload: OpOverload) -> bool:
     """Decide by the types of arguments and results: TorchScript's operators take any object."""
-    schema = overload._schema
+    from kd_export._torch_private import schema_of
+
+    schema = schema_of(overload)
     types = [str(item.type) for item in (*schema.arguments, *schema.returns)]
     plain = all(_PLAIN.fullmatch(kind) for kind in types)
     return plain and (
@@ -207,16 +209,16 @@ def _borders(program: ExportedProgram) -> Borders:
 @contextlib.contextmanager
 def _stripped(program: ExportedProgram) -> Iterator[None]:
     """Remove, for as long as it is being saved, what a file should not tell."""
+    from kd_export._torch_private import without_example
+
     graphs = [m.graph for m in program.graph_module.modules() if hasattr(m, "graph")]
     nodes = [node for graph in graphs for node in graph.nodes]
     before = [node.meta for node in nodes]
-    samples = program._example_inputs
     try:
         for node in nodes:
             node.meta = {name: node.meta[name] for name in _KEPT if name in node.meta}
-        program._example_inputs = None
-        yield
+        with without_example(program):
+            yield
     finally:
-        program._example_inputs = samples
         for node, meta in zip(nodes, before, strict=True):
             node.meta = meta

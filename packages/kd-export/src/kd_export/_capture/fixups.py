@@ -27,6 +27,7 @@ from kd_export._torch_private import (
     HigherOrderOperator,
     OpOverload,
     TorchDispatchMode,
+    schema_of,
     tree_leaves,
 )
 
@@ -52,7 +53,7 @@ class Unwritten(TorchDispatchMode):
     ) -> object:
         """Run an operator, if it writes into other memory."""
         given = dict(kwargs or {})
-        for position, argument in enumerate(func._schema.arguments):
+        for position, argument in enumerate(schema_of(func).arguments):
             if argument.alias_info is None or not argument.alias_info.is_write:
                 continue
             value = args[position] if position < len(args) else given.get(argument.name)
@@ -182,7 +183,7 @@ def _has_effect(node: fx.Node) -> bool:
     """Keep what writes or asserts; a random draw that nobody reads may go."""
     target = node.target
     if isinstance(target, OpOverload):
-        return target._schema.is_mutable or "assert" in target._schema.name
+        return schema_of(target).is_mutable or "assert" in schema_of(target).name
     if node.op == "call_function":
         return getattr(target, "__module__", None) not in ("_operator", "math", "torch")
     return node.op != "get_attr"
@@ -204,7 +205,7 @@ def _argument(node: fx.Node, name: str) -> object:
     """Return an argument of an operator's call, its default if it was not given."""
     target = node.target
     assert isinstance(target, OpOverload)
-    for position, argument in enumerate(target._schema.arguments):
+    for position, argument in enumerate(schema_of(target).arguments):
         if argument.name == name:
             if name in node.kwargs:
                 return node.kwargs[name]
@@ -318,7 +319,7 @@ def _redirect(node: fx.Node, copy: fx.Node) -> None:
 def _writes(graph: fx.Graph) -> Iterator[tuple[fx.Node, fx.Node]]:
     """List each operator that writes into a placeholder's memory, with the placeholder."""
     for node, target in _calls(graph):
-        for argument in target._schema.arguments:
+        for argument in schema_of(target).arguments:
             if argument.alias_info is None or not argument.alias_info.is_write:
                 continue
             value = _argument(node, argument.name)
@@ -332,9 +333,9 @@ def _root(node: fx.Node) -> fx.Node:
     while node.op == "call_function":
         target = node.target
         if isinstance(target, OpOverload):
-            aliased = [i for i, a in enumerate(target._schema.arguments) if a.alias_info]
+            aliased = [i for i, a in enumerate(schema_of(target).arguments) if a.alias_info]
             source = node.args[aliased[0]] if aliased and aliased[0] < len(node.args) else None
-            if not any(r.alias_info for r in target._schema.returns):
+            if not any(r.alias_info for r in schema_of(target).returns):
                 return node
         else:
             source = node.args[0] if node.args and "getitem" in str(target) else None

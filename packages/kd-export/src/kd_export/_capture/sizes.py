@@ -38,7 +38,7 @@ from torch.export import Dim, ExportedProgram
 from kd_export._errors import ExportError, Key, KeyMismatch, ShapeMismatch, nearest, quoted
 from kd_export._schema.files import as_key, wire_key, wire_name
 from kd_export._schema.schema import Axis, LinearSize, Schema
-from kd_export._torch_private import ASSERT_SCALAR, EXACT_LIMITS, tree_leaves
+from kd_export._torch_private import ASSERT_SCALAR, EXACT_LIMITS, argument_names, tree_leaves
 
 BATCH = "batch"
 AS_ALLOWED = "as allowed"
@@ -682,9 +682,8 @@ def _in_sizes(value: object) -> Found:
 
 def _along_dimension(node: fx.Node) -> Found:
     """List the bounds of slices and the like along a dynamic dimension."""
-    schema = getattr(node.target, "_schema", None)
+    names = argument_names(node.target)
     source = _first(node)
-    names = [] if schema is None else [argument.name for argument in schema.arguments]
     if source is None or "dim" not in names:
         return
     given = dict(zip(names, node.args, strict=False)) | node.kwargs
@@ -701,10 +700,9 @@ def _constants(
     node: fx.Node, operands: Iterable[fx.Node], held: Mapping[str, Tensor]
 ) -> Iterator[int]:
     """List the whole numbers that an operator is given: arguments, and small tensors."""
-    schema = getattr(node.target, "_schema", None)
-    names = [] if schema is None else [argument.name for argument in schema.arguments]
+    names = argument_names(node.target)
     named = [*zip(names, node.args, strict=False), *node.kwargs.items()]
-    plain = [("", arg) for arg in node.args] if schema is None else []
+    plain = [] if names else [("", arg) for arg in node.args]
     for name, value in (*named, *plain):
         if name not in _NOT_NUMBERS:
             yield from _whole(tree_leaves(value))

@@ -68,7 +68,8 @@ from kd_nn._modules.base import (
 from kd_nn._modules.module import TensorDictModule
 from kd_nn._modules.steps import Modules, StepList, store_steps
 from kd_nn._plan.invalidation import Flag, Flagged, depend_on, lists_in
-from kd_nn._plan.program import BUSY, Path, Plan, is_watched, keyed, opens, resolve
+from kd_nn._plan.program import BUSY, Path, Plan, keyed, opens, resolve
+from kd_nn._torch_private import RECOMPUTED, is_watched
 
 # Running a sequence step by step on a container, and the note that a failing step leaves.
 #
@@ -286,7 +287,7 @@ def _write_made(
 
 
 def _run_step(step: nn.Module, work: TensorDictBase) -> object:
-    recomputed = step._modules.get("_checkpoint_wrapped_module")
+    recomputed = step._modules.get(RECOMPUTED)
     if recomputed is not None:
         return _run_recomputed(step, recomputed, work)
     if isinstance(step, StepList) and opens(step) and not anyone_skips and not is_watched(step):

@@ -8,7 +8,7 @@ What counts as a change is decided by exclusion: every assignment and every dele
 attribute, except
 
 - one that leaves the very object in place that was there before,
-- a mark of torch's own (`HARMLESS`), and
+- a mark of torch's own (`MARKS`), and
 - `training` of the classes of this library: they do not read it, and what they wrap reads it when
   it runs. The keys of any other class may depend on it.
 
@@ -36,6 +36,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar, Final, Self, TypeAlias, cast
 
 from torch import nn
+
+from kd_nn._torch_private import CALLS, MARKS
 
 Flag: TypeAlias = list[bool]
 """Empty until a change."""
@@ -91,16 +93,12 @@ _SEEN: Final = "_kd_seen"
 _NEVER_COPIED = (FLAGS, _SEEN, "_kd_plan", "_kd_plans_made", "_kd_prepare", "_kd_resolved")
 """What belongs to one object alone: its flags, and what was derived from it."""
 _ABSENT = object()
-HARMLESS: Final = frozenset({"_is_torch_compile"})
-"""Marks that torch puts on a module, and that nothing derived from a keyed module depends on."""
 RUNNING: Final = (
     "forward",
     "_kd_forward_values",
     "_kd_call_wrapped",
     "_kd_split_outputs",
-    "__call__",
-    "_call_impl",
-    "_wrapped_call_impl",
+    *CALLS,
 )
 """What a class may define to say how its modules run."""
 
@@ -172,7 +170,7 @@ class Flagged(nn.Module):
         state = self.__dict__
         is_same = state.get(name, _ABSENT) is value
         super().__setattr__(name, value)  # type: ignore[arg-type]  # torch types modules only
-        is_harmless = name in HARMLESS or (name == "training" and self._kd_changes_by_assignment)
+        is_harmless = name in MARKS or (name == "training" and self._kd_changes_by_assignment)
         if is_same or is_harmless:
             return
         _invalidate(state)

@@ -17,7 +17,7 @@ from kd_core import NestedKey
 from kd_nn._dispatch import Inplace
 from kd_nn._keys import DISCARD, KeyFlow, Keys, strictly_overlaps
 from kd_nn._plan.invalidation import Dependency, is_patched, running_classes
-from kd_nn._torch_private import GLOBAL_HOOKS
+from kd_nn._torch_private import runs_as_its_class
 
 
 class Keyed(Protocol):
@@ -245,10 +245,7 @@ def runs_on_values(step: object) -> bool:
         isinstance(step, nn.Module)
         and getattr(step, "_kd_has_value_form", False) is True
         and not is_patched(type(step))
-        and "forward" not in step.__dict__
-        and "__call__" not in step.__dict__
-        and "_call_impl" not in step.__dict__
-        and step._compiled_call_impl is None
+        and runs_as_its_class(step)
         and step.__dict__.get("strict") is not False
         and "get_kwargs" not in step.__dict__
     )
@@ -273,27 +270,6 @@ def inplace_of(module: nn.Module) -> Inplace:
     classes = running_classes(type(module))
     asks = "_kd_writes_by_inplace" in vars(classes[-1]) if classes else hasattr(module, "inplace")
     return cast("Inplace", module.inplace) if asks else True
-
-
-_FORWARD_HOOKS, _PRE_HOOKS = GLOBAL_HOOKS[:2]
-
-
-def is_watched(module: nn.Module) -> bool:
-    """Return whether hooks would see a call of the module with a container.
-
-    Global backward hooks do not count: torch cannot attach them to a container, and they see what
-    the steps wrap.
-    """
-    return bool(
-        _FORWARD_HOOKS
-        or _PRE_HOOKS
-        or module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
-        or "forward" in module.__dict__
-        or module._compiled_call_impl is not None
-    )
 
 
 # What a plan is, and why it did not run.
