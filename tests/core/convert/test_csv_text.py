@@ -135,6 +135,36 @@ def test_a_dtype_that_a_column_cannot_have_is_refused(file: Path) -> None:
         TensorDict.from_csv(file, dtype=torch.int64)
 
 
+@pytest.mark.parametrize(
+    ("text", "kind", "value"),
+    [
+        ("1\r\n300", torch.uint8, "300"),
+        ("1\r\n-1", torch.uint8, "-1"),
+        ("1\r\ninf", torch.int64, "inf"),
+        ("1.5\r\n1e20", torch.int64, "1e"),
+        ("0.5\r\nnan", torch.bool, "NaN"),
+    ],
+)
+def test_numbers_that_a_dtype_does_not_have_are_refused(
+    file: Path, text: str, kind: torch.dtype, value: str
+) -> None:
+    file.write_text(f"a\r\n{text}\r\n")
+    by_key: dict[NestedKey, torch.dtype] = {"a": kind}
+    for asked in (kind, by_key):
+        with pytest.raises(InvalidValue, match=rf"`a` .*row 1, counted from 0, is {value}"):
+            TensorDict.from_csv(file, dtype=asked)
+    file.write_text("a,v[0],v[1]\r\n1.0,2,-3\r\n2.0,5,300\r\n")
+    assert TensorDict.from_csv(file, dtype={"a": torch.uint8})["a"].tolist() == [1, 2]
+    with pytest.raises(InvalidValue, match=r"`v` .*row 0, counted from 0, is -3"):
+        TensorDict.from_csv(file, dtype=torch.uint8)
+
+
+def test_tables_without_rows_have_the_dtype_too(file: Path) -> None:
+    file.write_text("a\r\n")
+    assert TensorDict.from_csv(file, dtype=torch.int8)["a"].dtype is torch.int8
+    assert TensorDict.from_json('{"a": [], "b": 1.0}', dtype=torch.int8)["b"].dtype is torch.int8
+
+
 def test_numbers_have_the_fewest_digits() -> None:
     td = TensorDict({"a": torch.tensor([3.721, 1e-30, float("nan")])}, [3])
     assert td.to_csv() == "a\r\n3.721\r\n1e-30\r\nnan\r\n"

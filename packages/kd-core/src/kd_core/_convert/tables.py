@@ -290,11 +290,15 @@ class Dtypes:
         wanted = self._wanted(path)
         if wanted is None:
             return leaf
-        if leaf.is_floating_point() and not _has_nan(wanted) and not leaf.is_nested:
-            missing = leaf.isnan().reshape(len(leaf) if leaf.ndim else 1, -1).any(1).nonzero()
-            if len(missing):
-                raise _cannot(path, wanted, int(missing[0]), "NaN")
-        return leaf.to(wanted)
+        made = leaf.to(wanted)
+        if not _has_nan(wanted) and not leaf.is_nested:
+            whole = leaf.double().trunc() if leaf.is_floating_point() else leaf
+            lost = whole.isnan() if wanted is torch.bool else made.to(whole.dtype) != whole
+            if lost.any():
+                row = int(lost.nonzero()[0, 0]) if leaf.ndim else 0
+                value = leaf[lost][0].item()
+                raise _cannot(path, wanted, row, "NaN" if value != value else repr(value))
+        return made
 
     def check(self) -> None:
         """Refuse keys of which there is no entry of numbers.
@@ -393,7 +397,7 @@ def _as_numbers(
 def _cannot(path: tuple[str, ...], dtype: torch.dtype, row: int, value: str) -> InvalidValue:
     remedy = "Fill what is empty, or ask for a dtype of floating-point numbers, which has NaN."
     if value not in ("empty", "NaN"):
-        remedy = "Correct the value, or ask for no dtype of this column."
+        remedy = "Correct the value, or ask for another dtype of this column, or none."
     return InvalidValue(
         f"column {format_key(path)} cannot be read as `{dtype}`: the value of row {row}, counted "
         f"from 0, is {value}. {remedy}"
