@@ -312,6 +312,12 @@ def test_an_instance_takes_another_container_and_is_copied_as_before(tmp_path: P
             row.__dict__["_tensordict"] = TensorDict(b=torch.ones(2), batch_size=[2])
         except (AttributeError, KeyError):
             print(tuple(row.batch_size), row.a.tolist())
+        other = TensorDict(a=torch.ones(2), batch_size=[2], device="cpu", names=["t"]).lock_()
+        row.__dict__.update(_tensordict=other)
+        row.s = "v"
+        print(row.a.tolist(), row.s, row.device, row.names, list(other.keys()))
+        row.__dict__["_tensordict"] = stack[:1]
+        print(row.a.tolist(), row.s, tuple(row.batch_size))
     """
     assert printed(run(tmp_path, textwrap.dedent(program))) == [
         "[1.0, 0.0, 0.0] (3,) w ['_tensordict']",
@@ -323,6 +329,8 @@ def test_an_instance_takes_another_container_and_is_copied_as_before(tmp_path: P
         "(3,) [2, 3, 1] (2,)",
         "Row (2,) ['a', 'b'] [[1.0, 1.0], [1.0, 1.0]]",
         "(3,) [1.0, 0.0, 0.0]",
+        "[1.0, 1.0] v cpu ['t'] ['a']",
+        "[[1.0, 1.0]] [['v', 'v']] (1, 2)",
     ]
 
 

@@ -382,13 +382,14 @@ class _Attributes(dict[str, object]):
         self._instance = instance
 
     def __setitem__(self, name: str, value: object) -> None:
-        """Let the instance hold what another container holds, and its batch size."""
+        """Let the instance hold what another container holds, and nothing else."""
         if name != "_tensordict" or not isinstance(value, TensorDictBase):
             setattr(self._instance, name, value)
             return
-        entries = value
+        instance = self._instance
+        instance._kd_check_unlocked("replace its entries")
         if isinstance(value, LazyStackedTensorDict):
-            stack: object = self._instance
+            stack: object = instance
             if isinstance(stack, LazyStackedTensorDict):
                 stack._members, stack._dim, stack._kd_desc = (
                     value._members,
@@ -396,15 +397,15 @@ class _Attributes(dict[str, object]):
                     value._kd_desc,
                 )
                 return
-            entries = value.contiguous()
-        before = self._instance.batch_size
-        self._instance.batch_size = torch.Size([])
-        try:
-            self._instance.update(entries)
-        except Exception:
-            self._instance.batch_size = before
-            raise
-        self._instance.batch_size = value.batch_size
+            value = value.contiguous()
+        made = _from_tensordict(type(instance), value)._kd_shallow()
+        instance._kd_entries, instance._kd_nested = made._kd_entries, made._kd_nested
+        instance._kd_desc = made._kd_desc
+
+    def update(self, *others: Any, **named: object) -> None:
+        """Set several attributes."""
+        for name, value in dict(*others, **named).items():
+            self[name] = value
 
 
 def _with_attributes(getter: Callable[[Any, str], object]) -> Callable[[Any, str], object]:
