@@ -2,7 +2,7 @@ import copy
 import pickle
 import warnings
 from collections.abc import Callable
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -386,6 +386,30 @@ def test_keys_that_are_assigned_to_a_sequence_are_what_it_lists() -> None:
         td = TensorDict({"x": torch.ones(2)}, [2])
         assert list(around(td.copy()).keys()) == list(module(td).keys()) == ["x", *plain.out_keys]
     assert copy.deepcopy(module).out_keys == module.out_keys
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_every_call_of_a_sequence_that_lists_fewer_keys_writes_the_same(nested: bool) -> None:
+    module, plain = chain(), chain()
+    module.out_keys = [plain.out_keys[-1]]
+    outer = TensorDictSequential(module) if nested else module
+    compiled = torch.compile(outer, backend="eager")
+    for run in (outer, outer, outer, compiled):
+        made = run(TensorDict({"x": torch.ones(2)}, [2]))
+        assert list(made.keys()) == ["x", *plain.out_keys]
+    value: Any = plain(x=torch.ones(2))
+    calls: list[Any] = [module, module, module, torch.compile(module, backend="eager")]
+    for call in calls:
+        assert torch.equal(call(x=torch.ones(2)), value[-1])
+
+
+def test_a_selection_goes_before_the_keys_that_a_sequence_lists() -> None:
+    module, plain = chain(), chain()
+    module.out_keys = first, last = [plain.out_keys[0], plain.out_keys[-1]]
+    assert module.select_out_keys(last).out_keys == [last]
+    for _ in range(3):
+        assert list(module(TensorDict({"x": torch.ones(2)}, [2])).keys()) == ["x", last]
+    assert module.reset_out_keys().out_keys == [first, last]
 
 
 def test_lost_write_warns_at_build() -> None:

@@ -699,7 +699,7 @@ class TensorDictSequential(StepList, TensorDictModule):  # type: ignore[misc]  #
                 resolved = self._kd_resolve()
             if resolved.unsure:
                 resolved = self._kd_resolve()
-            if "_kd_listed" in self.__dict__:
+            if "_kd_listed" in self.__dict__ and _writes_all(self):  # else a selection says it
                 return [*self.__dict__["_kd_listed"].get("out_keys", resolved.listed)]
             return [*resolved.listed]
 

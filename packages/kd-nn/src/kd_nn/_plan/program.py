@@ -162,6 +162,8 @@ class _Resolver:
 
     def _visit_steps(self, root: nn.Module, path: Path, index: Path, values: Values) -> None:
         """Visit the steps of a sequence, also those whose outputs nobody sees."""
+        if "_kd_listed" in root.__dict__:  # its keys are not those that it reads and writes
+            raise Unresolvable
         sequence = cast("_Sequence", root)
         scope = None if self.in_scope else sequence._kd_scope()
         start, outer = len(self.calls), self.in_scope
