@@ -42,7 +42,7 @@ def trees(draw: st.DrawFn) -> TensorDictBase:
         leaf = torch.arange(float(draw(st.integers(0, 3))))
         of_batch = {"fixed": UnbatchedTensor(leaf), "held": NonTensorData({"t": [leaf, leaf * 2]})}
         below = TensorDict(of_batch, td.batch_size)
-        td = TensorDict({"below": below, **td, **of_batch}, td.batch_size)
+        td = TensorDict({"below": below, **dict(td.items()), **of_batch}, td.batch_size)
     if draw(st.integers(0, 3)):
         return td
     dim = draw(st.integers(0, td.batch_dims))
