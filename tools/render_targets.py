@@ -116,7 +116,10 @@ def tried(subject: str, target: str) -> Cell:
         return Cell(subject, target, row.message.removeprefix("largest difference "), "")
     if isinstance(row.error, kd_export.BackendMissing):
         return Cell(subject, target, MISSING, row.message)
-    return Cell(subject, target, "refused", row.message.partition("\n")[0])
+    told = row.message.partition("\n")[0]
+    if isinstance(row.error, kd_export.VerifyError) and isinstance(row.error.got, float):
+        told += f" The largest difference is {row.error.got:.3g}."
+    return Cell(subject, target, "refused", told)
 
 
 def work(pipe: Connection) -> None:

@@ -198,6 +198,21 @@ def test_two_files_differ_in_a_name_at_its_place(path: Path, tmp_path: Path) -> 
     ]
 
 
+def test_two_files_differ_in_plain_properties(path: Path, tmp_path: Path) -> None:
+    other, model = tmp_path / "other.onnx", onnx.load(path)
+    named = {one.key: one for one in model.metadata_props}
+    named["obs.unit"].value = "degree"
+    note = model.metadata_props.add()
+    note.key, note.value = "licence", "MIT"
+    onnx.save(model, other)
+    found = kd_export.diff(path, other)
+    assert [(row.what, row.name, row.one, row.other) for row in found.rows] == [
+        ("property", "obs.unit", None, "degree"),
+        ("property", "licence", None, "MIT"),
+    ]
+    assert kd_export.diff(path, other, interface=True).same
+
+
 def test_the_header_has_elements(path: Path) -> None:
     text = header(kd_export.inspect(path), "policy")
     assert '{"knee", "rad", "joint position", -1.5, 2.0}' in text

@@ -23,8 +23,10 @@ from kd_export._schema.differences import (
     Differences,
     content_differences,
     interface_differences,
+    property_differences,
 )
-from kd_export._schema.files import open_regular
+from kd_export._schema.files import contents, open_regular
+from kd_export._schema.onnx_file import further_properties
 from kd_export._schema.schema import Schema
 
 Word = TypeVar("Word")
@@ -159,8 +161,9 @@ def diff(one: str | Path, other: str | Path, *, interface: bool = False) -> Diff
     """Compare what two artefacts say, of any formats, executing nothing.
 
     Compared are inputs, outputs and their order, axes, mode, metadata, versions, the weights of
-    two files of one format, and the results of tests that both store. What their names are inside
-    the files is not, nor are the bounds of test inputs.
+    two files of one format, the results of tests that both store, and the plain properties of two
+    ``.onnx`` files. What their names are inside the files is not, nor are the bounds of test
+    inputs.
 
     Args:
         one: The first file.
@@ -187,7 +190,16 @@ def diff(one: str | Path, other: str | Path, *, interface: bool = False) -> Diff
     rows = [*interface_differences(*schemas)]
     if not interface:
         rows += content_differences(*schemas, digests=backend_for(one) is backend_for(other))
+        rows += property_differences(*map(_further_properties, (one, other)))
     return Differences(str(one), str(other), tuple(rows))
+
+
+def _further_properties(path: Path) -> dict[str, str] | None:
+    """Return what an ``.onnx`` file tells other tools beside its schema; others tell nothing."""
+    if path.suffix.lower() != ".onnx":
+        return None
+    with open_regular(path) as file:
+        return further_properties(contents(file))
 
 
 def load(backend: Backend, file: BinaryIO, path: Path) -> Session:

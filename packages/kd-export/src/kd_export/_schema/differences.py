@@ -163,6 +163,14 @@ def content_differences(one: Schema, other: Schema, *, digests: bool) -> Iterato
     yield from _results(one, other)
 
 
+def property_differences(
+    one: Mapping[str, str] | None, other: Mapping[str, str] | None
+) -> Iterator[Difference]:
+    """Compare plain properties that do not follow from schemas, where both formats have some."""
+    if one is not None and other is not None:
+        yield from _in_mappings("property", one, other)
+
+
 def _in_mappings(
     what: str, one: Mapping[str, object], other: Mapping[str, object]
 ) -> Iterator[Difference]:

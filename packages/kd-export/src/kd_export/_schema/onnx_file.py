@@ -129,17 +129,29 @@ def plain_properties(text: str) -> dict[str, str]:
 
 def contradiction(model: memoryview) -> tuple[str, str, str] | None:
     """Return name, text and right text of a plain property that differs from the schema."""
-    pairs = [
-        _named_text(model[start : start + size])
-        for number, start, size in fields_in(model, 0, len(model))
-        if number == _METADATA_PROPS
-    ]
+    pairs = _properties(model)
     text = next((value for name, value in pairs if name == SCHEMA_PROPERTY), None)
     wanted = {} if text is None else plain_properties(text)
     for name, value in pairs:
         if wanted.get(name, value) != value:
             return name, value, wanted[name]
     return None
+
+
+def further_properties(model: memoryview) -> dict[str, str]:
+    """Return the properties of a model that do not follow from its schema, by name."""
+    found = dict(_properties(model))
+    text = found.pop(SCHEMA_PROPERTY, None)
+    wanted = {} if text is None else plain_properties(text)
+    return {name: value for name, value in found.items() if wanted.get(name) != value}
+
+
+def _properties(model: memoryview) -> list[tuple[str, str]]:
+    return [
+        _named_text(model[start : start + size])
+        for number, start, size in fields_in(model, 0, len(model))
+        if number == _METADATA_PROPS
+    ]
 
 
 def _named_text(field: memoryview) -> tuple[str, str]:
