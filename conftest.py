@@ -134,6 +134,24 @@ def _read_translations_once() -> None:
     registry.from_torchlib = staticmethod(copied)  # type: ignore[union-attr]  # it is there
 
 
+def _compile_without_figures() -> None:
+    """Let dynamo write no notes that nobody reads: how long guards take, and what a call changes.
+
+    To time the guards of a graph it empties the caches of the processor, which takes as long as to
+    trace a small one. Where torch has moved the places, nothing is changed.
+    """
+    guards = sys.modules.get("torch._dynamo.guards")
+    if hasattr(guards, "profile_guard_manager"):
+        guards.profile_guard_manager = _no_time  # type: ignore[union-attr]  # it is there
+    config = sys.modules.get("torch._dynamo.config")
+    if hasattr(config, "side_effect_replay_policy"):
+        config.side_effect_replay_policy = "silent"  # type: ignore[union-attr]  # it is there
+
+
+def _no_time(*_: object) -> float:
+    return 0.0
+
+
 @pytest.fixture(autouse=True)
 def _same_start(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fix the seed of every test, and give every docstring a folder of its own."""
@@ -142,6 +160,7 @@ def _same_start(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(0)
     _read_translations_once()
+    _compile_without_figures()
     _remove_hooks_of_exports()
     if isinstance(request.node, pytest.DoctestItem):
         monkeypatch.chdir(request.getfixturevalue("tmp_path"))
