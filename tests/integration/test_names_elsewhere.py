@@ -1,12 +1,12 @@
 """Importing a name from the package that does not have it says which one does."""
 
 import re
-import subprocess
 import sys
 from importlib import import_module
 from importlib.machinery import PathFinder
 
 import pytest
+from tests import children
 
 from kd_core._naming import homes
 
@@ -80,7 +80,4 @@ def test_a_misspelt_import_says_the_name_that_is_meant(
 def test_a_public_module_is_an_attribute_of_its_package(name: str) -> None:
     package, _, part = name.rpartition(".")
     program = f"import {package}; print({name}.__name__, hasattr({package}, '{part}s'))"
-    said = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=True
-    )
-    assert said.stdout.split() == [name, "False"]
+    assert children.check_output("-W", "ignore", "-c", program).split() == [name, "False"]

@@ -1,9 +1,7 @@
 """Importing a package loads nothing heavy that plain `import torch` does not load."""
 
-import subprocess
-import sys
-
 import pytest
+from tests import children
 from tests.repo.tree import IMPORT_NAMES
 
 HEAVY = {
@@ -33,9 +31,7 @@ print(*sorted(set(sys.modules) - before))
 
 
 def modules_added_by(name: str) -> set[str]:
-    command = [sys.executable, "-c", PROGRAM.format(name=name)]
-    result = subprocess.run(command, check=True, capture_output=True, text=True)
-    return set(result.stdout.split())
+    return set(children.check_output("-c", PROGRAM.format(name=name)).split())
 
 
 def heavy_among(modules: set[str]) -> set[str]:
