@@ -7,11 +7,13 @@ shows what the library does.
 """
 
 import functools
+import math
 from collections.abc import Callable
 
 import torch
 from tools.picture import ROW, Picture, with_dark, write
 
+import kd_export
 from kd_core import (
     TensorDict,
     TensorDictBase,
@@ -336,16 +338,63 @@ def board() -> str:
     return readers("policy.pte", "kd in Python", "ExecuTorch in Python", "C++ on the board")
 
 
-def readers(file: str, *programs: str) -> str:
+def readers(file: str, *programs: str, entries: str = "obs.state to action") -> str:
     """Draw programs that read one file."""
-    picture = Picture(580, 150)
-    picture.box(20, 51, 150, 48, "batch")
-    picture.text(95, 75, file, "title", "middle")
-    for row, program in enumerate(programs):
+    texts = [f"{program}: {entries}" for program in programs]
+    width = max(254, 24 + math.ceil(7.3 * max(map(len, texts))))
+    picture = Picture(326 + width, 30 + 40 * len(programs))
+    middle = 15 + 20 * len(programs)
+    picture.box(20, middle - 24, 150, 48, "batch")
+    picture.text(95, middle, file, "title", "middle")
+    for row, text in enumerate(texts):
         y = 35 + 40 * row
-        picture.arrow(170, 75, 300, y)
-        picture.box(306, y - 15, 254, 30)
-        picture.text(318, y, f"{program}: obs.state to action")
+        picture.arrow(170, middle, 300, y)
+        picture.box(306, y - 15, width, 30)
+        picture.text(318, y, text)
+    return picture.svg()
+
+
+def handover() -> str:
+    """Draw who reads what is in the folder that is handed over."""
+    readers_of = ("C, C++ and Rust", "a page, on any phone", "Python without torch", "Triton")
+    return readers("pendulum.onnx", *readers_of, entries="observation to action")
+
+
+def captured() -> str:
+    """Draw what `torch.export` keeps of a keyed module, and what `kd_export` adds."""
+    model = TensorDictModule(torch.add, in_keys=["x", "y"], out_keys=["out"])
+    inputs = {"x": torch.zeros(8, 100), "y": torch.zeros(8, 100)}
+    plain = torch.export.export(model, args=(), kwargs=inputs)
+    schema = kd_export.export(model, inputs).schema
+    arguments = ", ".join(plain.graph_signature.user_inputs)
+    shapes = [tuple(x.shape) for x in plain.example_inputs[1].values()]
+    picture = Picture(760, 186)
+    panels = (
+        (
+            "a keyed module",
+            [f"reads {', '.join(map(str, model.in_keys))}", f"writes {model.out_keys[0]}"],
+        ),
+        ("torch.export", [f"arguments {arguments}", f"of {shapes[0]}", "one tensor"]),
+        (
+            "kd_export",
+            [f"{entry.wire}  {entry.describe()}" for entry in (*schema.inputs, *schema.outputs)],
+        ),
+    )
+    places = ((20, 160), (244, 180), (488, 252))
+    for (title, lines), (x, width) in zip(panels, places, strict=True):
+        picture.text(x, 22, title, "title")
+        picture.box(x, 40, width, 100, "batch" if title == "kd_export" else "box")
+        for row, line in enumerate(lines):
+            picture.text(x + 12, 64 + 26 * row, line)
+    picture.arrow(180, 90, 236, 90)
+    picture.arrow(424, 90, 480, 90)
+    notes = (
+        "names are in the module",
+        "a graph, of these sizes",
+        "of every batch, run and compared",
+    )
+    for note, (x, _) in zip(notes, places, strict=True):
+        picture.text(x, 164, note, "note")
     return picture.svg()
 
 
@@ -444,6 +493,8 @@ PICTURES: dict[str, Callable[[], str]] = {
     "sweep.svg": sweep,
     "runtimes.svg": runtimes,
     "board.svg": board,
+    "captured.svg": captured,
+    "handover.svg": handover,
     "memory.svg": memory,
     "molecule.svg": molecule,
     "policy.svg": policy,
