@@ -1,7 +1,9 @@
 """Turn a page of the documentation into a notebook: what the button of each page downloads.
 
-Text becomes Markdown cells, Python becomes code cells, and pictures are attached. Prompts and
-printed results are left out, because a notebook prints its own.
+Text becomes Markdown cells, Python becomes code cells, and pictures are in the text as data: an
+attached SVG is not shown by JupyterLab. Prompts and printed results are left out, because a
+notebook prints its own; a cell ends where the page prints something, because a notebook prints
+the last value of a cell only.
 """
 
 import base64
@@ -33,12 +35,12 @@ def notebook(page: Path) -> str | None:
     ):
         language, _, body = part.partition("\n") if number % 2 else ("", "", part)
         if language == "python":
-            cells.append(_cell("code", code_of(body)))
+            cells += code_cells(body)
             has_code = True
         elif number % 2 and not language.startswith("{"):
             cells.append(_cell("markdown", f"```{part}```"))
         elif not number % 2 and (shown := _without_directives(part).strip()):
-            cells.append(_with_pictures(shown, page.parent))
+            cells.append(_cell("markdown", _with_pictures(shown, page.parent)))
     if not has_code:
         return None
     sources = "".join(str(cell["source"]) for cell in cells if cell["cell_type"] == "code")
@@ -56,12 +58,29 @@ def notebook(page: Path) -> str | None:
     )
 
 
-def code_of(fence: str) -> str:
-    """Return the statements of a fence, without prompts and results."""
+def code_cells(fence: str) -> list[Cell]:
+    """Return the statements of a fence, a cell for each result, without prompts and results.
+
+    A cell that raises, as the page shows, is marked: the cells below it run all the same.
+    """
     lines = fence.strip("\n").split("\n")
     if not any(line.startswith(">>> ") for line in lines):
-        return "\n".join(lines)
-    return "\n".join(line[4:] for line in lines if re.match(r"(>>>|\.\.\.)( |$)", line))
+        return [_cell("code", "\n".join(lines))]
+    cells: list[Cell] = []
+    statements: list[str] = []
+    results: list[str] = []
+    for line in [*lines, ">>> "]:  # the last prompt ends the last cell
+        if not re.match(r"(>>>|\.\.\.)( |$)", line):
+            results += [line] if line.strip() else []
+            continue
+        if statements and (results or line == ">>> "):
+            cell = _cell("code", "\n".join(statements))
+            if results and results[0].startswith("Traceback"):
+                cell["metadata"] = {"tags": ["raises-exception"]}
+            cells.append(cell)
+            statements, results = [], []
+        statements.append(line[4:])
+    return cells
 
 
 def _cell(kind: str, source: str) -> Cell:
@@ -73,16 +92,12 @@ def _without_directives(text: str) -> str:
     return re.sub(r"^:::.*\n?|^<!--.*?-->\n?", "", text, flags=re.MULTILINE)
 
 
-def _with_pictures(text: str, folder: Path) -> Cell:
-    """Return a Markdown cell that carries the pictures that it shows."""
-    attachments: dict[str, dict[str, str]] = {}
+def _with_pictures(text: str, folder: Path) -> str:
+    """Return Markdown that carries the pictures that it shows."""
 
-    def attach(found: re.Match[str]) -> str:
+    def carry(found: re.Match[str]) -> str:
         path = folder / found[2]
         data = base64.b64encode(path.read_bytes()).decode()
-        attachments[path.name] = {TYPES[path.suffix]: data}
-        return f"![{found[1]}](attachment:{path.name})"
+        return f"![{found[1]}](data:{TYPES[path.suffix]};base64,{data})"
 
-    source = re.sub(r"!\[([^\]]*)\]\(([^):\s]+\.(?:svg|png))\)", attach, text)
-    cell = _cell("markdown", source)
-    return cell | {"attachments": attachments} if attachments else cell
+    return re.sub(r"!\[([^\]]*)\]\(([^):\s]+\.(?:svg|png))\)", carry, text)

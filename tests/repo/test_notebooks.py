@@ -1,11 +1,13 @@
 """Pages become notebooks that run, and that need nothing beside them."""
 
+import base64
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 from tests.repo.tree import ROOT
-from tools.notebook import code_of, notebook
+from tools.notebook import code_cells, notebook
 
 PICTURE = '<svg xmlns="http://www.w3.org/2000/svg"/>'
 PAGE = """# Title
@@ -20,6 +22,11 @@ Text with ![a picture](p.svg).
 ...     total = number
 >>> total
 1
+>>> total = td
+Traceback (most recent call last):
+    ...
+NameError: name 'td' is not defined
+>>> total = 1
 
 ```
 
@@ -44,18 +51,23 @@ def test_a_page_becomes_cells(tmp_path: Path) -> None:
     text = notebook(page)
     assert text is not None
     cells = json.loads(text)["cells"]
+    data = base64.b64encode(PICTURE.encode()).decode()
     assert [cell["source"] for cell in cells] == [
-        "# Title\n\nText with ![a picture](attachment:p.svg).",
+        f"# Title\n\nText with ![a picture](data:image/svg+xml;base64,{data}).",
         "%pip install --quiet kd-core",
         "from kd_core import TensorDict\nfor number in range(2):\n    total = number\ntotal",
+        "total = td",
+        "total = 1",
         "```sh\npip install kd-core\n```",
         "td = TensorDict(x=total)",
     ]
-    assert list(cells[0]["attachments"]["p.svg"]) == ["image/svg+xml"]
+    raising = [cell for cell in cells if "raises-exception" in cell["metadata"].get("tags", [])]
+    assert [cell["source"] for cell in raising] == ["total = td"]
     namespace: dict[str, object] = {}
     for cell in cells:
         if cell["cell_type"] == "code" and not cell["source"].startswith("%"):
-            exec(cell["source"], namespace)
+            with pytest.raises(NameError) if cell in raising else nullcontext():
+                exec(cell["source"], namespace)
     assert namespace["total"] == 1
 
 
@@ -74,5 +86,9 @@ def test_every_code_cell_is_python(folder: str) -> None:
 
 
 def test_prompts_and_results_are_left_out() -> None:
-    assert code_of(">>> if x:\n...     y\n...\n3\n") == "if x:\n    y\n"
-    assert code_of("x = 1\n") == "x = 1"
+    def sources(fence: str) -> list[object]:
+        return [cell["source"] for cell in code_cells(fence)]
+
+    assert sources(">>> if x:\n...     y\n...\n3\n") == ["if x:\n    y\n"]
+    assert sources(">>> x\n1\n>>> y = 2\n>>> y\n2\n\n") == ["x", "y = 2\ny"]
+    assert sources("x = 1\n") == ["x = 1"]
