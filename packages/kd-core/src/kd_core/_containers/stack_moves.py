@@ -504,6 +504,10 @@ def _rows(which: Any, count: int) -> list[int] | int | None:
 # class of a tensor class has its own, so that `super()` in a method finds the next one. Private
 # names of lazy stacks are kept.
 #
+# Inheritance from both would be plainer, and Python refuses it: instances of either have slots of
+# their own ("instance lay-out conflict"). So functions of the tensor class are copied with another
+# `__class__` cell, which is the one way to say what `super()` without arguments means.
+#
 # Knows what the body of a class holds; must not know how fields are read or stacks stored.
 
 _CLASS_METHODS: Final = ("fields", "from_dict", "from_tensordict")
