@@ -1,4 +1,4 @@
-"""How far a long task is: shown where somebody looks, said in a log, nothing when quiet.
+"""The progress of a long task: shown in a terminal, written to a log, or not shown.
 
 A task has stages, and a stage may have a count. Once it has taken longer than `PATIENCE`, it is
 shown on the standard error stream: in a terminal and a notebook as a bar with rate, remaining time
@@ -438,7 +438,7 @@ class _Bar:
         from rich.progress import BarColumn, Progress, TextColumn
 
         class Bearing(Console):
-            """A console that does not end the program where nobody reads it any more."""
+            """A console that does not end the program when its reader has gone."""
 
             def on_broken_pipe(self) -> None:
                 raise BrokenPipeError

@@ -749,7 +749,7 @@ def refuse_partial(container: AbstractContainer, purpose: str) -> None:
 
 
 def _members_below(level: AbstractContainer) -> list[AbstractContainer]:
-    """Return the containers that a stack of stacks is made of; a container that is none, itself."""
+    """Return the containers that a stack of stacks is made of; any other container, itself."""
     if not isinstance(level, Composite):
         return [level]
     return [row for member in level._members for row in _members_below(member)]

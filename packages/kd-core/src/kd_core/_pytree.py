@@ -103,7 +103,7 @@ class Level(NamedTuple):
     Attributes:
         number: the level.
         mapped: its tensors, as far as they have strides.
-        of_numbers: whether its children are no tensors but `in_dims` of `vmap`.
+        of_numbers: whether its children are `in_dims` of `vmap` instead of tensors.
     """
 
     number: int
@@ -313,7 +313,7 @@ def given_rows(entry: TensorData, dim: int, desc: Descriptor) -> Tensor | Tensor
 
 
 def _dump_unbatched(constant: object) -> None:
-    """Convert the structure to a JSON value: there is none."""
+    """Refuse to convert the structure to a JSON value."""
 
 
 torch_tree.register_pytree_node(

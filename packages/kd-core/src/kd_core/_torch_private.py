@@ -78,8 +78,8 @@ _DEFAULT: object = private_name(_EVAL, "_FrameAction.DEFAULT", None)
 def run_alone_eagerly(*functions: Callable[..., object]) -> None:
     """Let dynamo trace functions inside of others, and never compile one of them alone.
 
-    What one writes into a `threading.local` there is lost. `torch.compiler.disable` is no way: it
-    breaks the graph where such a function is called, and loads the compiler. Fallback: after a
+    What one writes into a `threading.local` there is lost. `torch.compiler.disable` would
+    break the graph where such a function is called, and load the compiler. Fallback: after a
     graph break in a scope that compiled code enters, the scope has no effect.
     """
     for function in functions:
@@ -513,7 +513,7 @@ def is_possible(condition: bool) -> bool:
 def is_known_size(size: int) -> bool:
     """Return whether a size is a number, or a symbol whose number dynamo may make a constant.
 
-    Of a size that depends on data, dynamo knows nothing: neither that it is not 0, nor not 1.
+    Of a size that depends on data, dynamo knows neither that it is not 0 nor that it is not 1.
     """
     if not is_dynamo_compiling():
         return is_constant_size(size)

@@ -26,7 +26,7 @@ _ORDER: Final = ("kd_core", "kd_nn", "kd_probabilistic", "kd_nn.distributions")
 
 @dataclass(frozen=True)
 class Note:
-    """What somebody has to look at: a line of a program, and why."""
+    """A line of a program that must be changed by hand, and why."""
 
     path: Path
     line: int

@@ -111,7 +111,7 @@ def seal(path: str | Path) -> None:
 
 
 def resize(path: str | Path, rows: int) -> None:
-    """Give an arena another number of rows; those that are new are zeros.
+    """Change the number of rows of an arena; new rows are zeros.
 
     What it holds is copied, so resize in large steps. Readers see the old rows or all new ones. A
     container that was loaded before keeps the old rows, and refuses to write in this process, since

@@ -217,7 +217,7 @@ def save_reduced(
         backend: The format of both.
         program: What the float file was written of, for formats that are written of programs.
         precision: One of `PRECISIONS`.
-        calibration: A container or dict of rows, or an iterable of such; ``None`` is none.
+        calibration: A container or dict of rows, or an iterable of such; ``None``: not calibrated.
         drawn: Rows to judge on where there is no calibration.
         budget: The limits ``max``, ``rms`` and ``agreement``.
         keep_float: ``"auto"``: as few layers stay float as the budget needs. Or their names.
@@ -488,7 +488,7 @@ def _sealed(
     reduction: Reduction,
     notes: tuple[str, ...],
 ) -> Report:
-    """Give a file its schema and its place, once it passes its own stored tests and is timed."""
+    """Write the schema into a file and move it, once it passes its stored tests and is timed."""
     precision = schema.precision
     rtol, atol = (schema.tolerance.get(name) for name in ("rtol", "atol"))
     allowed = Tolerance(rtol, atol, None if precision is None else precision.budget)

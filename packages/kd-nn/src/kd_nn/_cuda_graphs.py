@@ -122,7 +122,8 @@ class CudaGraphModule(nn.Module, Generic[P, R]):
         in_keys: With `out_keys`: run `module` on tensors, as `TensorDictModule` does.
         out_keys: The entries to write.
         device: The GPU; None: the current one.
-        passthrough: Whether to call `module` itself where torch finds no GPU, or `device` is none.
+        passthrough: Whether to call `module` itself where torch finds no GPU, or `device` is not
+            one.
 
     Raises:
         InvalidArgument: there is no such GPU, and `passthrough` is `False`.

@@ -54,11 +54,11 @@ if TYPE_CHECKING:
 
 
 DRAWS = 100
-"""How many draws an entropy is estimated from if nobody says."""
+"""How many draws an entropy is estimated from by default."""
 
 
 class EntropyEstimateWarning(UserWarning):
-    """An entropy has no formula and is estimated from draws, although nobody said from how many."""
+    """An entropy has no formula and is estimated from a default number of draws."""
 
 
 def entropy_of(distribution: Distribution, name: str, draws: int | None) -> Tensor:

@@ -192,7 +192,7 @@ def _borrowed(node: NonTensorDataBase, name: str) -> object:
 
 
 _MADE_APART: Final = frozenset({"to_module"})
-"""Methods that return a container that is none of the entry."""
+"""Methods that return a container which does not hold the entry."""
 
 
 def _itself(made: object, node: NonTensorDataBase) -> object:
@@ -292,7 +292,7 @@ class NonTensorDataBase(Values):
             return _borrowed(self, item)
 
     def get(self, key: object, default: object = None) -> object:
-        """Return the value for the key "data", and a default for others: there are none."""
+        """Return the value for the key "data", and the default for any other."""
         return self._kd_item() if key == _HELD and isinstance(self, NonTensorData) else default
 
     def set(self, key: object, value: object, **options: object) -> Self:
@@ -505,7 +505,7 @@ class NonTensorDataBase(Values):
         return False
 
     def is_floating_point(self) -> bool:
-        """Return whether all tensors are of floats: there is none."""
+        """Return `False`: there are no tensors of floats."""
         return True
 
     def is_shared(self) -> bool:
@@ -579,7 +579,7 @@ class NonTensorDataBase(Values):
         return self
 
     def __contains__(self, key: object) -> bool:
-        """Return whether there is an entry of this key: there is none."""
+        """Return `False`: there are no keys."""
         return False
 
     def __delitem__(self, key: object) -> None:
@@ -867,7 +867,7 @@ class NonTensorData(NonTensorDataBase, Encodes):
         return self._under(self._kd_desc)
 
     def to_namedtuple(self, **options: object) -> tuple[()]:
-        """Return the entries as a tuple: there are none."""
+        """Return an empty tuple: there are no entries."""
         return ()
 
     def non_tensor_items(self, include_nested: bool = False) -> tuple[tuple[str, object], ...]:

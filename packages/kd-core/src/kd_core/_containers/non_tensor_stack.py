@@ -214,7 +214,7 @@ def cells_of(node: Rows) -> Cells:
 
 
 def _settle(node: Rows, loose: Loose) -> None:
-    """Give cells to an entry that compiled code made: of its own, unless it is a view."""
+    """Add cells to an entry that compiled code made: its own, unless it is a view."""
     root, positions = node._cells, node._positions
     known = [cells for cells in (root, *(ref() for ref in root.kin)) if cells is not None]
     shared = next((each for each in known if share_storage(each.positions, positions)), None)
@@ -628,7 +628,7 @@ class NonTensorStack(NonTensorDataBase, RowData):
         return default
 
     def valid_keys(self, *args: object, **options: object) -> Iterator[NestedKey]:
-        """Return an iterator over the keys of the entries that can be stacked: there are none."""
+        """Return an empty iterator: no entries can be stacked."""
         return iter(())
 
     def append(self, tensordict: NonTensorDataBase) -> None:
@@ -677,7 +677,7 @@ class NonTensorStack(NonTensorDataBase, RowData):
         self._kd_desc = self._kd_desc.with_batch((batch[0] + 1, *batch[1:]))
 
     def setdefault(self, key: NestedKey, default: object, **options: object) -> object:
-        """Refuse a key: there are none.
+        """Refuse any key.
 
         Raises:
             InvalidKey: always.
@@ -1141,7 +1141,7 @@ def wrap_rows(pool: list[object], positions: Tensor, desc: Descriptor) -> NonTen
 
 
 def _fill(node: NonTensorStack, pool: list[object], positions: Tensor, desc: Descriptor) -> None:
-    """Give an entry cells of its own; in compiled code later."""
+    """Replace the cells of an entry by a copy; in compiled code later."""
     node._kd_desc = desc._unlocked
     if is_compiling():
         node._positions, node._loose = positions, loosely(pool)

@@ -83,7 +83,7 @@ def viewed_members(stack: S, fn: LeafFn, batch: BatchFn) -> S | None:
 
     Returns:
         A lazy stack of views of the members; `None` where the function copies rows, or takes apart
-        the rows of a member though it is no `view`.
+        the rows of a member although it is not a view.
     """
     if isinstance(fn, FunctionType):
         sizes = tuple(map(int, stack._kd_desc.batch)), stack._dim

@@ -344,7 +344,7 @@ def run_up_to_overlap(
 def write_apart(fn: Callable[..., Tensor], leaf: Tensor, *operands: object) -> None:
     """Write into a leaf after torch refused, if it did for operands that overlap the leaf.
 
-    Their value is meant as it was before. Called while the error of torch is handled.
+    They are read with the values that they had before. Called while the error of torch is handled.
     """
     if is_compiling() or not any(overlaps_in_part(leaf, each) for each in operands):
         raise  # the error that is being handled
@@ -354,7 +354,7 @@ def write_apart(fn: Callable[..., Tensor], leaf: Tensor, *operands: object) -> N
 def as_it_was(operand: Tensor, leaves: list[Tensor]) -> Tensor:
     """Return one operand of several leaves, cloned where it is in the storage of one of them.
 
-    Its value is meant as it is before that leaf is written, for the leaves behind it too.
+    It is read before that leaf is written, also for the leaves behind it.
     """
     if len(leaves) < 2 or not is_eager():
         return operand

@@ -572,7 +572,7 @@ def as_source(where: Where, value: object, dtype: torch.dtype | None = None) -> 
     """Return a number, list or array as a tensor to write.
 
     Raises:
-        InvalidArgument: if it is none of these, or the dtype cannot hold it.
+        InvalidArgument: if it is something else, or the dtype cannot hold it.
     """
     try:
         if dtype is not None and isinstance(value, (int, float, complex)):

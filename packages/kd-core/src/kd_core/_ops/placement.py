@@ -227,7 +227,7 @@ class Placement(AbstractContainer):
                 making a new one; `num_threads`: nothing, torch uses all threads that it has.
 
         Raises:
-            InvalidArgument: if an argument is none of these, or one is given twice.
+            InvalidArgument: if an argument is something else, or one is given twice.
             ShapeMismatch: if an entry does not fit `batch_size`.
             Locked: if `inplace` and the container is locked.
         """
@@ -461,7 +461,7 @@ class Placement(AbstractContainer):
 
 
 def _copy_values(td: AbstractContainer) -> None:
-    """Give a copy values of its own where they are not tensors."""
+    """Copy the values of a copy that are not tensors."""
     if isinstance(td, Composite):
         for member in td._members:
             _copy_values(member)

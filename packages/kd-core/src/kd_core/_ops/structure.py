@@ -88,7 +88,7 @@ class Structure(AbstractContainer):
 
         Args:
             input_dict_or_td: the source: a mapping (its keys may be nested tuples) or a container;
-                `None` is none.
+                `None` is not one.
             clone: store copies of the tensors.
             inplace: write into the storage of entries that exist.
             non_blocking: do not wait for copies between pinned memory and a GPU.

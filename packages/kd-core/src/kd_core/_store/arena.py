@@ -139,7 +139,7 @@ def _exists(path: Path) -> InvalidValue:
 
 
 def resize(path: Path, rows: int) -> None:
-    """Give an arena another number of rows: what it holds is copied, and new rows are zeros."""
+    """Change the number of rows of an arena: its content is copied, and new rows are zeros."""
     with writing(path, create=False) as writer:
         check_open(writer.checked(), path)
         old = load_open(path)

@@ -123,7 +123,7 @@ def append(td: AbstractContainer, path: str | Path) -> None:
 
 
 def resize(path: str | Path, rows: int) -> None:
-    """Give the arena at a path another number of rows."""
+    """Change the number of rows of the arena at a path."""
     place = _directory(path, "resize")
     with Task(f"resize `{place.name}`"):
         arena.resize(place, rows)

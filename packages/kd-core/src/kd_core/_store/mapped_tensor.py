@@ -176,7 +176,7 @@ def roots_at(path: str) -> list[AbstractContainer]:
 
 # Files under a temporary name, beside the name that they get when they are whole.
 #
-# The writer of one holds a lock on it. One that nobody has locked is what a killed writer left.
+# The writer of one holds a lock on it. One without a lock was left by a writer that was killed.
 
 _NAME: Final = re.compile(r"\.(.*)\.tmp-[0-9a-f]{32}", re.DOTALL)
 
@@ -420,7 +420,7 @@ class MemoryMappedTensor(Tensor, metaclass=_InMap):
         shape: Sequence[int],
         index: Index | None = None,
     ) -> Self:
-        """Return a tensor in memory that somebody else holds, such as other processes.
+        """Return a tensor in memory of another owner, such as another process.
 
         Args:
             handler: the memory, which can be written to: a `SharedMemory` of `multiprocessing`, an

@@ -156,8 +156,8 @@ class StandIn(ModuleType):
 def _public() -> list[str]:
     """Return the public names of all packages of kd that are installed.
 
-    What a module imports for itself is none of them: `from tensordict import *` must not replace
-    the `Path` or `cast` of a program.
+    What a module imports for itself does not belong to them: `from tensordict import *` must not
+    replace the `Path` or `cast` of a program.
     """
     names: set[str] = set()
     for source in filter(_is_there, _SOURCES):

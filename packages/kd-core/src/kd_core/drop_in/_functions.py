@@ -49,7 +49,7 @@ def _is_leaf_nontensor(cls: type) -> bool:
 _is_tensorclass = is_tensorclass
 
 
-# Libraries ask these whether an index is a key: the answer to a tuple that is none is `()`.
+# Libraries ask these whether an index is a key: the answer to a tuple that is not a key is `()`.
 
 
 def _unravel_key_to_tuple(key: NestedKey) -> tuple[str, ...]:

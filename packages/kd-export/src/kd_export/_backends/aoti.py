@@ -96,7 +96,7 @@ class AotiBackend:
             archive.writestr(f"{_FOLDER}/extra/{SCHEMA_FILE}", schema.to_json())
 
     def load(self, file: BinaryIO, schema: Schema, path: Path) -> Runner:
-        """Load the machine code from a copy that nobody else can change, once it is checked."""
+        """Load the machine code from a private copy, once it is checked."""
         from torch._inductor import aoti_load_package
 
         with tempfile.TemporaryDirectory() as folder:

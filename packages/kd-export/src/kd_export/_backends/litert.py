@@ -522,7 +522,7 @@ class LiteRtReducer:
         return dict(self._shared(made.get_model_qsvs()))
 
     def _shared(self, found: Mapping[str, Mapping[str, object]]) -> Iterator[tuple[str, object]]:
-        """Give the values of each place in the signatures the same ranges."""
+        """Set the same ranges for the values of each place in the signatures."""
         places: dict[int, list[str]] = {}
         for graph in self._graphs:
             tensors = [name for operator in graph for name in operator.tensors]

@@ -142,13 +142,13 @@ def _log1p(x: T, one: T) -> T:
 
 
 def log_sigmoid(x: T) -> T:
-    """Give ``x`` where the sigmoid of it is 0."""
+    """Return ``x`` where the sigmoid of it is 0."""
     smaller = op.Min(x, _number(0, x))
     return op.Sub(smaller, _log1p(op.Exp(op.Neg(op.Abs(x))), _number(1, x)))
 
 
 def _clamp(x: T, low: float | None, high: float | None) -> T:
-    """Give both limits: with one, onnxruntime brings infinities to the largest number."""
+    """Limit by both bounds: with one, onnxruntime brings infinities to the largest number."""
     if _is_float(x):
         limits = [-math.inf if low is None else low, math.inf if high is None else high]
         return op.Clip(x, *(_number(limit, x) for limit in limits))
@@ -185,7 +185,7 @@ def _remainder(x: T, y: T, like: T) -> T:
 
 
 def remainder(x: T, y: T) -> T:
-    """Give a finite number for a finite one divided by an infinite one."""
+    """Return a finite number for a finite one divided by an infinite one."""
     return _remainder(x, y, x)
 
 
@@ -273,7 +273,7 @@ def where(condition: BOOL, x: T, y: T) -> T:
 
 
 def heaviside(x: T, y: T) -> T:
-    """Give 0 for NaN."""
+    """Return 0 for NaN."""
     zero = _number(0, x)
     return op.Where(op.Equal(x, zero), y, op.CastLike(op.Greater(x, zero), x))
 
@@ -284,7 +284,7 @@ def _xlogy(x: T, y: T, zero: T) -> T:
 
 
 def xlogy(x: T, y: T) -> T:
-    """Give NaN where ``y`` is NaN, and 0 for any other ``y`` where ``x`` is 0."""
+    """Return NaN where ``y`` is NaN, and 0 for any other ``y`` where ``x`` is 0."""
     return _xlogy(x, y, _number(0, x))
 
 
@@ -299,7 +299,7 @@ def xlogy_by_scalar(x: T, y: float) -> T:
 
 
 def atan2(y: T, x: T) -> T:
-    """Tell the signs of zeros, and the directions between infinities."""
+    """Distinguish the signs of zeros, and the directions between infinities."""
     up, along = op.Abs(y), op.Abs(x)
     zero, one = _number(0, x), _number(1, x)
     diagonal = op.Where(op.Equal(up, zero), zero, one)
@@ -415,12 +415,12 @@ def argmin(x: T, dim: int | None = None, keepdim: bool = False) -> INT64:
 
 
 def amax(x: T, dim: INT64, keepdim: bool = False) -> T:
-    """Give NaN where there is one."""
+    """Return NaN where there is one."""
     return _extreme(op.ReduceMax, x, dim, keepdim)
 
 
 def amin(x: T, dim: INT64, keepdim: bool = False) -> T:
-    """Give NaN where there is one."""
+    """Return NaN where there is one."""
     return _extreme(op.ReduceMin, x, dim, keepdim)
 
 
@@ -434,22 +434,22 @@ def _both(
 
 
 def max_dim(x: T, dim: int, keepdim: bool = False) -> tuple[T, INT64]:
-    """Give NaN and its place where there is one."""
+    """Return NaN and its place where there is one."""
     return _both(op.ReduceMax, op.ArgMax, x, dim, keepdim)
 
 
 def min_dim(x: T, dim: int, keepdim: bool = False) -> tuple[T, INT64]:
-    """Give NaN and its place where there is one."""
+    """Return NaN and its place where there is one."""
     return _both(op.ReduceMin, op.ArgMin, x, dim, keepdim)
 
 
 def max_whole(x: T) -> T:
-    """Give NaN where there is one."""
+    """Return NaN where there is one."""
     return _extreme(op.ReduceMax, x, None, False)
 
 
 def min_whole(x: T) -> T:
-    """Give NaN where there is one."""
+    """Return NaN where there is one."""
     return _extreme(op.ReduceMin, x, None, False)
 
 

@@ -81,7 +81,7 @@ class Pt2Backend:
         message = f"torch {torch.__version__} cannot load the file"
         hint = f"It was written by torch {schema.versions.get('torch', 'unknown')}."
         with raised_as(ExportError, message, hint):
-            # torch warns of buffers that are not writable and of sizes that nobody reads.
+            # torch warns of buffers that are not writable and of sizes that are not read.
             with silenced("torch._export.serde.serialize"), archive:
                 program = torch.export.load(archive)
             if not schema.derived:

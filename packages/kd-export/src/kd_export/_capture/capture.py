@@ -577,7 +577,7 @@ def _narrowing(sizes: str | None) -> bool:
 def _batch_dims(example: Example[Word]) -> int:
     if isinstance(example, Schema):
         return example.batch_dims
-    # Without a container nobody said that results have a batch size too: then there is none.
+    # Without a container nothing says that results have a batch size, so they have none.
     return len(example.batch_size) if isinstance(example, TensorDictBase) else 0
 
 

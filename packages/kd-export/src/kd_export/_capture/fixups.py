@@ -180,7 +180,7 @@ def _calls(graph: fx.Graph) -> Iterator[tuple[fx.Node, OpOverload]]:
 
 
 def _has_effect(node: fx.Node) -> bool:
-    """Keep what writes or asserts; a random draw that nobody reads may go."""
+    """Keep what writes or asserts; a random draw that is not read may be removed."""
     target = node.target
     if isinstance(target, OpOverload):
         return schema_of(target).is_mutable or "assert" in schema_of(target).name

@@ -638,7 +638,7 @@ def checked_mode(mode: str | None) -> str | None:
     """Return a mode as the schema writes it.
 
     Raises:
-        ExportError: It is none of the modes.
+        ExportError: It is not one of the modes.
     """
     if mode is None:
         return None

@@ -274,7 +274,7 @@ def _chunk_sizes(node: fx.Node) -> list[str] | None:
 
 
 def _last_uses(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
-    """List, by node, the values that nobody reads after it."""
+    """List, by node, the values that are not read after it."""
     seen: set[fx.Node] = set()
     last: dict[fx.Node, list[fx.Node]] = {}
     for node in reversed(graph.nodes):

@@ -177,7 +177,7 @@ class _ModelReader:
                 yield from (found for found in self.parts(part) if found[0] in numbers)
 
     def last(self, message: memoryview, number: int) -> memoryview:
-        """Return the last field of a number, the one that counts; empty if there is none."""
+        """Return the last field of a number, the one that counts; empty if it is missing."""
         found = memoryview(b"")
         for one, part in self.parts(message):
             found = part if one == number else found

@@ -223,7 +223,7 @@ class Axis:
 
 _MOST_ELEMENTS = 100_000
 Bound = Number | Sequence[Number | None] | None
-"""A limit: one number for all elements, or one for each; ``None`` is no limit."""
+"""A limit: one number for all elements, or one for each; ``None``: not limited."""
 SIGNAL_HEADER = ("entry", "element", "name", "unit", "kind", "limits", "rate")
 
 
@@ -523,7 +523,7 @@ class Budget:
 
     Attributes:
         max: The largest absolute difference of any number of a floating-point output, in the
-            output's own unit; ``None`` is no limit.
+            output's own unit; ``None``: not limited.
         rms: The root mean square of the differences of such an output, in its unit.
         agreement: The least share of the integers or booleans of an output that are equal.
 

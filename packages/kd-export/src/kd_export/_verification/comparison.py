@@ -342,7 +342,7 @@ class Tolerance:
 
     Without either, both suit the dtype, and the absolute tolerance grows with the largest number
     of an output, since rounding errors do: up to `MOST_SCALE` times, however large a mask or an
-    outlier is. Where one is given, the other is 0: no tolerance applies that nobody sees.
+    outlier is. Where one is given, the other is 0: no hidden tolerance applies.
 
     A budget stands above both: it limits single numbers and, of all stored tests together, the
     root mean square, and of integers how many differ.

@@ -105,7 +105,7 @@ def trials(
 
 
 class Further(NamedTuple):
-    """Trials at further sizes, and what there is to say of those at which there is none."""
+    """Trials at further sizes, and the reasons for the sizes that have none."""
 
     made: list[Trial]
     notes: tuple[str, ...]
@@ -287,7 +287,7 @@ def chosen_vectors(schema: Schema, batch_sizes: Sequence[int] | None) -> Sequenc
     """Choose the stored tests in which some axis has a size asked for; without sizes, all tests.
 
     Raises:
-        VerifyError: There is none of a size.
+        VerifyError: A size has no trial.
     """
     if batch_sizes is not None:
         check_sizes(batch_sizes)

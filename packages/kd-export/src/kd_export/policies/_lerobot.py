@@ -245,7 +245,7 @@ def _remember(policy: object, memory: Memory) -> None:
 
 
 class Rename(nn.Identity):
-    """Give an observation another name."""
+    """Rename an observation."""
 
 
 class ActionChunk(nn.Module):

@@ -542,7 +542,7 @@ def kind(space: object) -> str:
     """Return the name of the class that says what a space is.
 
     Raises:
-        ExportError: It is none that is known.
+        ExportError: It is not known.
     """
     known = ("Box", "Discrete", "MultiDiscrete", "MultiBinary", *SEVERAL)
     for one in type(space).__mro__:

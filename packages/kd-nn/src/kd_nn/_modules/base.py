@@ -853,7 +853,7 @@ class TensorDictModuleBase(TensorHooks, ModuleFacts):
             except TypeError as error:
                 if error.__traceback__ is not None and error.__traceback__.tb_next is not None:
                     raise
-                result = BUSY  # the arguments do not fit: the long way says why
+                result = BUSY  # the arguments do not fit: the general path says why
         if result.__class__ is not Outcome:
             return result
         if result is STALE:
@@ -1073,10 +1073,10 @@ class TensorDictModuleBase(TensorHooks, ModuleFacts):
         return BUSY
 
     def _kd_plan_again(self) -> Plan:
-        # An export takes the long way, and is not to find attributes made meanwhile.
+        # An export takes the general path, and must not find attributes that were made in between.
         if is_compiling() or not calls_are_own():
             return NO_PLAN
-        # The first call goes the long way: a module that is called once needs no plan.
+        # The first call takes the general path: a module that is called once needs no plan.
         made, wait = self.__dict__.get("_kd_plans_made", (0, 1))
         if wait:
             self.__dict__["_kd_plans_made"] = (made, wait - 1)

@@ -275,7 +275,7 @@ def _step_of_now(sequence: StepList, name: str, step: nn.Module) -> nn.Module:
 def _write_made(
     place: tuple[str, str], step: nn.Module, work: TensorDictBase, values: Sequence[object]
 ) -> None:
-    """Write what a step has computed; what nobody reads any more is None."""
+    """Write what a step has computed; what is not read any more is None."""
     keys = keyed(step).out_keys_source
     made = {k: v for k, v in zip(keys, values, strict=False) if v is not None and v is not MISSING}
     try:
@@ -427,7 +427,7 @@ def _dense(work: TensorDictBase, source: TensorDictBase) -> Iterator[Pair]:
         yield from _dense(*pair)
 
 
-# What a sequence knows about its steps, and whether it still holds.
+# What a sequence has cached about its steps, and whether it is stale.
 #
 # Resolving a sequence costs as much as hundreds of calls, so it is done once and kept until a key,
 # a step or the way a step runs has changed.

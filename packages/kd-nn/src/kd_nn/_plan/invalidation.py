@@ -46,7 +46,7 @@ FLAGS: Final = "_kd_flags"
 _HANDING: Final = threading.RLock()
 """Held while a flag is handed over, so that no thread drops the flag of another one.
 
-It may be entered twice: a garbage collection meanwhile runs code of anybody.
+It may be entered twice: a garbage collection in between may run any code.
 """
 _MANY: Final = 16
 """From so many flags on, those that were raised are dropped each time their number has doubled."""

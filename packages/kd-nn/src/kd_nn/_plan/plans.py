@@ -952,7 +952,7 @@ def continued(
         program: The program.
         root: The sequence.
         container: The container of the call, None for a call with tensors.
-        values: The local variables of the function; None for those that nobody reads any more.
+        values: The local variables of the function; None for those that are not read any more.
         idx: The first call that was not made.
     """
     named = {key: values[f"_v{slot}"] for key, slot in program.inputs}
@@ -1029,7 +1029,7 @@ class TracedCalls(Calls):
     def write_input_test(self) -> None:
         """Write the test that every input is there, and is what a step receives.
 
-        What a container wraps reaches a step without its wrapper, which the long way opens. A
+        What a container wraps reaches a step without its wrapper, which the general path opens. A
         step may make None, but where all inputs must be there it marks a missing one: no guard.
         """
         self.text.names["_wrappers"] = NonTensorDataBase, UnbatchedTensor

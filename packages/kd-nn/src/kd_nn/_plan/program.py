@@ -161,7 +161,7 @@ class _Resolver:
         self._visit_steps(root, (), (), scope)
 
     def _visit_steps(self, root: nn.Module, path: Path, index: Path, values: Values) -> None:
-        """Visit the steps of a sequence, also those whose outputs nobody sees."""
+        """Visit the steps of a sequence, also those whose outputs are not returned."""
         if "_kd_listed" in root.__dict__:  # its keys are not those that it reads and writes
             raise Unresolvable
         sequence = cast("_Sequence", root)
@@ -292,7 +292,7 @@ BUSY: Final = Outcome("this call must be interpreted")
 STALE: Final = Outcome("something has changed")
 FREE_PLANS: Final = 20
 WAIT: Final = 1000
-"""After so many plans a module goes the long way for so many calls before it gets another one."""
+"""After so many plans a module takes the general path for so many calls before the next one."""
 
 
 def never(*_: object, **__: object) -> Outcome:
