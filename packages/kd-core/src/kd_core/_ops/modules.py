@@ -462,7 +462,7 @@ def _flat(entries: Entries, path: KeyPath) -> Iterator[tuple[KeyPath, Entry]]:
 
 
 class _Loan:
-    """The route of a module, the threads that have borrowed it, and the active exchanges."""
+    """The route of a module, the thread that has borrowed it, and the active exchanges."""
 
     __slots__ = ("_count", "_owner", "module", "route", "stack")
 
