@@ -216,7 +216,7 @@ _ILLEGAL = re.compile(r"failed to legalize operation '(?:tfl\.)?([\w.]+)'.*? : (
 def _reason(error: BaseException) -> str:
     """Return what the converter says, without the path of a file.
 
-    >>> _reason(RuntimeError("Failed: /home/a.py:3:0: error: rank 9 is too high"))
+    >>> _reason(RuntimeError("Failed: /a.py:3:0: error: rank 9 is too high"))
     'rank 9 is too high'
     >>> told = "error: failed to legalize operation 'tfl.sqrt' that was marked illegal"
     >>> _reason(RuntimeError(f'/a.py:3:0: {told}: %1 = "tfl.sqrt"(%0) : (tensor<2xf64>) -> 9'))
