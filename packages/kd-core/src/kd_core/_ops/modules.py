@@ -721,9 +721,9 @@ def _unknown(path: KeyPath, what: str, module: nn.Module, names: list[str]) -> K
 def _exchange_traced(entries: Entries, module: nn.Module) -> Callable[[], None]:
     """Exchange with plain loops, which a tracer can follow; return what undoes it."""
     slots: list[tuple[Store, str, Tensor]] = []
-    _find_slots(entries, module, (), slots)
+    recurrent: list[RNNBase] = []
+    _find_slots(entries, module, (), slots, recurrent)
     held = [store[name] for store, name, _ in slots]
-    recurrent = [member for member in module.modules() if isinstance(member, RNNBase)]
     first: dict[Tensor, Tensor] = {}
     for (_, _, entry), tensor in zip(slots, held, strict=True):
         if tensor is not None:
@@ -741,17 +741,40 @@ def _exchange_traced(entries: Entries, module: nn.Module) -> Callable[[], None]:
 
 
 def _find_slots(
-    entries: Entries, module: nn.Module, path: KeyPath, slots: list[tuple[Store, str, Tensor]]
+    entries: Entries,
+    module: nn.Module,
+    path: KeyPath,
+    slots: list[tuple[Store, str, Tensor]],
+    recurrent: list[RNNBase],
 ) -> None:
-    for name in _in_order(entries, _names_of(module)):
-        entry = entries[name]
-        if isinstance(entry, Tensor):
-            home = _home_of(module, name, (*path, name))
-            store: Store = module.__dict__[home]  # not `cast`: dynamo would copy a dict of Nones
-            slots.append((store, name, entry))
-        else:
+    # One function a level, and no calls within: a tracer pays for each.
+    found = 0
+    for home in ("_parameters", "_buffers"):
+        store: Store = module.__dict__[home]  # not `cast`: dynamo would copy a dict of Nones
+        for name in store:
+            entry = entries.get(name)
+            if isinstance(entry, Tensor):
+                slots.append((store, name, entry))
+                found += 1
+    for name, child in module._modules.items():
+        entry = entries.get(name)
+        if entry is not None and child is not None and not isinstance(entry, Tensor):
             inner, child = _child(module, name, entry, (*path, name))
-            _find_slots(inner, child, (*path, name), slots)
+            _find_slots(inner, child, (*path, name), slots, recurrent)
+            found += 1
+    if found != len(entries):
+        _refuse(entries, module, path)
+    if isinstance(module, RNNBase):
+        recurrent.append(module)
+
+
+def _refuse(entries: Entries, module: nn.Module, path: KeyPath) -> None:
+    """Raise for the first entry that a module has no place for."""
+    for name, entry in entries.items():
+        if isinstance(entry, Tensor):
+            _home_of(module, name, (*path, name))
+        else:
+            _child(module, name, entry, (*path, name))
 
 
 # Parameters and buffers of a module as entries of a container.
