@@ -172,7 +172,12 @@ def main() -> None:
     torch.set_num_threads(1)
     out, *packages = sys.argv[1:]
     pattern = re.compile(os.environ.get("KD_CLIENT_EXAMPLES", ""))
-    for name in (*WARM, *packages):
+    for name in WARM:
+        importlib.import_module(name)
+    # What BenchMARL 1.5.2 imports, TorchRL 0.14.1 calls so.
+    collectors = importlib.import_module("torchrl.collectors")
+    collectors.SyncDataCollector = collectors.Collector  # type: ignore[attr-defined]
+    for name in packages or PACKAGES:
         importlib.import_module(name)
     with tempfile.TemporaryDirectory() as folder, Path(out).open("w", encoding="utf-8") as file:
         for package in packages or PACKAGES:

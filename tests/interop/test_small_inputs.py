@@ -459,6 +459,29 @@ def scores_are_summed(lib: Library, tmp: Path) -> None:
     assert torch.allclose(summed, parts["a_log_prob"] + parts["b_log_prob"])
 
 
+@program
+def each_score_of_a_sum_is_written(lib: Library, tmp: Path) -> None:
+    normal, zeros = torch.distributions.Normal, torch.zeros(3)
+    both = {key: {"loc": zeros, "scale": zeros + 1} for key in ("a", "b")}
+    held = lib.TensorDict({"params": both, "a": zeros, "b": zeros}, [3])
+    with lib.set_composite_lp_aggregate(True):
+        module = lib.ProbabilisticTensorDictModule(
+            ["params"],
+            ["a", "b"],
+            distribution_class=lib.CompositeDistribution,
+            distribution_kwargs={"distribution_map": {"a": normal, "b": normal}},
+        )
+        for scored in (module, lib.ProbabilisticTensorDictSequential(module)):
+            td = held.clone()
+            score = scored.log_prob(td)
+            assert torch.equal(score, td["a_log_prob"] + td["b_log_prob"])
+        raises(RuntimeError, lambda: module.log_prob(held.clone().lock_()))
+        one = lib.ProbabilisticTensorDictModule(
+            ["loc", "scale"], ["y"], distribution_class=normal, return_log_prob=True
+        )
+        assert one.out_keys == ["y", "sample_log_prob"]
+
+
 # Nested tensors, sizes, dicts
 
 

@@ -56,6 +56,7 @@ from kd_probabilistic._distribution import (
 from kd_probabilistic._interaction import (
     InteractionType,
     as_interaction_type,
+    composite_lp_aggregate,
     interaction_type,
     must_not_look,
     set_interaction_type,
@@ -146,7 +147,8 @@ class Settings:
         num_samples: How many values, None for one without a new dimension.
         log_prob_keys: The key of the log-probability of each value, or the one of their sum.
         aggregates: Whether the log-probabilities of several values are summed.
-        parts: The keys at which `forward` writes those too; none unless the switch says to sum.
+        shown: The keys at which `log_prob` writes those too; none unless the switch says to sum.
+        parts: The same for `forward`.
         in_keys: All keys that are read.
         out_keys: All keys that are written.
     """
@@ -163,8 +165,9 @@ class Settings:
         self.sample_keys = _value_keys(given["out_keys"], several, known)
         self.log_prob_keys, self.aggregates = _log_prob_keys(given, self.sample_keys, known)
         self.return_log_prob = _flag("return_log_prob", given["return_log_prob"])
-        shows = self.return_log_prob and self.aggregates and known is not None and known[3]
-        self.parts = tuple(map(log_prob_key_of, self.sample_keys)) if shows else ()
+        shows = self.aggregates and known is not None and known[3]
+        self.shown = tuple(map(log_prob_key_of, self.sample_keys)) if shows else ()
+        self.parts = self.shown if self.return_log_prob else ()
         self.default_interaction_type = as_interaction_type(given["default_interaction_type"])
         self.cache_dist = _flag("cache_dist", given["cache_dist"])
         self.n_empirical_estimate = _estimates(given["n_empirical_estimate"])
@@ -307,6 +310,8 @@ def _log_prob_keys(
         return keys, len(keys) != len(values)
     if known is not None and known[1]:
         return (known[2],), True
+    if composite_lp_aggregate() and len(values) == 1:
+        return ("sample_log_prob",), False
     return tuple(log_prob_key_of(key) for key in values), False
 
 
@@ -640,7 +645,9 @@ class ProbabilisticTensorDictModule(ConfiguredModule):
         Args:
             tensordict: Holds the value, and the parameters unless `dist` is given.
             dist: The distribution, if it has been built.
-            aggregate: Whether those of several values are summed; None follows `log_prob_keys`.
+            aggregate: Whether those of several values are summed; None follows `log_prob_keys`,
+                and writes each of them to the container where `composite_lp_aggregate` says to
+                sum.
 
         Returns:
             A tensor; for several values that are not summed a container, at `log_prob_keys`.
@@ -652,25 +659,36 @@ class ProbabilisticTensorDictModule(ConfiguredModule):
         values: dict[NestedKey, Tensor] = {}
         for key in self._kd_settings.sample_keys:
             values[key] = cast("Tensor", _read(self, key, tensordict))
+        scores: Scores = {}
         try:
             if must_not_look([*values.values()]):
                 with unchecked(self._kd_described_as):
-                    return self._kd_log_prob_of_values(dist, values, aggregate)
-            return self._kd_log_prob_of_values(dist, values, aggregate)
+                    found = self._kd_log_prob_of_values(dist, values, aggregate, scores)
+            else:
+                found = self._kd_log_prob_of_values(dist, values, aggregate, scores)
         except Exception as error:
             self._kd_add_call_note(error, values)
             raise
+        if aggregate is None and self._kd_settings.shown:
+            tensordict.update({log_prob_key_of(key): score for key, score in scores.items()})
+        return found
 
     def _kd_log_prob_of_values(
         self,
         dist: Distribution,
         values: Mapping[NestedKey, Tensor],
         aggregate: bool | None = None,
+        scores: Scores | None = None,
     ) -> LogProb:
-        """Return the log-probability of bare values, by key; see `log_prob`."""
+        """Return the log-probability of bare values, by key; see `log_prob`.
+
+        Those of the components of a composite distribution are added to `scores`.
+        """
         if not isinstance(dist, CompositeDistribution):
             return log_prob_of(dist, values[self._kd_settings.sample_keys[0]])
         parts = {key: log_prob_of(dist[key], value) for key, value in values.items()}
+        if scores is not None:
+            scores.update(parts)
         return self._joined(dist, parts, aggregate)
 
     def _joined(

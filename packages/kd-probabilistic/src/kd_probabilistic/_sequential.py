@@ -106,7 +106,8 @@ class ScoringModule(TensorDictModuleBase):
         """
         if skip_existing() and is_done(self, tensordict):
             return tensordict
-        found = self._kd_outputs(self.module.log_prob(tensordict))
+        sums = self.module._kd_settings.aggregates
+        found = self._kd_outputs(self.module.log_prob(tensordict, aggregate=sums))
         made = dict(zip(self._kd_own_out_keys(), found, strict=True))
         return tensordict.update({key: made[key] for key in self.out_keys})
 
@@ -496,6 +497,9 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
             last, found = walk.found[-1]
             score = last.log_prob(walk.container, found, aggregate=aggregate)
         self._kd_written(walk, tensordict, tensordict_out)
+        shown = _drawing(walk.found[-1][0])._kd_settings.shown
+        if shown and aggregate is None and tensordict_out is None:
+            tensordict.update(walk.container.select(*shown, strict=False))
         return score
 
     def _kd_scored_by(
