@@ -170,11 +170,6 @@ def parse_out_keys(keys: object) -> Keys:
     return parsed
 
 
-def listed_once(keys: Keys) -> Keys:
-    """Return the keys of a module that writes them itself, without those that are there again."""
-    return tuple(key for at, key in enumerate(keys) if key == DISCARD or key not in keys[:at])
-
-
 def unique(keys: Iterable[NestedKey]) -> Keys:
     """Return the distinct keys in order of first appearance."""
     return tuple(dict.fromkeys(keys))

@@ -66,7 +66,6 @@ from kd_nn._keys import (
     KeyGraph,
     KeyNode,
     Keys,
-    listed_once,
     overlaps,
     parse_in_keys,
     parse_keys,
@@ -822,7 +821,7 @@ class TensorDictModuleBase(TensorHooks, ModuleFacts):
             declared = cls.__dict__.get(name)
             if isinstance(declared, (str, tuple, list)):
                 keys = parse_keys(declared, name)
-                setattr(cls, f"_kd_class_{name}", keys if name == "in_keys" else listed_once(keys))
+                setattr(cls, f"_kd_class_{name}", keys)
                 plain = TensorDictModuleBase.__dict__[name]
                 setattr(cls, name, DeclaredKeys(plain.fget, plain.fset))
         cls._kd_computes_keys = any(_is_computed(cls, name) for name in ("in_keys", "out_keys"))
@@ -1056,7 +1055,7 @@ class TensorDictModuleBase(TensorHooks, ModuleFacts):
     def _kd_own_out_keys(self) -> Keys:
         keys: Keys | None = self.__dict__.get("_kd_out_keys", type(self)._kd_class_out_keys)
         if keys is None and _is_computed(type(self), "out_keys"):
-            keys = listed_once(parse_keys(self.out_keys, "out_keys"))
+            keys = parse_keys(self.out_keys, "out_keys")
         if keys is None:
             raise AttributeError("out_keys")
         return keys
@@ -1065,7 +1064,7 @@ class TensorDictModuleBase(TensorHooks, ModuleFacts):
         self.__dict__["_kd_in_spec"] = spec
 
     def _kd_set_out_keys_source(self, keys: Keys) -> None:
-        self.__dict__["_kd_out_keys"] = listed_once(keys)
+        self.__dict__["_kd_out_keys"] = keys
         self.__dict__["_kd_selected"] = None
 
     def _kd_call_traced(self, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
