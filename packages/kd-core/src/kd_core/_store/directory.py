@@ -7,6 +7,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from kd_core._descriptor import device_of
 from kd_core._errors import FormatError, KdError
 from kd_core._store import files
 from kd_core._store.codec import (
@@ -146,7 +147,10 @@ def _fill(descriptor: int, encoder: Encoder) -> Segment:
 def load(
     path: Path, *, full: bool = False, keys: Iterable[NestedKey] | None = None
 ) -> AbstractContainer:
-    """Return the container that a directory holds; its tensors are mapped, copy on write."""
+    """Return the container that a directory holds, on the CPU.
+
+    Its tensors are mapped, copy on write.
+    """
     wanted = None if keys is None else wanted_of(keys)
     with files.opened_folder(path) as folder:
         tree, segments = _current(folder, path, full)
@@ -168,7 +172,8 @@ class _Segments(NamedTuple):
 
     def decoder(self) -> Decoder:
         """Return what builds containers from them."""
-        return Decoder(self.specs, [file.tensors for file in self.opened])
+        readers = [file.tensors for file in self.opened]
+        return Decoder(self.specs, readers, lambda _: device_of("cpu"), everywhere=True)
 
 
 def _opened_segments(folder: int, path: Path, manifest: Manifest, full: bool) -> _Segments:
