@@ -176,7 +176,7 @@ def main() -> None:
         importlib.import_module(name)
     # What BenchMARL 1.5.2 imports, TorchRL 0.14.1 calls so.
     collectors = importlib.import_module("torchrl.collectors")
-    collectors.SyncDataCollector = collectors.Collector  # type: ignore[attr-defined]
+    vars(collectors)["SyncDataCollector"] = collectors.Collector
     for name in packages or PACKAGES:
         importlib.import_module(name)
     with tempfile.TemporaryDirectory() as folder, Path(out).open("w", encoding="utf-8") as file:

@@ -28,11 +28,7 @@ DIFFERENT = {
 }
 # Docstrings whose examples run in the lane, and those that run on tensordict alone.
 EXAMPLES = r"^torchrl\.(data|modules|objectives)\.(?!llm|vla)"
-NOT_YET = {
-    "torchrl.modules.models.multiagent.MultiAgentConvNet",
-    "torchrl.modules.tensordict_module.common.VmapModule",
-    "torchrl.objectives.dreamer_v3.DreamerV3ActorLoss",
-}
+NOT_YET = {"torchrl.modules.models.multiagent.MultiAgentConvNet"}
 SEEDS = range(int(os.environ.get("KD_CLIENT_SEEDS", "2")))
 
 

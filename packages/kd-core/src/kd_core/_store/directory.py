@@ -172,8 +172,10 @@ class _Segments(NamedTuple):
 
     def decoder(self) -> Decoder:
         """Return what builds containers from them."""
-        readers = [file.tensors for file in self.opened]
-        return Decoder(self.specs, readers, lambda _: device_of("cpu"), everywhere=True)
+        cpu = device_of("cpu")
+        return Decoder(
+            self.specs, [file.tensors for file in self.opened], lambda _: cpu, everywhere=True
+        )
 
 
 def _opened_segments(folder: int, path: Path, manifest: Manifest, full: bool) -> _Segments:
