@@ -3,6 +3,7 @@
 import copy
 import pickle
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 import numpy
@@ -14,6 +15,7 @@ from tests.core.containers.unbatched import fixed, make, rows_of, wrapper
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import checkpoint
 
 from kd_core import (
     InvalidArgument,
@@ -551,6 +553,70 @@ def test_rows_stay_rows_where_its_shape_begins_like_that_of_the_batch() -> None:
     view.requires_grad_()
     found = torch.autograd.grad((view * td["points"].requires_grad_()).sum(), [view, td["points"]])
     assert type(found[0]) is type(view)
+
+
+class Doubled(torch.autograd.Function):
+    """What torch calls without asking the class of the tensor."""
+
+    @staticmethod
+    def forward(ctx: object, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: object, *grads: Any) -> Any:
+        return grads[0] * 2
+
+
+def double(u: Tensor) -> Tensor:
+    return u * 2
+
+
+def squares(u: Tensor) -> Tensor:
+    return (u**2).sum()
+
+
+def with_vjp(function: Any, u: Tensor) -> object:
+    found: Any = torch.func.vjp(function, u)
+    return found[0]
+
+
+by_rows: Any = torch.vmap(torch.mul, in_dims=(0, None))
+
+WAYS: dict[str, Any] = {
+    "function": Doubled.apply,
+    "reentrant": lambda u: checkpoint(double, u, use_reentrant=True),
+    "checkpoint": lambda u: checkpoint(double, u, use_reentrant=False),
+    "mapped": torch.vmap(double),
+    "passed": lambda u: by_rows(torch.full((1,), 2.0), u),
+    "vjp": partial(with_vjp, double),
+    "grad": torch.func.grad(squares),
+    "operator": lambda u: torch.ops.aten.mul.Tensor(u, 2),
+    "compiled": torch.compile(double, backend="aot_eager"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")  # it is asked, too
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("before", ["nothing", "read", "late"])
+def test_gradients_reach_it_by_ways_that_ask_no_class(way: str, before: str) -> None:
+    td = TensorDict({"u": UnbatchedTensor(fixed().requires_grad_(before != "late"))}, [4])
+    if before == "read":
+        with torch.no_grad():
+            td["u"].add_(0)
+    if before == "late":
+        td["u"].requires_grad_()
+    for times in (1, 2):
+        WAYS[way](td["u"]).sum().backward()
+        assert td["u"].grad is not None
+        assert td["u"].grad.tolist() == fixed(2.0 * times).tolist()
+    if way == "function":
+        td["made"] = WAYS[way](td["u"])
+        td["made"].sum().backward()
+        found: Any = td["u"].grad
+        assert found.tolist() == fixed(6.0).tolist()
+        del td["made"]
+    td.requires_grad_(False)
+    assert not WAYS[way](td["u"]).requires_grad
 
 
 def test_functions_in_place_return_what_they_wrote() -> None:

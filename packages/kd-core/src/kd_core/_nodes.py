@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard, TypeVar
 
 from torch import Tensor
 
+from kd_core._torch_private import without_torch_function
 from kd_core._types import NestedKey
 
 if TYPE_CHECKING:
@@ -171,8 +172,21 @@ def own_attributes(node: Node) -> dict[str, object] | None:
 class UnbatchedView(Tensor):
     """Base class of what `td[key]` gives for such an entry. It is never an entry itself."""
 
-    _kd_tensor: Tensor
+    _kd_held: Tensor
+    _kd_in_graph: bool
     _kd_desc: Descriptor
+
+    @property
+    def _kd_tensor(self) -> Tensor:
+        """The tensor of the entry, or what a custom `torch.autograd.Function` made of the view.
+
+        Such a function is called with the view itself, and returns it as a part of the graph.
+        """
+        if not self._kd_in_graph and not self._kd_held.requires_grad:
+            with without_torch_function():
+                if self.requires_grad:
+                    self._kd_held = self.as_subclass(Tensor)
+        return self._kd_held
 
 
 Value = TypeVar("Value")

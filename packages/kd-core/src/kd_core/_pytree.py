@@ -513,8 +513,6 @@ def _flatten(container: AbstractContainer) -> tuple[list[object], AnyStructure]:
             structure = _take_stack_apart(container, children)
     if container._kd_desc.frozen and isinstance(structure, Structure):
         structure = structure._replace(locked=True)
-    if container._kd_desc.lock is not None and isinstance(structure, Structure):
-        structure = structure._replace(locked=True)
     level = level_of(children)
     return children, structure if level is None else structure._replace(level=level)
 

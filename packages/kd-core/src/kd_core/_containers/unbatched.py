@@ -38,7 +38,12 @@ from kd_core._leaves.loops import Selection
 from kd_core._leaves.packing import packed
 from kd_core._nodes import TensorData, UnbatchedView, is_node, is_unbatched
 from kd_core._shapes import Fresh, Reduced, batch_of
-from kd_core._torch_private import make_subclass, storage_of
+from kd_core._torch_private import (
+    is_batchedtensor,
+    is_gradtrackingtensor,
+    make_subclass,
+    storage_of,
+)
 
 if TYPE_CHECKING:
     from typing import Self, SupportsIndex
@@ -301,9 +306,12 @@ class UnbatchedTensor(TensorData, metaclass=ABCMeta):
     def _kd_item(self) -> Tensor:
         if is_compiling() or not torch.is_tensor(self._tensor):  # or what `tree_map` put there
             return self._tensor
-        if self._seen is None:
-            self._seen = _shown(self._tensor, self._kd_desc)
-        return self._seen
+        seen = self._seen
+        if seen is None or (
+            isinstance(seen, _View) and seen._kd_in_graph is not self._tensor.requires_grad
+        ):
+            self._seen = seen = _shown(self._tensor, self._kd_desc)
+        return seen
 
     def _with(self, tensor: Tensor, desc: Descriptor) -> Self:
         new = object.__new__(self.__class__)
@@ -430,13 +438,19 @@ class _View(UnbatchedView):
 
 def _shown(tensor: Tensor, desc: Descriptor) -> Tensor:
     """Return a tensor as a view; plain, where torch makes no instances of classes."""
-    if wraps_tensors(tensor):
+    if wraps_tensors(tensor) or is_batchedtensor(tensor) or is_gradtrackingtensor(tensor):
         return tensor
+    requires_grad = tensor.requires_grad
     try:
-        view = make_subclass(_View, tensor)
+        if requires_grad:  # part of the graph, for what calls no function of torch: `vmap`
+            with torch.enable_grad():
+                view = tensor.as_subclass(_View)
+        else:
+            view = make_subclass(_View, tensor)
     except (RuntimeError, NotImplementedError):  # of `vmap`
         return tensor
-    view._kd_tensor, view._kd_desc = tensor, desc  # not the entry, which holds the view
+    view._kd_held, view._kd_desc = tensor, desc  # not the entry, which holds the view
+    view._kd_in_graph = requires_grad
     return view
 
 
