@@ -24,7 +24,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @given(td=containers())
 def test_an_equal_container_comes_back_from_hdf5(folder: Path, td: TensorDict) -> None:
     td.to_h5(folder / "td.h5")
-    assert_same(TensorDict.from_h5(folder / "td.h5").to_tensordict(), td)  # type: ignore[attr-defined]  # known at run time
+    assert_same(TensorDict.from_h5(folder / "td.h5").to_tensordict(), td)
 
 
 @settings(max_examples=25, deadline=None)
@@ -37,7 +37,7 @@ def test_an_equal_container_comes_back_from_zarr(folder: Path, td: TensorDict) -
 def test_a_lazy_stack_is_written(folder: Path) -> None:
     stacked(0).to_h5(folder / "lazy.h5")
     back = TensorDict.from_h5(folder / "lazy.h5")
-    assert torch.equal(back["a"], stacked(0)["a"])  # type: ignore[index]  # known at run time
+    assert torch.equal(back["a"], stacked(0)["a"])
 
 
 def test_files_of_another_origin_are_read(folder: Path) -> None:
@@ -46,10 +46,10 @@ def test_files_of_another_origin_are_read(folder: Path) -> None:
         root["group/y"] = [0.5, 1.5]
         root["word"] = "text"
     td = TensorDict.from_h5(folder / "other.h5", batch_size=[2])
-    assert td["x"].shape == (2, 2)  # type: ignore[index]  # known at run time
-    assert td["group", "y"].tolist() == [0.5, 1.5]  # type: ignore[index]  # known at run time
-    assert td["word"] == "text"  # type: ignore[index]  # known at run time
-    assert TensorDict.from_h5(folder / "other.h5").batch_size == ()  # type: ignore[attr-defined]  # known at run time
+    assert td["x"].shape == (2, 2)
+    assert td["group", "y"].tolist() == [0.5, 1.5]
+    assert td["word"] == "text"
+    assert TensorDict.from_h5(folder / "other.h5").batch_size == ()
     group = zarr.open_group(str(folder / "other.zarr"), mode="w")
     group.create_array("x", data=torch.arange(4).numpy())
     group.create_group("n").create_array("y", data=torch.ones(4).numpy())

@@ -55,7 +55,7 @@ class TestPersistentTensorDict(ContainerContract):
         self.paths = (tmp_path / f"{number}.h5" for number in itertools.count())
 
     def make(self) -> PersistentTensorDict:
-        return PersistentTensorDict.from_dict(TensorDict(self.content(), [3, 4]), next(self.paths))  # type: ignore[arg-type]  # wrong for the type checker alone
+        return PersistentTensorDict.from_dict(TensorDict(self.content(), [3, 4]), next(self.paths))
 
     def test_it_is_loaded_with_weights_only(self) -> None:
         """A pickle names a file, which nothing opens unless the pickle is trusted."""
@@ -181,7 +181,7 @@ def test_a_file_of_another_origin(tmp_path: Path) -> None:
     assert td["s"] == "text"
     td.close()
     inferred = TensorDict.from_h5(tmp_path / "td.h5", batch_dims=1)
-    assert inferred.batch_size == (3,)  # type: ignore[attr-defined]  # known at run time
+    assert inferred.batch_size == (3,)
 
 
 def test_a_new_file_is_filled(tmp_path: Path) -> None:
