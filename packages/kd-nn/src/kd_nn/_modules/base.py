@@ -335,36 +335,6 @@ def _same(old: Sequence[Tensor], new: Sequence[Tensor]) -> bool:
 _FSDP: Final = "torch.distributed.fsdp."
 
 
-class TensorHooks(nn.Module):
-    """A module that shows tensors to the hooks of FSDP, and containers to all others."""
-
-    # The signatures are those of torch.
-    def register_forward_pre_hook(
-        self, hook: H, *, prepend: bool = False, with_kwargs: bool = False
-    ) -> RemovableHandle:
-        """Register a hook that runs before `forward`; see `nn.Module`."""
-        before: Callable[..., object] = hook
-        if with_kwargs and is_of_fsdp(hook):
-            before = partial(call_before, hook)
-        return super().register_forward_pre_hook(before, prepend=prepend, with_kwargs=with_kwargs)
-
-    def register_forward_hook(
-        self,
-        hook: H,
-        *,
-        prepend: bool = False,
-        with_kwargs: bool = False,
-        always_call: bool = False,
-    ) -> RemovableHandle:
-        """Register a hook that runs after `forward`; see `nn.Module`."""
-        after: Callable[..., object] = hook
-        if not with_kwargs and is_of_fsdp(hook):
-            after = partial(call_after, hook)
-        return super().register_forward_hook(
-            after, prepend=prepend, with_kwargs=with_kwargs, always_call=always_call
-        )
-
-
 def is_of_fsdp(hook: object) -> bool:
     """Return whether FSDP registers a hook."""
     return str(getattr(hook, "__module__", None)).startswith(_FSDP)
@@ -376,36 +346,6 @@ def is_of_fsdp(hook: object) -> bool:
 # Beside its settings a module tells its device, and what kind it is.
 
 Check: TypeAlias = "Callable[[nn.Module, str, object], object]"
-
-
-class CheckedSettings(Flagged):
-    """A module whose settings are checked.
-
-    Attributes:
-        checks: The check of each setting, by name.
-    """
-
-    _kd_checks: ClassVar[Mapping[str, Check]] = {}
-
-    def __setattr__(self, name: str, value: object) -> None:
-        """Assign; a setting is checked first, and nothing changes if it is refused."""
-        check = self._kd_checks.get(name)
-        super().__setattr__(name, value if check is None else check(self, name, value))
-
-    def _kd_settle(self, **settings: object) -> None:
-        """Assign settings in a constructor: each is checked; nothing depends on the module yet.
-
-        A class of the user may define `__setattr__` or a property, so it is asked. For values
-        that are not modules: torch registers those.
-        """
-        if not self._kd_changes_by_assignment:
-            for name, value in settings.items():
-                setattr(self, name, value)
-            return
-        state = self.__dict__
-        for name, value in settings.items():
-            check = self._kd_checks.get(name)
-            state[name] = value if check is None else check(self, name, value)
 
 
 def checked_out_keys(owner: nn.Module, _: str, keys: object) -> object:
@@ -503,36 +443,6 @@ class Derived(Generic[R]):
     def __get__(self, module: nn.Module | None, owner: type | None = None) -> Self | R:
         """Return the value for the instance; on the class this object."""
         return self if module is None else self.function(module)
-
-
-class ModuleFacts(CheckedSettings):
-    """What can be asked of every keyed module."""
-
-    @staticmethod
-    def is_tdmodule_compatible(module: object) -> bool:
-        """Return whether a module has `in_keys` and `out_keys`, so that a sequence takes it.
-
-        Example:
-            >>> from kd_nn import TensorDictModuleBase
-            >>> TensorDictModuleBase.is_tdmodule_compatible(nn.ReLU())
-            False
-        """
-        return hasattr(module, "in_keys") and hasattr(module, "out_keys")
-
-    def _kd_needs_key(self, key: NestedKey) -> bool:
-        """Return whether the module, as it is now, cannot run without an entry that it reads."""
-        return key not in getattr(self, "_kd_optional_in_keys", ())
-
-    @Derived
-    def is_functional(self) -> bool:
-        """Return whether it takes its parameters as an argument; see `kd_nn.make_functional`."""
-        return getattr(self.__dict__.get("forward"), "takes_parameters", False)
-
-    @Derived
-    def device(self) -> torch.device:
-        """Return the device of the first parameter or buffer; the CPU if there is none."""
-        held = next(chain(self.parameters(), self.buffers()), None)
-        return torch.device("cpu") if held is None else held.device
 
 
 def reset_members(module: nn.Module) -> None:
@@ -738,7 +648,7 @@ for _name in ("__delitem__", "__iadd__", "__imul__", "__setitem__"):
     setattr(KeyList, _name, _changing(_name))
 
 
-class TensorDictModuleBase(TensorHooks, ModuleFacts):
+class TensorDictModuleBase(Flagged):
     """Base class of modules that read and write entries of a container.
 
     A subclass declares `in_keys` and `out_keys`, in the class or in `__init__`, and a `forward`
@@ -774,6 +684,8 @@ class TensorDictModuleBase(TensorHooks, ModuleFacts):
     _kd_class_out_keys: ClassVar[Keys | None] = None
     _kd_computes_keys: ClassVar[bool] = False
     _kd_value_form: ClassVar[bool] = False
+    _kd_checks: ClassVar[Mapping[str, Check]] = {}
+    """The check of each setting, by name."""
     __signature__ = ForwardSignature()
 
     if TYPE_CHECKING:
@@ -813,6 +725,26 @@ class TensorDictModuleBase(TensorHooks, ModuleFacts):
 
         in_keys = property(in_keys, _kd_assign_in_keys)
         out_keys = property(out_keys, _kd_assign_out_keys)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Assign; a setting is checked first, and nothing changes if it is refused."""
+        check = self._kd_checks.get(name)
+        super().__setattr__(name, value if check is None else check(self, name, value))
+
+    def _kd_settle(self, **settings: object) -> None:
+        """Assign settings in a constructor: each is checked; nothing depends on the module yet.
+
+        A class of the user may define `__setattr__` or a property, so it is asked. For values
+        that are not modules: torch registers those.
+        """
+        if not self._kd_changes_by_assignment:
+            for name, value in settings.items():
+                setattr(self, name, value)
+            return
+        state = self.__dict__
+        for name, value in settings.items():
+            check = self._kd_checks.get(name)
+            state[name] = value if check is None else check(self, name, value)
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         """Parse the keys that the class declares, and see whether it runs on bare values."""
@@ -1091,6 +1023,58 @@ class TensorDictModuleBase(TensorHooks, ModuleFacts):
         if self._kd_computes_keys:
             for holder in lists_in(self):
                 raise_if_written(holder)
+
+    @staticmethod
+    def is_tdmodule_compatible(module: object) -> bool:
+        """Return whether a module has `in_keys` and `out_keys`, so that a sequence takes it.
+
+        Example:
+            >>> from kd_nn import TensorDictModuleBase
+            >>> TensorDictModuleBase.is_tdmodule_compatible(nn.ReLU())
+            False
+        """
+        return hasattr(module, "in_keys") and hasattr(module, "out_keys")
+
+    def _kd_needs_key(self, key: NestedKey) -> bool:
+        """Return whether the module, as it is now, cannot run without an entry that it reads."""
+        return key not in getattr(self, "_kd_optional_in_keys", ())
+
+    @Derived
+    def is_functional(self) -> bool:
+        """Return whether it takes its parameters as an argument; see `kd_nn.make_functional`."""
+        return getattr(self.__dict__.get("forward"), "takes_parameters", False)
+
+    @Derived
+    def device(self) -> torch.device:
+        """Return the device of the first parameter or buffer; the CPU if there is none."""
+        held = next(chain(self.parameters(), self.buffers()), None)
+        return torch.device("cpu") if held is None else held.device
+
+    # The signatures are those of torch.
+    def register_forward_pre_hook(
+        self, hook: H, *, prepend: bool = False, with_kwargs: bool = False
+    ) -> RemovableHandle:
+        """Register a hook that runs before `forward`; see `nn.Module`."""
+        before: Callable[..., object] = hook
+        if with_kwargs and is_of_fsdp(hook):
+            before = partial(call_before, hook)
+        return super().register_forward_pre_hook(before, prepend=prepend, with_kwargs=with_kwargs)
+
+    def register_forward_hook(
+        self,
+        hook: H,
+        *,
+        prepend: bool = False,
+        with_kwargs: bool = False,
+        always_call: bool = False,
+    ) -> RemovableHandle:
+        """Register a hook that runs after `forward`; see `nn.Module`."""
+        after: Callable[..., object] = hook
+        if not with_kwargs and is_of_fsdp(hook):
+            after = partial(call_after, hook)
+        return super().register_forward_hook(
+            after, prepend=prepend, with_kwargs=with_kwargs, always_call=always_call
+        )
 
 
 def is_special(name: str) -> bool:
