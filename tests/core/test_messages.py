@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable
 from importlib import import_module
@@ -76,6 +77,11 @@ def named() -> TensorDict:
 def written_by_torch() -> str:
     torch.save(torch.zeros(2), "weights.pt")
     return "weights.pt"
+
+
+def written(name: str) -> str:
+    Path(name).write_bytes(b"\x08" * 40)
+    return name
 
 
 def within(outer: TensorDict) -> TensorDictBase:
@@ -201,6 +207,12 @@ CALLS: dict[str, Callable[[], object]] = {
     "a field without a type": lambda: Untyped(scale=1),  # type: ignore[call-arg]  # refused
     "parameters that do not fit in place": lambda: one(torch.zeros(3)).to_module(
         Scale(), inplace=True
+    ),
+    "a path that a shell would expand": lambda: td().save("~/td.kd"),
+    "a path to load that a shell would expand": lambda: TensorDict.load("~/td.kd"),
+    "a file of another format to load": lambda: TensorDict.load(written("model.onnx")),
+    "a decorator on a tensor class": lambda: dataclasses.dataclass(
+        type("Decorated", (TensorClass,), {"__annotations__": {"x": Tensor}})
     ),
     "a real number for an integer": lambda: Level(torch.tensor(3.5)),  # type: ignore[arg-type]  # refused
 }

@@ -322,6 +322,16 @@ def one_value_for_all(key: str, old: object, new: object, ndim: int) -> InvalidA
     )
 
 
+def below_tilde(path: Path) -> str | None:
+    """Return what to do about a path below `~`, which only a shell takes for a home directory."""
+    if path.parts[:1] != ("~",) or Path("~").exists():
+        return None
+    return (
+        "the path begins with `~`, which only a shell replaces by your home directory. Pass "
+        "`Path(path).expanduser()`."
+    )
+
+
 def refuse_existing(path: str | Path, exist_ok: bool) -> None:
     """Raise `AlreadyExists` if there is something at a path that is not to be replaced.
 

@@ -29,6 +29,7 @@ from typing import (
     ClassVar,
     Final,
     Generic,
+    Never,
     TypeGuard,
     TypeVar,
     cast,
@@ -233,6 +234,20 @@ class _DataclassFields:
             raise AttributeError(f"`{owner.__name__}` is not a dataclass: it takes further keys.")
         known, fields = dataclass_fields(owner._kd_declared), owner._kd_declared.fields
         return known if instance is not None else {name: known[name] for name in fields}
+
+
+class _NoDataclassParams:
+    """The attribute by which `dataclasses.dataclass` knows how a base was decorated: there is none.
+
+    It is read where `@dataclass` decorates a tensor class.
+    """
+
+    def __get__(self, instance: object, owner: type[TensorClass]) -> Never:
+        raise AttributeError(
+            f"`{owner.__name__}` is a tensor class, whose annotations are fields already. Leave "
+            "out `@dataclass`; its options are keywords of the class, as in "
+            "`class Sample(TensorClass, frozen=True)`."
+        )
 
 
 @dataclass_transform(eq_default=False, field_specifiers=(field,))
@@ -453,6 +468,7 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
 
     _kd_declared: ClassVar[Declaration] = Declaration({})
     __dataclass_fields__: ClassVar[_DataclassFields] = _DataclassFields()
+    __dataclass_params__: ClassVar[_NoDataclassParams] = _NoDataclassParams()
 
     if TYPE_CHECKING:
         # Keywords of the constructor that checkers write; at run time they are properties.

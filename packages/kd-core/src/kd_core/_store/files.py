@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from kd_core._errors import MissingDependency
+from kd_core._errors import InvalidValue, MissingDependency, below_tilde
 from kd_core._progress import current
 
 try:
@@ -47,8 +47,15 @@ def make_folder(path: Path) -> None:
 
 
 def make_folders(path: Path) -> None:
-    """Create a directory and those above it, unless they exist."""
+    """Create a directory and those above it, unless they exist.
+
+    Raises:
+        InvalidValue: if it would be below a directory that is named `~`.
+    """
     if not path.exists():
+        mistake = below_tilde(path)
+        if mistake is not None:
+            raise InvalidValue(mistake)
         path.mkdir(parents=True, exist_ok=True)
 
 

@@ -9,7 +9,14 @@ from errno import ENOENT
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from kd_core._errors import FormatError, InvalidValue, listed, refuse_existing, warn_caller
+from kd_core._errors import (
+    FormatError,
+    InvalidValue,
+    below_tilde,
+    listed,
+    refuse_existing,
+    warn_caller,
+)
 from kd_core._keys import format_key, path_of
 from kd_core._progress import Task
 from kd_core._protocol import AbstractContainer
@@ -85,6 +92,9 @@ def load(
     if verify not in ("fast", "full"):
         raise InvalidValue(f'`verify` must be "fast" or "full", got {verify!r}.')
     place = Path(path)
+    mistake = below_tilde(place)
+    if mistake is not None:
+        raise FileNotFoundError(ENOENT, mistake, str(path))
     above = _store_above(place)
     if above is not None:
         inner = place.parts[len(above.parts) :]

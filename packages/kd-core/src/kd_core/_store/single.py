@@ -221,6 +221,18 @@ def _check_header_size(size: int, path: Path) -> None:
         )
 
 
+_READERS: Final = {
+    **dict.fromkeys((".onnx", ".pt2", ".pte", ".tflite"), "`kd_export.open`"),
+    **dict.fromkeys((".h5", ".hdf5"), "`TensorDict.from_h5`"),
+    **dict.fromkeys((".pkl", ".pickle"), "`pickle.load`, if you trust it"),
+    **dict.fromkeys((".npz", ".npy"), "`numpy.load`"),
+    ".parquet": "`TensorDict.from_parquet`",
+    ".csv": "`TensorDict.from_csv`",
+    ".json": "`TensorDict.from_json`",
+}
+"""By suffix: what reads files of other formats."""
+
+
 def _header_of(file: files.OpenFile, path: Path) -> dict[str, object]:
     start = files.read(file, 0, 8)
     length = int.from_bytes(start, "little")
@@ -230,7 +242,9 @@ def _header_of(file: files.OpenFile, path: Path) -> dict[str, object]:
             "it with `torch.load`, and write it with `save`."
         )
     if file.size < 8 or not 2 <= length <= min(_LARGEST_HEADER, file.size - 8):
-        raise FormatError(f"`{path}` is not a file of safetensors. Check the path. {RESTORE}")
+        reader = _READERS.get(path.suffix)
+        hint = f"Check the path. {RESTORE}" if reader is None else f"Read it with {reader}."
+        raise FormatError(f"`{path}` is not a file of safetensors. {hint}")
     header = parsed(files.read(file, 8, length), f"the header of `{path}`", "utf-8")
     if not isinstance(header, dict):
         raise FormatError(f"the header of `{path}` must be an object of JSON. {RESTORE}")
