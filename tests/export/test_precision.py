@@ -1,5 +1,6 @@
 """Files of fewer bits: judged within a budget, sealed, and verified where there is no torch."""
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -154,7 +155,7 @@ def test_each_precision_is_measured(save: Save, precision: str, record_property:
     assert re.search("action .* ok: max 0.3, rms 0.1$", text, re.MULTILINE)
     assert re.search("choice .* ok: agreement 0.9$", text, re.MULTILINE)
     assert "size: " in text
-    assert "latency at batch=1: " in text
+    assert "latency at batch=1, one thread: " in text
     assert report.to_data()["reduction"] == found.to_data()
 
 
@@ -267,6 +268,17 @@ def test_a_changed_scale_that_is_sealed_again_leaves_the_budget(int8: Path, tmp_
     onnx.save(scaled(int8), changed)
     backend.seal(changed, kd_export.inspect(int8), tmp_path / "sealed.onnx")
     assert not kd_export.verify(tmp_path / "sealed.onnx").ok
+
+
+def test_its_size_is_that_which_inspect_shows(
+    floating: Path, save: Save, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = save(calibration=rows(600), budget={"max": 1.0})
+    assert report.reduction is not None
+    path = tmp_path / "policy.onnx"
+    for one, told in ((path, report.reduction.bytes), (floating, report.reduction.other_bytes)):
+        assert main(["inspect", str(one), "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["file"]["model_bytes"] == told
 
 
 def test_a_tolerance_takes_the_place_of_the_budget(int8: Path) -> None:

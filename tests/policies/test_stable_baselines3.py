@@ -184,3 +184,15 @@ def test_a_saved_model_tells_of_its_normaliser(
     assert "Normalise" not in str(from_sb3(algorithm.load(path), False).module)
     algorithm("MlpPolicy", Env(tight, WIDE), seed=0, **options).learn(16).save(path)
     assert "Normalise" not in str(from_sb3(algorithm.load(path)).module)
+    assert from_sb3(algorithm.load(path), False).notes == ()
+
+
+def test_the_report_says_where_a_normaliser_cannot_be_known(tmp_path: Path) -> None:
+    for name, doubt in (("SAC", True), ("TD3", True), ("PPO", False)):
+        algorithm, path = getattr(stable_baselines3, name), tmp_path / f"{name}.zip"
+        model = algorithm("MlpPolicy", Env(BOX, WIDE), seed=0)
+        assert from_sb3(model).notes == ()  # which has its environment
+        model.save(path)
+        report = kd_export.save(from_sb3(algorithm.load(path)), tmp_path / "a.onnx", steps=2)
+        assert any("does not tell whether" in note for note in report.notes) is doubt
+        assert from_sb3(algorithm.load(path), False).notes == ()

@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from tests.export.models import Do, Keyed, case
+from tests.export.models import CASES, Do, Keyed, case, saved
 
 import kd_export
 from kd_core import TensorDict
@@ -230,3 +230,15 @@ def test_complex_numbers_are_named(tmp_path: Path) -> None:
     with pytest.raises(NotExportable, match=r"`x` is complex64.*view_as_real"):
         kd_export.save(module, tmp_path / "m.onnx", {"x": torch.ones(3, dtype=torch.complex64)})
     assert not list(tmp_path.iterdir())
+
+
+def test_half_a_character_in_a_name_is_told(tmp_path: Path) -> None:
+    module = Keyed(torch.nn.Linear(3, 2), ["a\ud800"], ["y"])
+    with pytest.raises(NotExportable, match=r"ONNX cannot hold the character '\\ud800'"):
+        kd_export.save(module, tmp_path / "a.onnx", {"a\ud800": torch.zeros(1, 3)})
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_checker_of_onnx_finds_nothing(name: str, tmp_path: Path) -> None:
+    path = saved(name, tmp_path / f"{name}.onnx")
+    onnx.checker.check_model(str(path), full_check=True)

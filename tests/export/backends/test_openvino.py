@@ -12,7 +12,7 @@ from torch import nn
 
 import kd_export
 from kd_core import TensorDict
-from kd_export import ExportError, UntrustedArtifact, VerifyError
+from kd_export import ExportError, NotExportable, UntrustedArtifact, VerifyError
 from kd_nn import TensorDictModule, TensorDictSequential
 
 pytest.importorskip("openvino", reason="the lane `formats` installs it")
@@ -51,6 +51,24 @@ def test_any_word_may_be_in_the_schema(tmp_path: Path, word: str) -> None:
     assert schema.metadata == {word: word}
     assert schema.inputs[0].key == (word,)
     assert "<lambda>" in [found.runs for found in schema.steps]
+    assert kd_export.verify(path).ok
+
+
+@pytest.mark.parametrize("character", ["\0", "\x01", "\x1f", "\uffff", "\ud800"])
+def test_a_name_that_xml_cannot_hold_is_told(tmp_path: Path, character: str) -> None:
+    key = f"a{character}b"
+    module = TensorDictModule(nn.Linear(3, 2), in_keys=[key], out_keys=["y"])
+    with pytest.raises(NotExportable, match=r"XML cannot hold the character .* Rename the") as e:
+        kd_export.save(module, tmp_path / "a.xml", {key: torch.zeros(1, 3)})
+    assert e.value.key == (key,)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("character", ["\t", "\n", "\r", "\x7f", "&", "<", '"', "\U0001f600"])
+def test_a_name_that_xml_can_hold_is_held(tmp_path: Path, character: str) -> None:
+    key, path = f"a{character}b", tmp_path / "a.xml"
+    module = TensorDictModule(nn.Linear(3, 2), in_keys=[key], out_keys=["y"])
+    assert kd_export.save(module, path, {key: torch.zeros(1, 3)}).ok
     assert kd_export.verify(path).ok
 
 

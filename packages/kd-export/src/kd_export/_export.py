@@ -10,7 +10,6 @@ import html
 import math
 import os
 import tempfile
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -59,6 +58,7 @@ from kd_export._verification.comparison import (
     compare_trials,
     compare_vectors,
     inputs_of,
+    timed,
 )
 from kd_export._verification.trials import (
     BATCH_SIZES,
@@ -382,6 +382,7 @@ class _Asked(NamedTuple, Generic[W, N, S, F, G]):
     capturing: CaptureOptions[N, S, F]
     signals: Mapping[G, Signal] | None
     known: Mapping[Key, Signal]
+    notes: tuple[str, ...] = ()
 
 
 def _meaning(parts: Captured, asked: _Asked[W, N, S, F, G]) -> Captured:
@@ -389,7 +390,7 @@ def _meaning(parts: Captured, asked: _Asked[W, N, S, F, G]) -> Captured:
     schema = resolve_signals(parts.schema, asked.signals, asked.known)
     if asked.oracle is not None:
         check_limits(schema, asked.known)
-    return parts._replace(schema=schema)
+    return parts._replace(schema=schema, diagnostics=(*parts.diagnostics, *asked.notes))
 
 
 def _asked(
@@ -427,7 +428,8 @@ def _asked(
     options["metadata"] = metadata
     capturing = _capturing(options)
     limits = space_signals(metadata)
-    return _Asked(module.module, example, module.oracle, capturing, signals, limits)
+    notes = tuple(getattr(module, "notes", ()))
+    return _Asked(module.module, example, module.oracle, capturing, signals, limits, notes)
 
 
 def _capturing(options: ExportOptions[N, S, F, G]) -> CaptureOptions[N, S, F]:
@@ -705,9 +707,6 @@ def _compared(
     return tuple(compare_trials(session, tried, allowed, eager))
 
 
-_ROUNDS = 5
-
-
 @dataclass(frozen=True, slots=True)
 class Timing:
     """How long one call takes at one set of sizes.
@@ -715,8 +714,8 @@ class Timing:
     Attributes:
         path: The file.
         sizes: The size of each axis.
-        seconds: The median of several rounds, in seconds for each call.
-        best: The quickest round.
+        seconds: The median of the calls, in seconds.
+        best: The quickest call.
 
     Example:
         >>> Timing("policy.onnx", {"batch": 1}, 2e-5, 1e-5).seconds
@@ -734,6 +733,7 @@ def benchmark(
     batch_sizes: Sequence[int] | None = None,
     *,
     seconds: float = 0.5,
+    threads: int | None = None,
     trusted: bool = False,
     sha256: str | None = None,
 ) -> tuple[Timing, ...]:
@@ -741,12 +741,14 @@ def benchmark(
 
     The inputs are those of the stored tests; for a size that none has, they are drawn between the
     bounds of the example. Fix the number of threads and close other programs before you compare.
+    With ``threads=1`` it measures what the report on a file of fewer bits measures.
 
     Args:
         path: The file.
         batch_sizes: The sizes of the dynamic axes, as far as their range allows; by default those
             of the stored tests.
         seconds: How long to measure each set of sizes, at least one call in each of five rounds.
+        threads: As for `open`.
         trusted: As for `open`.
         sha256: As for `open`.
 
@@ -771,7 +773,7 @@ def benchmark(
             got=seconds,
             hint="Pass a finite number, such as `0.5`.",
         )
-    session = open(path, trusted=trusted, sha256=sha256)
+    session = open(path, threads=threads, trusted=trusted, sha256=sha256)
     with stage(f"time `{Path(path).name}`"):
         return tuple(_timings(session, str(path), batch_sizes, seconds))
 
@@ -781,9 +783,8 @@ def _timings(
 ) -> Iterator[Timing]:
     for vector in _vectors(session.schema, batch_sizes):
         inputs = inputs_of(session, vector)
-        session.run(inputs)  # the first calls of a runtime prepare it
-        rounds = _rounds(partial(session.run, inputs), seconds)
-        yield Timing(path, vector.sizes, median(rounds), min(rounds))
+        (found,) = timed([partial(session.run, inputs)], seconds)
+        yield Timing(path, vector.sizes, median(found), min(found))
 
 
 def _vectors(schema: Schema, batch_sizes: Sequence[int] | None) -> Sequence[Vector]:
@@ -797,18 +798,3 @@ def _vectors(schema: Schema, batch_sizes: Sequence[int] | None) -> Sequence[Vect
         "the file holds no stored test whose sizes could be taken.",
         hint="Pass `batch_sizes`.",
     )
-
-
-def _rounds(call: Callable[[], object], seconds: float) -> list[float]:
-    """Measure rounds of as many calls as fit into the time."""
-    start = time.perf_counter()
-    call()
-    once = max(time.perf_counter() - start, 1e-9)
-    count = max(1, int(seconds / _ROUNDS / once))
-    found = []
-    for _ in range(_ROUNDS):
-        start = time.perf_counter()
-        for _ in range(count):
-            call()
-        found.append((time.perf_counter() - start) / count)
-    return found

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 import tempfile
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -23,7 +22,12 @@ from typing import TYPE_CHECKING, BinaryIO, Final, Self, cast
 from kd_export._backends.onnx import ArrayRunner
 from kd_export._console import plain_table, stage
 from kd_export._errors import ExportError, Key, KeyMismatch, VerifyError, kind_of, nearest, quoted
-from kd_export._running.loading import check_weights, load, open  # noqa: A004  # the package's own
+from kd_export._running.loading import (
+    check_weights,
+    load,
+    model_bytes,
+    open,  # noqa: A004  # the package's own
+)
 from kd_export._running.session import (
     PRECISIONS,
     Backend,
@@ -41,7 +45,6 @@ from kd_export._running.session import (
     read_inputs,
 )
 from kd_export._schema.files import Number, open_regular, replacing
-from kd_export._schema.onnx_file import companion
 from kd_export._schema.schema import (
     ADOPTED,
     MOST_STORED,
@@ -67,6 +70,7 @@ from kd_export._verification.comparison import (
     deviation_row,
     inputs_of,
     is_float,
+    timed,
 )
 from kd_export._verification.trials import BATCH_SIZES, trial_sizes
 
@@ -87,8 +91,8 @@ TRAJECTORIES, STEPS, ROLLOUTS = 16, 50, 4
 """How rows become rollouts: so many side by side, so many steps, so often."""
 SEARCHED = 512
 """How many held-out rows tell which layers matter most."""
-SECONDS, ROUNDS, LEAST_CALLS = 0.003, 5, 5
-"""How long a round of a timing takes, how many there are, and how many calls each has at least."""
+SECONDS = 0.05
+"""How long each file is timed at each size."""
 FEW = 256
 """Fewer held-out rows say little of the largest difference."""
 
@@ -499,11 +503,10 @@ def _sealed(
             check_weights(session, backend, file, temporary)
         rows = tuple(compare_vectors(session, session.schema.vectors, allowed))
         latencies = tuple(_latencies(_timed(backend, temporary), _timed(backend, source)))
-        held = sum(one.stat().st_size for one in temporary.parent.iterdir())
         done = replace(
             reduction,
-            bytes=held - len(session.schema.to_json().encode()),
-            other_bytes=_size(source) - len(before.schema.to_json().encode()),
+            bytes=model_bytes(temporary, session.schema),
+            other_bytes=model_bytes(source, before.schema),
             latencies=latencies,
         )
         if all(one.slower for one in latencies):
@@ -521,12 +524,6 @@ def _sealed(
                 hint="Widen the budget a little, or pass more rows as `calibration=`.",
             )
     return report
-
-
-def _size(path: Path) -> int:
-    """Return the bytes of a file and of the weights beside it."""
-    beside = (path.with_name(companion(path.name)), path.with_suffix(".bin"))
-    return sum(one.stat().st_size for one in (path, *beside) if one.is_file())
 
 
 def _loaded(backend: Backend, path: Path) -> Session:
@@ -805,24 +802,9 @@ def _latencies(session: Session, before: Session) -> Iterator[Latency]:
     vectors = session.schema.vectors
     chosen = {tuple(v.sizes.items()): v for v in (*vectors[:1], *vectors[-1:])}
     for vector in chosen.values():
-        arrays = list(inputs_of(session, vector).values())
-        rounds: dict[Session, list[float]] = {session: [], before: []}
-        for one in (session, before):
-            one.runner(arrays)
-        for _ in range(ROUNDS):
-            for one, found in rounds.items():
-                found += _round(one.runner, arrays)
-        yield Latency(vector.sizes, median(rounds[session]), median(rounds[before]))
-
-
-def _round(runner: Runner, arrays: Sequence[object]) -> list[float]:
-    """Time calls one by one, so that the median is of those that nothing interrupted."""
-    found: list[float] = []
-    while len(found) < LEAST_CALLS or sum(found) < SECONDS:
-        start = time.perf_counter()
-        runner(arrays)
-        found.append(time.perf_counter() - start)
-    return found
+        inputs = inputs_of(session, vector)
+        found = timed([partial(one.run, inputs) for one in (session, before)], SECONDS)
+        yield Latency(vector.sizes, *map(median, found))
 
 
 # Rows: from what people pass to runs.

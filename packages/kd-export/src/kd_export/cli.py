@@ -50,6 +50,7 @@ from kd_export._program import convert
 from kd_export._running.loading import (
     diff,  # the package's own
     inspect,  # the package's own
+    model_bytes,
     open,  # noqa: A004  # the package's own
 )
 from kd_export._running.session import backend_for, formats, packages, require, unusable
@@ -462,6 +463,7 @@ def _more(
     bench.add_argument("files", type=Path, nargs="+", metavar="FILE")
     bench.add_argument("--batch-sizes", type=_sizes, metavar="N,N", help="default: those stored")
     bench.add_argument("--seconds", type=float, default=0.5, help="for each size (default 0.5)")
+    bench.add_argument("--threads", type=int, help="default: those of the runtime")
     head = commands.add_parser("header", help="write names, dtypes and shapes for C and C++")
     head.set_defaults(command=_header)
     head.add_argument("file", type=Path, metavar="FILE")
@@ -536,7 +538,8 @@ def _inspect(options: argparse.Namespace) -> int:
     with open_regular(path) as content:
         digest = hashlib.file_digest(content, "sha256").hexdigest()
     if options.json:
-        file = {"path": str(path), "bytes": path.stat().st_size, "sha256": digest}
+        sizes = {"bytes": path.stat().st_size, "model_bytes": model_bytes(path, schema)}
+        file = {"path": str(path), **sizes, "sha256": digest}
         _print_json({"file": file, "schema": schema.to_data()})
         return OK
     _print_table(
@@ -545,6 +548,7 @@ def _inspect(options: argparse.Namespace) -> int:
         [
             ("format", backend_for(path).name),
             ("size", f"{path.stat().st_size:,} bytes"),
+            ("without schema", f"{model_bytes(path, schema):,} bytes"),
             ("sha256", digest),
             ("made by", ", ".join(f"{name} {v}" for name, v in schema.versions.items())),
             ("weights", schema.weights),
@@ -640,6 +644,7 @@ def _bench(options: argparse.Namespace) -> int:
             file,
             options.batch_sizes,
             seconds=options.seconds,
+            threads=options.threads,
             trusted=options.trusted,
             sha256=options.sha256,
         )

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, BinaryIO, Protocol, cast
 from kd_export._errors import (
     DtypeMismatch,
     ExportError,
+    NotExportable,
     kind_of,
     nearest,
     quoted,
@@ -55,6 +56,28 @@ _ROUNDS = re.compile(rb"\x22.(?:Dynamic)?Quantize(?:Linear|MatMul|LSTM)", re.DOT
 _NARROW = ("bfloat16", "float8_e4m3fn", "float8_e5m2")
 _ITSELF = "model"
 """What a model calls its own file."""
+
+
+_SURROGATES = re.compile("[\ud800-\udfff]")
+"""Halves of characters, which are not text by themselves."""
+
+
+def check_names(schema: Schema, strange: re.Pattern[str], name: str, other: str) -> None:
+    """Refuse names of inputs and outputs that a format cannot hold.
+
+    Raises:
+        NotExportable: One has a character that is ``strange`` to it.
+    """
+    for entry in (*schema.inputs, *schema.outputs):
+        found = strange.search(entry.wire)
+        if found is not None:
+            raise NotExportable(
+                f"{name} cannot hold the character {found[0]!a} in the name of an entry.",
+                key=entry.key,
+                expected="text",
+                got=found[0],
+                hint=f"Rename the key, or save it as {other}.",
+            )
 
 
 class OnnxBackend:
@@ -104,6 +127,7 @@ class OnnxBackend:
     def lower(self, program: ExportedProgram, schema: Schema) -> Schema:
         """Name the tensors by wire name; an output that is named as an input gets a number."""
         known = str(getattr(require("onnxscript", _EXTRA), "__version__", "unknown"))
+        check_names(schema, _SURROGATES, "ONNX", "`.pt2`")
         return replace(_named(schema), versions={**schema.versions, "onnxscript": known})
 
     def write(self, program: ExportedProgram, schema: Schema, path: Path) -> None:

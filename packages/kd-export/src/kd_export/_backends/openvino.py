@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Protocol, cast
 from xml.parsers import expat
 
-from kd_export._backends.onnx import ArrayRunner, refuse_nan
+from kd_export._backends.onnx import ArrayRunner, check_names, refuse_nan
 from kd_export._backends.onnx import backend as onnx
 from kd_export._console import muted
 from kd_export._errors import ExportError, NotExportable, UntrustedArtifact, brief, raised_as
@@ -49,6 +49,7 @@ LARGEST_MODEL = 1 << 28
 _START = re.compile(rb'<\?xml version="1\.0"\?>\s{1,2}<net ')
 _SCHEMA = re.compile(rb'<kd_export value="([^"<>]*)"\s*/>')
 _NUMBER = re.compile(r"\d{1,19}")
+_NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _DEEPEST = 200
 # Bits of one number, by the type of the elements.
 _BITS = {
@@ -203,6 +204,7 @@ class OpenVinoBackend:
         """Name the tensors as an ONNX file does."""
         runtime = cast("_OpenVino", require("openvino", _EXTRA))
         versions = {"openvino": runtime.get_version()}
+        check_names(schema, _NOT_XML, "XML", "`.onnx` or `.pt2`")
         lowered = onnx.lower(program, schema)
         return replace(lowered, versions={**lowered.versions, **versions})
 

@@ -26,7 +26,7 @@ from kd_export._schema.differences import (
     property_differences,
 )
 from kd_export._schema.files import contents, open_regular
-from kd_export._schema.onnx_file import further_properties
+from kd_export._schema.onnx_file import companion, further_properties
 from kd_export._schema.schema import Schema
 
 Word = TypeVar("Word")
@@ -192,6 +192,14 @@ def diff(one: str | Path, other: str | Path, *, interface: bool = False) -> Diff
         rows += content_differences(*schemas, digests=backend_for(one) is backend_for(other))
         rows += property_differences(*map(_further_properties, (one, other)))
     return Differences(str(one), str(other), tuple(rows))
+
+
+def model_bytes(path: Path, schema: Schema) -> int:
+    """Return the bytes of a file and of the weights beside it, its schema and tests left out."""
+    beside = {".onnx": path.with_name(companion(path.name)), ".xml": path.with_suffix(".bin")}
+    files = (path, beside.get(path.suffix, path))
+    held = sum(one.stat().st_size for one in {*files} if one.is_file())
+    return held if schema.derived else held - len(schema.to_json().encode())
 
 
 def _further_properties(path: Path) -> dict[str, str] | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import html
 import math
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
@@ -120,6 +121,34 @@ class Latency:
         return self.seconds > 1.1 * self.other
 
 
+ROUNDS = 5
+"""In how many rounds calls are timed."""
+
+
+def timed(calls: Sequence[Callable[[], object]], seconds: float) -> list[list[float]]:
+    """Measure how long calls take, one by one, so that few of them are interrupted.
+
+    Args:
+        calls: What is called, in turns.
+        seconds: How long each is measured in all, at least one call in each of `ROUNDS` rounds.
+
+    Returns:
+        The seconds of each call, for each of ``calls``.
+    """
+    found: list[list[float]] = [[] for _ in calls]
+    for call in calls:
+        call()  # the first calls of a runtime prepare it
+    for _ in range(ROUNDS):
+        for call, times in zip(calls, found, strict=True):
+            spent = 0.0
+            while spent == 0 or spent < seconds / ROUNDS:
+                start = time.perf_counter()
+                call()
+                times.append(time.perf_counter() - start)
+                spent += times[-1]
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class Reduction:
     """What it costs, and what it brings, that a file was made of another one.
@@ -166,7 +195,7 @@ class Reduction:
         found = [f"{self.name}: judged on {self.rows:,} rows"]
         found.append(f"size: {self.bytes:,} bytes, before {self.other_bytes:,}")
         found += [
-            f"latency at {shown(one.sizes)}: {one.seconds * 1e6:,.0f} us, "
+            f"latency at {shown(one.sizes)}, one thread: {one.seconds * 1e6:,.0f} us, "
             f"before {one.other * 1e6:,.0f} us{' (slower)' if one.slower else ''}"
             for one in self.latencies
         ]

@@ -54,6 +54,7 @@ class Policy:
         state: The key of each next state, by that of the state.
         initial: What the state starts with, if not with zeros.
         metadata: What the file says of the policy: names, limits, units, rates.
+        notes: What the report on a file says of the policy, a sentence each.
 
     Example:
         >>> from kd_nn import TensorDictModule
@@ -74,6 +75,7 @@ class Policy:
         state: Mapping[Read, NestedKey] | None = None,
         initial: Mapping[First, object] | None = None,
         metadata: Mapping[str, object] | None = None,
+        notes: Sequence[str] = (),
     ) -> None:
         check_mapping("example", example, "{'observation': ...}", KeyMismatch)
         check_mapping("state", state, "{'h': ('next', 'h')}", KeyMismatch)
@@ -90,6 +92,7 @@ class Policy:
         self.state: dict[NestedKey, NestedKey] = {_word(r): w for r, w in (state or {}).items()}
         self.initial: dict[NestedKey, object] = {_word(k): x for k, x in (initial or {}).items()}
         self.metadata = dict(metadata or {})
+        self.notes = tuple(notes)
         self._held: dict[Key, Tensor] = {}
 
     def __repr__(self) -> str:

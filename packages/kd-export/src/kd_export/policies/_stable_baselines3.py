@@ -223,6 +223,8 @@ def from_sb3(
     }
     result = of_steps(steps, example, oracle, state, metadata)
     oracle.module = result.module
+    if vec_normalize is None and normalize is None and _may_have_been_normalised(known):
+        result.notes = (_UNKNOWN_NORMALISER,)
     return result
 
 
@@ -249,6 +251,20 @@ def _normalize(model: Model, given: object) -> VecNormalize | None:
         )
     found = cast("VecNormalize", given)
     return found if getattr(found, "norm_obs", True) else None
+
+
+_UNKNOWN_NORMALISER = (
+    "the model has no environment, and its file does not tell whether it was trained in a "
+    "`VecNormalize`: pass that, or `False` for none."
+)
+
+
+def _may_have_been_normalised(model: Model) -> bool:
+    """Decide whether a model comes from a file that does not tell of a `VecNormalize`.
+
+    Those of on-policy algorithms do; those of the others keep the last observations alone.
+    """
+    return hasattr(model, "replay_buffer_class") and getattr(model, "env", None) is None
 
 
 def _was_normalised(model: Model) -> bool:
