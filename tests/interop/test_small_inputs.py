@@ -534,6 +534,7 @@ def out_keys_of_a_sequence_list_what_is_discarded(lib: Library, tmp: Path) -> No
     assert outer.out_keys == ["h", "b", "_", "c"]
     assert [*outer(lib.TensorDict({"a": torch.ones(2)})).keys()] == ["a", "h", "b", "c"]
     assert len(outer(torch.ones(2))) == 3
+    assert outer.select_subsequence(in_keys=["a"]).out_keys == ["h", "b", "_", "c"]
     assert both.select_out_keys("_", "b").out_keys == ["_", "b"]
     assert both(torch.ones(2)).shape == (2,)
 

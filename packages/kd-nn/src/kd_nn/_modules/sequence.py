@@ -818,9 +818,10 @@ class TensorDictSequential(StepList, TensorDictModule):  # type: ignore[misc]  #
             >>> model.select_subsequence(out_keys=["y"])[0] is first
             True
         """
-        graph = self._kd_resolve().graph
+        resolved = self._kd_resolve()
+        graph = resolved.graph
         given = graph.reads if in_keys is None else parse_keys(in_keys, "in_keys")
-        wanted = tuple(self.out_keys) if out_keys is None else parse_keys(out_keys, "out_keys")
+        wanted = resolved.visible if out_keys is None else parse_keys(out_keys, "out_keys")
         known, live = list(given), graph.live_writes(wanted)
         kept: dict[str, nn.Module] = {}
         for idx, (name, step) in enumerate(self._kd_named_steps()):
@@ -840,7 +841,7 @@ class TensorDictSequential(StepList, TensorDictModule):  # type: ignore[misc]  #
                 if selected is not None:
                     visible = [key for key in inner.out_keys if key in selected]
                     inner.select_out_keys(*(visible or inner.out_keys))
-                known += inner.out_keys
+                known += inner._kd_graph().outputs
                 step = inner
             elif all(key in node.optional or overlaps(key, known) for key in node.reads):
                 known += node.writes
