@@ -85,8 +85,7 @@ def expected(module: nn.Module) -> Both:
     for step in module.module._modules.values():  # not `children`: a step may be there twice
         step_reads, step_writes = expected(step)
         reads += [key for key in step_reads if key not in writes and key not in reads]
-        visible = [key for key in step_writes if key != "_"]
-        writes = [key for key in writes if key not in visible] + visible
+        writes = [key for key in writes if key not in step_writes] + step_writes
     if isinstance(module, OwnSequence):
         reads += [key for key in module.more if key not in reads]
     selected = module.__dict__.get("_kd_selected")
