@@ -47,6 +47,7 @@ from kd_core._containers.unbatched import UnbatchedTensor, wrap_tensor
 from kd_core._descriptor import Descriptor, describe
 from kd_core._errors import InvalidValue, KdError, ShapeMismatch, a_type
 from kd_core._keys import format_key
+from kd_core._leaves.uninitialized import KINDS, StackedUninitialized
 from kd_core._nodes import TensorData, is_node, is_unbatched
 from kd_core._protocol import AbstractContainer, Composite, lock
 from kd_core._shapes import as_named, names_of
@@ -143,6 +144,8 @@ def level_of(children: list[object]) -> Level | None:
 def _as_mapped(tensor: Tensor, number: int) -> Mapped | None:
     hides = is_mapped(tensor, number)
     inside = get_unwrapped(tensor) if hides else tensor
+    if type(inside) in KINDS:
+        return None
     if inside.layout is not torch.strided or inside.is_nested:
         return None
     hidden = maybe_get_bdim(tensor) if hides else -1
@@ -457,6 +460,7 @@ class Structure(NamedTuple):
         stacked: the dimension along which a lazy stack stacks its members, -1 for other kinds.
         level: where the outermost container was taken apart, in transforms of functorch.
         locked: whether the outermost container was locked; what `vmap` maps or returns stays so.
+        waits: whether some children are tensors of lazy modules, without shapes.
     """
 
     keys: tuple[str, ...]
@@ -471,6 +475,7 @@ class Structure(NamedTuple):
     stacked: int = -1
     level: Level | None = None
     locked: bool = False
+    waits: bool = False
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Structure):
@@ -513,6 +518,12 @@ def _flatten(container: AbstractContainer) -> tuple[list[object], AnyStructure]:
             structure = _take_stack_apart(container, children)
     if container._kd_desc.frozen and isinstance(structure, Structure):
         structure = structure._replace(locked=True)
+    if (
+        isinstance(structure, Structure)
+        and not is_compiling()
+        and not KINDS.isdisjoint(map(type, children))
+    ):
+        structure = structure._replace(waits=True)
     level = level_of(children)
     return children, structure if level is None else structure._replace(level=level)
 
@@ -606,9 +617,9 @@ def _take_apart(container: AbstractContainer, children: list[object], outer: int
                 lead, extra = len(names), value._kd_desc.ndim - desc.ndim
         elif is_leaf or _is_child(value):
             children.append(value)
-            shape = None if lead >= 0 or kind is int else _shape_of(value)
-            if shape is not None:
-                lead, extra = len(names), len(shape) - desc.ndim
+            count = None if lead >= 0 or kind is int else _ndim_of(value)
+            if count is not None:
+                lead, extra = len(names), count - desc.ndim
         else:
             data.append((key, value._constant()))
             continue
@@ -641,6 +652,14 @@ def _is_child(value: object) -> bool:
     return not is_node(value) or is_unbatched(value)
 
 
+def _ndim_of(value: object) -> int | None:
+    """Return the length of `_shape_of` a value."""
+    if isinstance(value, Tensor):
+        return value.ndim
+    shape = _shape_of(value)
+    return None if shape is None else len(shape)
+
+
 def _shape_of(value: object) -> Batch | None:
     """Return the shape that limits the batch of the parent; `None` for an empty container."""
     if isinstance(value, AbstractContainer):
@@ -670,6 +689,7 @@ def _unflatten(
             return (children,)  # as above
 
         return stack_of(cls, children, structure)
+    waiting = _stand_in_for(children) if structure.waits else None
     moved = moved_by_vmap(children, structure.level, structure.ndim)
     made: Node | None = None
     if not is_compiling():
@@ -680,9 +700,42 @@ def _unflatten(
         made = _put_together(cls, iter(children), structure, moved)
     if structure.stacked >= 0:
         made = _as_stack(cls, made, structure, moved, children)
+    if waiting and isinstance(made, AbstractContainer):
+        _set_waiting(made, waiting)
     if structure.locked and moved is not None and isinstance(made, AbstractContainer):
         lock(made)
     return made
+
+
+def _stand_in_for(children: list[object]) -> dict[int, StackedUninitialized]:
+    """Exchange the tensors of lazy modules, which `vmap` cannot map before they have a shape.
+
+    Returns:
+        Those tensors by the identity of what has a shape in their place.
+    """
+    level = current_level()
+    waiting: dict[int, StackedUninitialized] = {}
+    for number, child in enumerate(children):
+        if not isinstance(child, Tensor):
+            continue
+        mapped = level is not None and is_mapped(child, level)
+        inside = get_unwrapped(child) if mapped else child
+        if isinstance(inside, StackedUninitialized):
+            if mapped:
+                inside._kd_level = level
+            else:
+                children[number] = child = inside.stand_in()
+            waiting[id(child)] = inside
+    return waiting
+
+
+def _set_waiting(container: AbstractContainer, waiting: Mapping[int, StackedUninitialized]) -> None:
+    """Write the tensors of lazy modules again."""
+    for key, value in container._kd_entries.items():
+        if isinstance(value, AbstractContainer):
+            _set_waiting(value, waiting)
+        elif id(value) in waiting:
+            container._kd_set_entry(key, cast("Tensor", waiting[id(value)]))
 
 
 def _as_stack(

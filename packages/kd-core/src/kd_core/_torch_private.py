@@ -133,6 +133,10 @@ is_functorch_wrapped_tensor: Final = private_name(
 )
 get_unwrapped: Final = private_name(_FUNCTORCH, "get_unwrapped", _itself)
 """Return the tensor inside one of a transform."""
+add_batch_dim: Final = private_name(
+    _FUNCTORCH, "_add_batch_dim", _lacking("_add_batch_dim", "`vmap` of lazy modules")
+)
+"""Return a tensor whose dimension `vmap` hides at a level."""
 
 
 def without_wrappers(numbers: Tensor) -> Tensor:

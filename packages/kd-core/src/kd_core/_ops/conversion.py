@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from operator import setitem
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from kd_core import _registry as registry
 from kd_core._descriptor import describe
@@ -27,6 +28,7 @@ from kd_core._errors import (
 )
 from kd_core._keys import format_key
 from kd_core._leaves.loops import kinds_by_key
+from kd_core._leaves.uninitialized import StackedUninitialized, stacked_uninitialized
 from kd_core._leaves.writes import Write, write_all
 from kd_core._nodes import is_data, is_unbatched, leaf_or_node, tensor_of
 from kd_core._ops.access import LinkedList, list_of
@@ -707,12 +709,38 @@ def stacked_modules(
     """Stack the parameters and buffers of modules of the same structure; see `from_modules`."""
     if not modules:
         raise InvalidValue("`modules` must have at least one module, got none.")
+    if not hasattr(cls, "from_module"):
+        cls = type(cast("C", registry.make_dense({}, describe(()))))
     take: Callable[..., C] = getattr(cls, "from_module")  # noqa: B009  # of dense kinds
     rows = [take(module, use_state_dict=use_state_dict) for module in modules]
     if lazy_stack:
         return stack_rows(rows, True)
     entries = _stacked_parameters([row._kd_entries for row in rows], (), expand_identical)
-    return build(cls, entries, (len(rows),), None)
+    made = build(cls, _with_shapes(entries), (len(rows),), None)
+    _set_uninitialized(made, entries)
+    return made
+
+
+def _with_shapes(entries: Mapping[str, Any]) -> dict[str, object]:
+    """Return entries with empty tensors in place of those of lazy modules."""
+    return {
+        key: _with_shapes(value)
+        if isinstance(value, Mapping)
+        else value.stand_in()
+        if isinstance(value, StackedUninitialized)
+        else value
+        for key, value in entries.items()
+    }
+
+
+def _set_uninitialized(td: AbstractContainer, entries: Mapping[str, Any]) -> None:
+    """Write the tensors of lazy modules in place of the empty ones."""
+    for key, value in entries.items():
+        entry = td._kd_entries[key]
+        if isinstance(entry, AbstractContainer):
+            _set_uninitialized(entry, value)
+        elif isinstance(value, StackedUninitialized):
+            td._kd_set_entry(key, value)
 
 
 def _stacked_parameters(
@@ -739,6 +767,8 @@ def _stacked_parameters(
 
 
 def _stacked_leaf(column: list[Tensor], expand: bool) -> Tensor:
+    if any(map(is_lazy, column)):
+        return stacked_uninitialized(column)
     if expand and all(leaf is column[0] for leaf in column):
         return column[0].expand(len(column), *column[0].shape)
     with torch.no_grad():

@@ -41,6 +41,7 @@ from kd_core._errors import (
 )
 from kd_core._keys import format_key, nearest_key, plain_str
 from kd_core._leaves.loops import entries_of
+from kd_core._leaves.uninitialized import StackedUninitialized, read_by_row
 from kd_core._protocol import AbstractContainer
 from kd_core._torch_private import make_subclass, maybe_current_level, rebuild_weights
 
@@ -66,6 +67,10 @@ _PLAIN: Final = (Tensor, nn.Parameter)
 
 class ModuleBusy(KdError, RuntimeError):
     """A module whose parameters are exchanged cannot be exchanged again here."""
+
+
+class _ReadByRow(Exception):
+    """A module must read its row of an entry, so it cannot hold the entry as it is."""
 
 
 class Modules(AbstractContainer):
@@ -143,7 +148,7 @@ class Modules(AbstractContainer):
         else:
             try:
                 scope = ModuleScope(self._kd_entries, module)
-            except KeyNotFound:  # unless it is a plain attribute
+            except (KeyNotFound, _ReadByRow):  # unless it is a plain attribute
                 scope = MovingScope(self._kd_entries, module, preserve_module_state)
         if not return_swap:
             scope.settle()
@@ -278,10 +283,11 @@ class MovingScope(ModuleScope):
     It changes which names are parameters, so it keeps no route.
     """
 
-    __slots__ = ("_places", "_preserves")
+    __slots__ = ("_places", "_preserves", "_take_back")
 
     def __init__(self, entries: Entries, module: nn.Module, preserves: bool) -> None:
         self._preserves = preserves
+        self._take_back: list[Callable[[], None]] = []
         super().__init__(entries, module)
 
     def _install(self, loan: _Loan) -> Taken:
@@ -290,6 +296,7 @@ class MovingScope(ModuleScope):
         self._places = [(path, _held_by(module, path[-1])) for module, path, _ in places]
         moved: dict[nn.Module, Moved] = {}
         first: dict[int, Tensor] = {}
+        waiting: dict[nn.Module, dict[str, StackedUninitialized]] = {}
         for (module, path, new), (_, old) in zip(places, self._places, strict=True):
             kept: tuple[Store, Store, Store]
             kept = parameters, buffers, attributes = (
@@ -319,10 +326,19 @@ class MovingScope(ModuleScope):
                 if other is not home:
                     other.pop(name, None)
             home[name] = new
+            if isinstance(new, StackedUninitialized) and new._kd_level is not None:
+                waiting.setdefault(module, {})[name] = new
+        self._take_back = [read_by_row(*each) for each in waiting.items()]
         recurrent = [module for module in moved if isinstance(module, RNNBase)]
         for module in recurrent:
             rebuild_weights(module)
         return [], recurrent, list(moved.values())
+
+    def leave(self) -> None:
+        """Restore the module."""
+        for take_back in self._take_back:
+            take_back()
+        super().leave()
 
     def replaced(self) -> dict[str, object]:
         """Return the tensors that were in the module, nested."""
@@ -585,6 +601,9 @@ class _Route:
         except (KeyError, AttributeError):
             _restore(taken)
             return None
+        except _ReadByRow:
+            _restore(taken)
+            raise
         for recurrent in taken[1]:
             rebuild_weights(recurrent)
         return taken
@@ -610,8 +629,11 @@ class _Route:
             stores.append((store, before))
             for name in names:
                 new = level[name]
-                if new.__class__ not in _PLAIN and not isinstance(new, Tensor):
-                    raise KeyError(name)
+                if new.__class__ not in _PLAIN:
+                    if not isinstance(new, Tensor):
+                        raise KeyError(name)
+                    if isinstance(new, StackedUninitialized) and new._kd_level is not None:
+                        raise _ReadByRow
                 before[name] = old = store[name]
                 if wraps and new.__class__ is Tensor and not new.requires_grad:
                     new = _as_parameter(new, old)

@@ -504,6 +504,9 @@ class Objects(AbstractContainer):
     ) -> Self:
         """Stack the parameters and buffers of modules of the same structure.
 
+        Those of lazy modules get their shapes when `vmap` first calls a module with them, with
+        `randomness="same"`, which draws the values of all rows at once.
+
         Args:
             *modules: the modules; they are not changed.
             as_module: return a `kd_nn.TensorDictParams`, which is an `nn.Module`; needs kd-nn.
@@ -515,6 +518,7 @@ class Objects(AbstractContainer):
 
         Raises:
             KeySetMismatch: if the modules have different structures.
+            InvalidArgument: if only some lazy modules have been called.
 
         Example:
             >>> import torch
