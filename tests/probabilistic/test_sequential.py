@@ -1,5 +1,6 @@
 """Sequences with probabilistic modules: distributions, scores, and the values of several."""
 
+import copy
 from typing import cast
 
 import pytest
@@ -156,7 +157,7 @@ def test_log_prob_scores_the_value_in_the_container() -> None:
 
 def test_value_produced_earlier_is_scored() -> None:
     first = TensorDictModule(torch.tanh, ["x"], ["action"])
-    actor = ProbabilisticTensorDictSequential(first, *steps())
+    actor = ProbabilisticTensorDictSequential(first, *steps(return_log_prob=True))
     assert isinstance(actor[-1], ScoringModule)
     td = actor(data())
     assert torch.equal(td["action"], data()["x"].tanh())
@@ -165,8 +166,27 @@ def test_value_produced_earlier_is_scored() -> None:
     torch.testing.assert_close(actor.log_prob(data()), expected)
 
 
+def test_value_produced_earlier_is_scored_only_where_a_log_prob_is_asked_for() -> None:
+    first = TensorDictModule(torch.tanh, ["x"], ["action"])
+    actor = ProbabilisticTensorDictSequential(first, *steps())
+    assert actor.out_keys == ["action", "p", "loc", "scale"]
+    for _ in range(3):  # by the interpreter and by a plan
+        td = actor(data())
+        assert "action_log_prob" not in td
+        assert torch.equal(td["action"], data()["x"].tanh())
+    assert actor.log_prob_keys == ["action_log_prob"]
+    expected = log_density(Normal(td["loc"], td["scale"]), td["action"])
+    torch.testing.assert_close(actor.log_prob(data()), expected)
+    last = actor[-1]
+    assert isinstance(last, ScoringModule)
+    last.module.return_log_prob = True
+    for _ in range(3):
+        torch.testing.assert_close(actor(data())["action_log_prob"], expected)
+    assert copy.deepcopy(actor).out_keys == actor.out_keys
+
+
 def test_scoring_by_keyword_and_in_a_dict_of_steps() -> None:
-    named = dict(zip("abc", steps(), strict=True))
+    named = dict(zip("abc", steps(return_log_prob=True), strict=True))
     score = ProbabilisticTensorDictSequential(
         {"first": TensorDictModule(torch.tanh, ["x"], ["action"]), **named}
     ).select_out_keys("action_log_prob")

@@ -41,6 +41,13 @@ def policy(lib: Library, **options: Any) -> Any:
     return lib.ProbabilisticTensorDictSequential(both, last, **options)
 
 
+def policy_of_a_value(lib: Library, scores: bool) -> Any:
+    all_three = lib.TensorDictModule(
+        lambda x: (x, x.abs() + 1, x * 3), ["x"], ["loc", "scale", "a"]
+    )
+    return lib.ProbabilisticTensorDictSequential(all_three, drawing(lib, return_log_prob=scores))
+
+
 MODULES: dict[str, Made] = {
     "step": step,
     "step, new": lambda lib: step(lib, inplace=False),
@@ -66,6 +73,8 @@ MODULES: dict[str, Made] = {
     "tolerant": lambda lib: sequence(lib, partial_tolerant=True),
     "policy": policy,
     "policy, composite": lambda lib: policy(lib, return_composite=True),
+    "policy, value kept": lambda lib: policy_of_a_value(lib, False),
+    "policy, value scored": lambda lib: policy_of_a_value(lib, True),
 }
 """Modules that read `x`; other inputs are missing on purpose."""
 

@@ -61,10 +61,22 @@ class ScoringModule(TensorDictModuleBase):
     """
 
     _kd_changes_by_assignment = True
+    _kd_asks = False
+    """Whether the module is asked if the log-probability is written."""
 
     def __init__(self, module: ProbabilisticTensorDictModule) -> None:
         super().__init__()
         self.module = module
+
+    @classmethod
+    def _kd_if_asked(cls, module: ProbabilisticTensorDictModule) -> Self:
+        """Return one that writes nothing unless `return_log_prob` of the module says so."""
+        made = cls(module)
+        made._kd_asks = True
+        return made
+
+    def _kd_is_silent(self) -> bool:
+        return self._kd_asks and not self.module.return_log_prob
 
     @property
     def dist_params_keys(self) -> list[NestedKey]:
@@ -104,7 +116,7 @@ class ScoringModule(TensorDictModuleBase):
         Raises:
             InputMissing: If the value or a parameter is missing.
         """
-        if skip_existing() and is_done(self, tensordict):
+        if self._kd_is_silent() or (skip_existing() and is_done(self, tensordict)):
             return tensordict
         sums = self.module._kd_settings.aggregates
         found = self._kd_outputs(self.module.log_prob(tensordict, aggregate=sums))
@@ -113,6 +125,8 @@ class ScoringModule(TensorDictModuleBase):
 
     def _kd_forward_values(self, *values: object) -> tuple[object, ...]:
         """Score a bare value; see `forward`."""
+        if self._kd_is_silent():
+            return ()
         by_key = dict(zip(self.in_keys, values, strict=True))
         params = [by_key[key] for key in self.module.dist_params_keys]
         scored = {key: cast(Tensor, by_key[key]) for key in self.module.dist_sample_keys}
@@ -137,7 +151,7 @@ class ScoringModule(TensorDictModuleBase):
         return tuple(dict.fromkeys([*module.dist_params_keys, *module.dist_sample_keys]))
 
     def _kd_own_out_keys(self) -> tuple[NestedKey, ...]:
-        return tuple(self.module.log_prob_keys)
+        return () if self._kd_is_silent() else tuple(self.module.log_prob_keys)
 
     def _kd_set_in_spec(self, spec: object) -> None:
         raise self._kd_refusal("in_keys")
@@ -269,7 +283,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
 
     It offers everything of `TensorDictSequential`, and access to the distribution of its
     probabilistic modules. If an earlier step writes the values of the last probabilistic module,
-    that module scores: it writes the log-probability of these values instead of values of its own.
+    that module draws none: with `return_log_prob` it writes the log-probability of those values.
 
     Args:
         *modules: Keyed modules; or one list of them; or one dict, which names the steps.
@@ -681,7 +695,7 @@ def _drawing(leaf: Leaf) -> ProbabilisticTensorDictModule:
 
 
 def _with_scoring(modules: tuple[Modules, ...]) -> tuple[Modules, ...]:
-    """Replace the last probabilistic module by a scoring one, if its value is written earlier."""
+    """Let the last probabilistic module score instead of draw if its value is written earlier."""
     first = modules[0] if len(modules) == 1 else None
     if isinstance(first, (dict, nn.ModuleDict)):
         return (dict(zip(first, _scored(list(first.values())), strict=True)),)
@@ -702,4 +716,4 @@ def _scored(steps: list[T]) -> list[T | ScoringModule]:
     produced = {key for step in before for key in getattr(step, "out_keys", ())} - {DISCARD}
     if not produced.issuperset(last.dist_sample_keys):
         return [*steps]
-    return [*before, ScoringModule(last), *steps[places[-1] + 1 :]]
+    return [*before, ScoringModule._kd_if_asked(last), *steps[places[-1] + 1 :]]
