@@ -293,6 +293,47 @@ def test_out_may_be_a_lazy_stack(join: Any, dim: int) -> None:
     assert_close(lazy_stack(rows, 1).float(), expected)
 
 
+def ragged_rows(fill: float, sizes: tuple[int, int] = (2, 3)) -> list[TensorDict]:
+    return [
+        TensorDict(
+            {"a": torch.full((n,), fill), "s": str(fill), "n": {"b": torch.full((2,), fill)}}
+        )
+        for n in sizes
+    ]
+
+
+@pytest.mark.parametrize("join", JOINS)
+@pytest.mark.parametrize("locked", [False, True])
+def test_a_ragged_stack_takes_each_row_in_its_member(join: Any, locked: bool) -> None:
+    members = ragged_rows(5.0)
+    members[0]["c"] = torch.tensor(9.0)
+    out = lazy_stack(members)
+    if locked:
+        out.lock_()
+    held = [member["a"] for member in members]
+    rows = ragged_rows(1.0)
+    for row in rows:
+        row["d"] = torch.tensor(8.0)
+    assert join(rows, 0, out=out) is out
+    for row, member, before in zip(rows, members, held, strict=True):
+        assert member["a"] is before
+        assert_close(member.exclude("c"), row.exclude("d"))
+        assert member["s"] == "1.0"
+    assert members[0]["c"] == 9.0
+    nested = [lazy_stack(ragged_rows(float(i))) for i in range(2)]
+    target = lazy_stack([lazy_stack(ragged_rows(5.0)) for _ in range(2)])
+    stack(nested, out=target)
+    assert target[1][1]["a"].tolist() == [1.0] * 3
+
+
+def test_a_ragged_stack_is_left_alone_where_a_row_does_not_fit() -> None:
+    out = lazy_stack(ragged_rows(5.0))
+    for rows in (ragged_rows(1.0, (2, 4)), ragged_rows(1.0, (1, 1)), ragged_rows(1.0)[:1]):
+        with pytest.raises(ShapeMismatch):
+            stack(rows, out=out)
+        assert [float(each.sum()) for each in out.get("a", as_list=True)] == [10.0, 15.0]
+
+
 @BOTH
 def test_an_out_of_another_dtype_is_left_alone(join: Any) -> None:
     parts = [TensorDict({"a": torch.ones(2), "b": torch.ones(2)}, [2]) for _ in range(2)]

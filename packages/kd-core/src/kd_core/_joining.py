@@ -530,10 +530,10 @@ def stack(input: Sequence[C] | C, dim: int | str = 0, *, out: C | None = None) -
         dim: the position of the new dimension; a negative one counts from the end of the result,
             and the name of a dimension is its position.
         out: a container into whose leaves the result is written; entries that it does not have
-            are left out.
+            are left out. A lazy stack of rows of different shapes takes each row in its member.
 
     Raises:
-        KeySetMismatch: if a container has other keys than the first.
+        KeySetMismatch: if a container has other keys than the first, without such a stack.
         ShapeMismatch: if a batch size or the shape of an entry differs.
         InvalidValue: if an entry of `out` holds one value for all rows, and it differs.
 
@@ -551,6 +551,8 @@ def stack(input: Sequence[C] | C, dim: int | str = 0, *, out: C | None = None) -
     into: object = out
     if into is not None and not isinstance(into, Composite):
         return how.combined(rows, out)
+    if into is not None and into._dim == how.dim and _is_ragged(into):
+        return _stacked_by_row(rows, cast("C", into), how.dim)
     joined = how.members(rows)
     if joined is None or (into is not None and into._dim != joined._dim):
         return how.combined(rows, out)
@@ -584,6 +586,29 @@ class _Stacking(Join):
         inner = self.dim - (self.dim > at)
         rows = zip(*[each._members for each in stacks], strict=True)
         return stacks[0]._of([stack(list(row), inner) for row in rows], at + (self.dim <= at))
+
+
+def _is_ragged(stack: Composite) -> bool:
+    """Return whether the leaves of some members have other shapes."""
+    shapes: list[list[torch.Size]] = []
+    for member in stack._members:
+        if isinstance(member, Composite) and _is_ragged(member):
+            return True
+        leaves: list[Tensor] = []
+        member._kd_collect(leaves)
+        shapes.append([leaf.shape for leaf in leaves])
+    return any(each != shapes[0] for each in shapes)
+
+
+def _stacked_by_row(rows: Sequence[C], out: C, dim: int) -> C:
+    """Write each row into its member of a lazy stack, whose entries are not whole."""
+    joined: C = registry.lazy_stack(list(rows), dim)
+    known = set(out._kd_engine.keys(out, True, True))
+    lacking = [key for key in joined._kd_engine.keys(joined, True, True) if key not in known]
+    if lacking:
+        joined = joined._kd_engine.exclude(joined, *lacking)
+    out._kd_engine.update_(out, joined)
+    return out
 
 
 def _alike(containers: Sequence[object]) -> list[Composite] | None:
