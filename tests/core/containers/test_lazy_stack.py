@@ -513,3 +513,19 @@ def test_rows_of_ragged_members_are_written_one_by_one() -> None:
     assert lazy_stack([stack, stack.clone()], strict_shape=True).batch_size == (2, 3, 2)
     with pytest.raises(ShapeMismatch):
         lazy_stack(stack.tensordicts, strict_shape=True)
+
+
+def test_an_entry_of_some_members_is_removed_from_those() -> None:
+    once = TensorDict({"a": torch.zeros(2), "n": {"c": torch.zeros(1), "d": torch.zeros(1)}})
+    both = TensorDict({"a": torch.zeros(2), "c": torch.zeros(1)})
+    stack = lazy_stack([once, both, both, TensorDict({"a": torch.zeros(2)})])
+    with pytest.raises(Locked):
+        stack.clone().lock_().del_("c")
+    assert stack.del_("c") is stack
+    del stack["n", "c"]
+    assert "c" not in both
+    assert inner(once, "n").keys() == {"d"}
+    with pytest.raises(KeyNotFound):
+        stack.del_("c")
+    with pytest.raises(KeyNotFound):
+        del stack["n", "c"]

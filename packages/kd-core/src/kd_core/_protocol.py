@@ -507,6 +507,27 @@ def check_has(container: AbstractContainer, path: tuple[str, ...]) -> None:
         container._kd_read(path)
 
 
+def remove_entry(container: AbstractContainer, path: tuple[str, ...]) -> None:
+    """Remove the entry at a path; from a stack, also one that only some members have.
+
+    Raises:
+        KeyNotFound: if there is none.
+        Locked: if the container is locked.
+    """
+    if container._kd_desc.frozen:
+        container._kd_check_unlocked(f"remove {format_key(path)}")
+    if isinstance(container, Composite) and not has_entry(container._kd_entries, path):
+        having = [each for each in container._members if has_entry(each._kd_entries, path)]
+        for member in {id(each): each for each in having}.values():
+            remove_entry(member, path)
+        if having:
+            return
+    check_has(container, path)
+    level = level_at(container, path[:-1])
+    level._kd_check_unlocked(f"remove {format_key(path)}")
+    level._kd_del_entry(path[-1])
+
+
 def leaves_of(td: AbstractContainer) -> list[Tensor]:
     """Return all leaves, depth first."""
     leaves: list[Tensor] = []

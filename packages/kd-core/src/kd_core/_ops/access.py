@@ -48,11 +48,11 @@ from kd_core._protocol import (
     Composite,
     absent,
     are_alike,
-    check_has,
     level_at,
     lowest_level,
     read_as,
     reading,
+    remove_entry,
     rows_or_stacked,
     unchanged_on_error,
     writes_at,
@@ -323,17 +323,13 @@ class Access(AbstractContainer):
         return keys[-1], as_read(entry)
 
     def del_(self, key: NestedKey) -> Self:
-        """Remove the entry at `key`.
+        """Remove the entry at `key`; from a lazy stack, also one that only some members have.
 
         Raises:
             KeyNotFound: if it is missing.
             Locked: if the container is locked.
         """
-        path = path_of(key)
-        if self._kd_desc.frozen:
-            self._kd_check_unlocked(f"remove {format_key(path)}")
-        check_has(self, path)
-        _remove(self, path)
+        remove_entry(self, path_of(key))
         return self
 
     def nested(self, key: NestedKey, kind: type[N]) -> N:

@@ -62,6 +62,7 @@ from kd_core._protocol import (
     level_at,
     name_in,
     refuse_unbatched,
+    remove_entry,
     takes,
     writes_at,
 )
@@ -482,13 +483,7 @@ class Indexing(AbstractContainer):
         return views_at(self, index)
 
     def __delitem__(self, key: str | tuple[str, ...]) -> None:
-        path = path_of(key)
-        if self._kd_desc.frozen:
-            self._kd_check_unlocked(f"remove {format_key(path)}")
-        check_has(self, path)
-        level = level_at(self, path[:-1])
-        level._kd_check_unlocked(f"remove {format_key(path)}")
-        level._kd_del_entry(path[-1])
+        remove_entry(self, path_of(key))
 
     def __iter__(self) -> Iterator[Self]:
         desc = self._kd_desc
