@@ -481,6 +481,27 @@ def test_subsequence_of_a_selection_shows_all_outputs() -> None:
     assert part.out_keys == ["b", "end"]  # what a nested one hides stays hidden
 
 
+def test_subsequence_shows_what_is_hidden_or_discarded_where_it_is_asked_for() -> None:
+    outer = TensorDictSequential(
+        TensorDictSequential(chain().select_out_keys("b")),
+        TensorDictModule(add(1), ["b"], ["end"]),
+    )
+    part = outer.select_subsequence(out_keys=["a"])
+    assert part.out_keys == ["a"]
+    assert {*part(TensorDict(x=torch.ones(2))).keys()} == {"x", "a"}
+    whole = outer.select_subsequence(out_keys=["a", "end"])
+    assert whole.out_keys == ["a", "b", "end"]
+    x = TensorDict(x=torch.ones(2))
+    assert torch.equal(whole(x.copy())["end"], outer(x.copy())["end"])
+    assert outer.out_keys == ["b", "end"]
+    discards = TensorDictModule(lambda x: (x, x + 1), ["x"], ["_", "p"])
+    model = TensorDictSequential(discards, TensorDictModule(add(1), ["p"], ["q"]))
+    assert list(model.select_subsequence(out_keys=["_"])) == [discards]
+    assert len(TensorDictSequential(model).select_subsequence(out_keys=["_"])) == 1
+    with pytest.raises(EmptySubsequence):
+        outer.select_subsequence(out_keys=["_"])
+
+
 def test_subsequence_leaves_out_what_the_inputs_do_not_lead_to() -> None:
     model = TensorDictSequential(
         TensorDictModule(add(1), ["x"], ["y"]),

@@ -604,6 +604,15 @@ def _members(sequence: StepList) -> Iterator[nn.Module]:
         yield from _members(step) if isinstance(step, StepList) else (step,)
 
 
+def _with_writes(graph: KeyGraph, more: Mapping[int, Keys]) -> KeyGraph:
+    """Return a graph whose steps write further keys."""
+    nodes = [
+        node._replace(writes=(*node.writes, *more.get(idx, ())))
+        for idx, node in enumerate(graph.nodes)
+    ]
+    return type(graph)(tuple(nodes), graph.out_keys)
+
+
 class TensorDictSequential(StepList, TensorDictModule):  # type: ignore[misc]  # of `module`
     """Run keyed modules in order; each reads and writes entries by key.
 
@@ -800,7 +809,8 @@ class TensorDictSequential(StepList, TensorDictModule):  # type: ignore[misc]  #
         """Return the steps that can run from `in_keys` and are needed for `out_keys`.
 
         Nested sequences are cut too. The modules are shared with this sequence. All outputs are
-        visible; what a nested sequence hides stays hidden, unless nothing else is left of it.
+        visible; what a nested sequence hides stays hidden, unless `out_keys` names it, or nothing
+        else is left of that sequence.
 
         Args:
             in_keys: The entries that are given; None stands for all that are needed.
@@ -822,6 +832,9 @@ class TensorDictSequential(StepList, TensorDictModule):  # type: ignore[misc]  #
         graph = resolved.graph
         given = graph.reads if in_keys is None else parse_keys(in_keys, "in_keys")
         wanted = resolved.visible if out_keys is None else parse_keys(out_keys, "out_keys")
+        shown = {} if out_keys is None else self._kd_hidden(wanted)
+        if shown:
+            graph = _with_writes(graph, shown)
         known, live = list(given), graph.live_writes(wanted)
         kept: dict[str, nn.Module] = {}
         for idx, (name, step) in enumerate(self._kd_named_steps()):
@@ -839,9 +852,10 @@ class TensorDictSequential(StepList, TensorDictModule):  # type: ignore[misc]  #
                     continue
                 selected = step._kd_graph().out_keys
                 if selected is not None:
-                    visible = [key for key in inner.out_keys if key in selected]
+                    seen = (*selected, *shown.get(idx, ()))
+                    visible = [key for key in inner.out_keys if key in seen]
                     inner.select_out_keys(*(visible or inner.out_keys))
-                known += inner._kd_graph().outputs
+                known += (*inner._kd_graph().outputs, *shown.get(idx, ()))
                 step = inner
             elif all(key in node.optional or overlaps(key, known) for key in node.reads):
                 known += node.writes
@@ -858,6 +872,22 @@ class TensorDictSequential(StepList, TensorDictModule):  # type: ignore[misc]  #
         if out_keys is not None and len(reached) < len(wanted):  # steps for the others go
             return self.select_subsequence(in_keys, reached)
         return self._kd_part(list(kept.items()))
+
+    def _kd_hidden(self, wanted: Sequence[NestedKey]) -> dict[int, Keys]:
+        """Return by step those of the wanted keys that nested sequences hide, or steps discard."""
+        visible = self._kd_graph().writes
+        lacking = [key for key in wanted if not overlaps(key, visible)]
+        found: dict[int, Keys] = {}
+        for idx, (_, step) in enumerate(self._kd_named_steps() if lacking else ()):
+            discarded = DISCARD in lacking and DISCARD in keys_of(step, "out_keys")
+            keys: list[NestedKey] = [DISCARD] if discarded else []
+            if isinstance(step, TensorDictSequential) and step._kd_changes_by_assignment:
+                own: list[NestedKey] = [*step._kd_graph().writes]
+                own += [key for each in step._kd_hidden(lacking).values() for key in each]
+                keys += [key for key in dict.fromkeys(own) if overlaps(key, lacking)]
+            if keys:
+                found[idx] = tuple(keys)
+        return found
 
     def _kd_graph(self) -> KeyGraph:
         return self._kd_resolve().graph
