@@ -182,6 +182,46 @@ def test_a_lock_holds_the_members() -> None:
     rows[0]["a"] = torch.zeros(2)
 
 
+def test_a_member_that_is_there_twice_is_unlocked_with_its_stack() -> None:
+    first, twice = members(2, 2)
+    stack = lazy_stack([first, twice, twice])
+    for rows in ([], [twice], [first, twice]):  # locked by themselves before
+        for row in rows:
+            row.lock_()
+        assert stack.lock_().is_locked
+        with pytest.raises(Locked, match="encloses"):
+            twice.unlock_()
+        assert not stack.unlock_().is_locked
+        twice["b"] = torch.zeros(2)
+        assert not first.is_locked
+        assert not twice.is_locked
+
+
+def test_a_stack_of_stacks_unlocks_the_members_that_all_share() -> None:
+    row = members(1, 2)[0]
+    nested = lazy_stack([row, row])
+    outer = lazy_stack([nested, nested])
+    for locked in (row, nested, outer):
+        locked.lock_()
+        assert outer.is_locked
+        assert not outer.unlock_().is_locked
+        assert not nested.is_locked
+        row["b"] = torch.zeros(2)
+
+
+def test_a_member_that_another_container_holds_keeps_the_stack_locked() -> None:
+    first, row = members(2, 2)
+    stack = lazy_stack([first, row, row]).lock_()
+    holder = TensorDict({"n": row}).lock_()
+    with pytest.raises(Locked, match="encloses"):
+        stack.unlock_()
+    assert stack._kd_desc.lock is not None
+    assert first.is_locked
+    holder.unlock_()
+    assert not stack.unlock_().is_locked
+    assert not row.is_locked
+
+
 def test_a_locked_member_changes_neither_it_nor_the_others() -> None:
     rows = members(2, 2)
     rows[1].lock_()

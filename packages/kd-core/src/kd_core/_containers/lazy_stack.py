@@ -60,6 +60,7 @@ from kd_core._protocol import (
     check_not_held,
     engine,
     reading,
+    relock,
 )
 from kd_core._shapes import (
     as_int,
@@ -305,7 +306,7 @@ class LazyStackedTensorDict(MemberStorage):
     @property
     def is_locked(self) -> bool:
         """Whether the structure may not change: the stack is locked, or all its members are."""
-        return self._kd_desc.frozen or all(member._kd_desc.frozen for member in self._members)
+        return self._kd_desc.frozen or all(map(_is_frozen, self._members))
 
     @is_locked.setter
     def is_locked(self, locked: bool) -> None:
@@ -317,13 +318,14 @@ class LazyStackedTensorDict(MemberStorage):
         Raises:
             Locked: if an enclosing container is locked, or one that encloses a member.
         """
-        own = self._kd_desc.lock is not None
-        for member in self._members:
-            if member._kd_desc.held > own:
-                check_not_held(member._kd_desc)
+        reason = self._kd_desc.lock
         super().unlock_()
+        for member in self._members:  # what the stack held is free, however often it holds it
+            if member._kd_desc.held:
+                relock(self, reason)
+                check_not_held(member._kd_desc)
         for member in self._members:
-            if member._kd_desc.frozen:
+            if _is_frozen(member):
                 member._kd_engine.unlock_(member)
         return self
 
@@ -734,6 +736,13 @@ class LazyStackedTensorDict(MemberStorage):
         grown[index:index] = members
         size = resized(self._kd_desc.batch[self._dim], len(grown))
         self._kd_desc, self._members = describe_stack(grown, self._dim, size), grown
+
+
+def _is_frozen(member: TensorDictBase) -> bool:
+    """Return whether the structure of a member may not change; see `is_locked`."""
+    return member._kd_desc.frozen or (
+        isinstance(member, LazyStackedTensorDict) and all(map(_is_frozen, member._members))
+    )
 
 
 def _class_for(kind: type[S], members: Sequence[Any]) -> type[S]:
