@@ -45,6 +45,17 @@ for value in (module, TensorDictSequential(module), torch.nn.Linear(1, 1)):
 print(tuple(module.weight.shape))
 """
 
+PARAMETERS = """
+import torch
+from tensordict import TensorDict
+linears = [torch.nn.Linear(2, 3) for _ in range(2)]
+both = TensorDict.from_modules(*linears, as_module=True)
+print(isinstance(both, torch.nn.Module), len(list(both.parameters())), tuple(both["bias"].shape))
+one = TensorDict.from_module(linears[0], as_module=True)
+import tensordict.nn
+print(type(one) is type(both) is tensordict.nn.TensorDictParams)
+"""
+
 
 def run(folder: Path, program: str, *options: str) -> subprocess.CompletedProcess[str]:
     path = folder / "program.py"
@@ -61,6 +72,11 @@ def test_a_star_import_brings_all_names_but_no_modules(tmp_path: Path) -> None:
 def test_methods_get_what_they_are_called_with(tmp_path: Path) -> None:
     ran = run(tmp_path, DISPATCHES)
     assert ran.stdout.splitlines() == ["{30: 1} [2]", "TensorDict", "raised"], ran.stderr
+
+
+def test_parameters_become_a_module_without_an_import_of_modules(tmp_path: Path) -> None:
+    ran = run(tmp_path, PARAMETERS)
+    assert ran.stdout.splitlines() == ["True 2 (2, 3)", "True"], ran.stderr
 
 
 def test_the_report_lists_attributes_that_modules_lack(tmp_path: Path) -> None:

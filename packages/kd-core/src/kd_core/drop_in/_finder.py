@@ -42,6 +42,7 @@ from kd_core import (
     unravel_key_to_tuple,
 )
 from kd_core._naming import homes
+from kd_core._registry import LATER
 from kd_core.drop_in import _functions
 
 if TYPE_CHECKING:
@@ -462,6 +463,8 @@ def serve_containers() -> None:
         "_has_exclusive_keys": False,
     }.items():
         setattr(TensorDictBase, name, value)
+    if _is_there("kd_nn"):  # a program need not import `tensordict.nn` for `as_module=True`
+        LATER["params_of"] = "kd_nn"
     for cls, name, value in (
         (TensorDict, "_new_unsafe", classmethod(cast("Callable[..., object]", _new_unsafe))),
         (
