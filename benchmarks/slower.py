@@ -21,7 +21,7 @@ REASONS: Final = {
     ("access", "batch_size"): "the size is an attribute of the shared descriptor, one read more",
     ("math", "update_, 16"): CHECKED,
     ("math", "copy_, 16"): CHECKED,
-    ("nn", "in_keys of a module"): "each call returns a list of its own, which users may change",
+    ("nn", "in_keys of a module"): "each call returns a list, whose edits reach the module",
     ("nn", "in_keys of 3 layers"): ASKED,
     ("nn", "in_keys of 10 layers"): ASKED,
     ("nn", "build 3 layers"): RESOLVED,

@@ -609,22 +609,28 @@ class DeclaredKeys(property):
 
 
 class KeyList(list[NestedKey]):
-    """The keys of a module as it reads them back: a change of the list is one of the module.
+    """The keys of a module as it reads them back: a change of the list is one of the module."""
+
+    __slots__ = ("_module", "_name")
+
+    _module: object
+    _name: str
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return list, ([*self],)  # a copy is a list alone
+
+
+def editable(keys: Keys, module: object, name: str) -> KeyList:
+    """Return keys of a module as a list that the user may change.
 
     Args:
         keys: what the list holds.
         module: the module, to which the changed list is assigned, if that is valid.
         name: the attribute.
     """
-
-    __slots__ = ("_module", "_name")
-
-    def __init__(self, keys: Keys, module: object, name: str) -> None:
-        super().__init__(keys)
-        self._module, self._name = module, name
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return list, ([*self],)  # a copy is a list alone
+    found = KeyList(keys)  # set from here: an `__init__` of its own doubles the time
+    found._module, found._name = module, name
+    return found
 
 
 def _changing(name: str) -> Callable[..., object]:
@@ -701,7 +707,7 @@ class TensorDictModuleBase(Flagged):
             keys = self._kd_own_in_keys() if spec is None else spec.keys
             if is_dynamo_compiling() or not (spec is None or spec.is_plain):
                 return [*keys]
-            return KeyList(keys, self, "in_keys")
+            return editable(keys, self, "in_keys")
 
         def _kd_assign_in_keys(self, keys: object) -> None:
             self._kd_set_in_spec(parse_in_keys(keys))
@@ -718,7 +724,7 @@ class TensorDictModuleBase(Flagged):
                 keys = self._kd_own_out_keys()
             if is_dynamo_compiling() or selected is not None:
                 return [*keys]
-            return KeyList(keys, self, "out_keys")
+            return editable(keys, self, "out_keys")
 
         def _kd_assign_out_keys(self, keys: object) -> None:
             self._kd_set_out_keys_source(parse_keys(keys, "out_keys"))

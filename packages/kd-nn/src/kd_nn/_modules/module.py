@@ -60,7 +60,6 @@ from kd_nn._errors import (
 from kd_nn._keys import DISCARD, InKeySpec, Keys, parse_in_keys, parse_keys, parse_out_keys
 from kd_nn._modules.base import (
     Check,
-    KeyList,
     TensorDictModuleBase,
     checked_flag,
     checked_inplace,
@@ -69,6 +68,7 @@ from kd_nn._modules.base import (
     checked_module,
     checked_out_keys,
     checked_strictness,
+    editable,
     is_special,
 )
 
@@ -188,7 +188,7 @@ class TensorDictModule(TensorDictModuleBase):
             spec = self._kd_in_spec
             if is_dynamo_compiling() or not spec.is_plain:
                 return [*spec.keys]
-            return KeyList(spec.keys, self, "in_keys")
+            return editable(spec.keys, self, "in_keys")
 
     @property
     def _kd_replaces_container(self) -> bool | None:
