@@ -48,7 +48,7 @@ class Draw(Leaf):
         seed: The seed of its own generator.
         source: The key of the entry that holds a seed.
         summed: Whether the log-probabilities of several values are added up.
-        scores: Whether it scores values that are there.
+        scores: Whether it draws none, and scores those that are there if `returns` says so.
         samples: The sizes in front of its values.
     """
 
@@ -74,7 +74,7 @@ class Draw(Leaf):
         self.reads = list(dict.fromkeys(held))
         if self.scores:
             self.reads = list(dict.fromkeys([*self.reads, *self.laws]))
-            self.writes = [*self.log_probs]
+            self.writes = [*self.log_probs] if self.returns else []
             return
         self.reads += [] if self.source is None else [self.source]
         self.writes = [*self.laws, *(self.log_probs if self.returns else [])]
@@ -284,6 +284,8 @@ class ChainRunner(Runner):
 
     def written(self, draw: Draw, state: State) -> Values:
         """Return all that a probabilistic step makes, by key."""
+        if draw.scores and not draw.returns:
+            return {}
         dists = draw.dists(state)
         if draw.scores:
             values = {key: cast(Tensor, look_up(state, key)) for key in draw.laws}
