@@ -66,6 +66,10 @@ class Draw(Leaf):
     generator: torch.Generator | None = None
     summed: bool = False
 
+    def visible(self) -> list[Key]:
+        """Return the keys that are written: a value that is drawn at `_`, too."""
+        return self.writes if self.selected is None else self.selected
+
     def settle(self) -> None:
         """Set what is read and written from the settings."""
         held = [key for params in self.params.values() for key in params.values()]
