@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from kd_core import TensorDict
-from kd_core._store.mapped_tensor import _LIVE, _STARTS, place_of
+from kd_core._store.mapped_tensor import _LIVE, _STARTS, place_of, record
 
 
 def test_each_leaf_is_found_in_its_arena(tmp_path: Path) -> None:
@@ -30,3 +30,24 @@ def test_each_leaf_is_found_in_its_arena(tmp_path: Path) -> None:
         gc.collect()
         assert sorted(_LIVE) == _STARTS
         assert len(_STARTS) == others + len(arenas)
+
+
+def test_memory_at_an_address_that_another_thread_is_about_to_forget(tmp_path: Path) -> None:
+    """It is given back before Python says so; the next arena may lie there already."""
+    td = TensorDict({"a": torch.zeros(3)}).memmap_(tmp_path / "arena")
+    place = place_of(td["a"])
+    assert place is not None
+    (start,) = [each for each in _STARTS if each == place.address]
+    memory = _LIVE[start][1]()
+    assert memory is not None
+    known = len(_STARTS)
+    record(memory, place.path, "next")  # as if the first were being forgotten
+    assert len(_STARTS) == len(_LIVE) == known
+    found = place_of(td["a"])
+    assert found is not None
+    assert found.file == "next"
+    del td, memory
+    gc.collect()
+    assert place_of(torch.zeros(3)) is None
+    assert start not in _STARTS
+    assert sorted(_LIVE) == _STARTS

@@ -120,16 +120,23 @@ _STARTS: Final[list[int]] = []
 
 
 def record(memory: mmap.mmap, path: str, file: str) -> None:
-    """Record where an arena is mapped, until no tensor refers to it."""
+    """Record where an arena is mapped, until no tensor refers to it.
+
+    Memory is given back before Python says so: the address may be that of an arena that another
+    thread is about to forget. Its place is taken over then.
+    """
     address = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
     place = Place(address, len(memory), path, file)
-    _LIVE[address] = place, weakref.ref(memory, lambda _: _forget(address))
-    insort(_STARTS, address)
+    is_known = address in _LIVE
+    _LIVE[address] = place, weakref.ref(memory, lambda gone: _forget(address, gone))
+    if not is_known:
+        insort(_STARTS, address)
 
 
-def _forget(address: int) -> None:
-    _STARTS.remove(address)
-    del _LIVE[address]
+def _forget(address: int, gone: weakref.ref[mmap.mmap]) -> None:
+    if address in _LIVE and _LIVE[address][1] is gone:  # else taken over
+        del _LIVE[address]
+        _STARTS.remove(address)
 
 
 def place_of(leaf: Tensor) -> Place | None:
