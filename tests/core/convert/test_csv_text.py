@@ -126,7 +126,7 @@ def test_a_dtype_that_a_column_cannot_have_is_refused(file: Path) -> None:
             TensorDict.from_csv(file, dtype=asked)
     with pytest.raises(InvalidValue, match=r"column `s` .*row 0, counted from 0, is 'x'"):
         TensorDict.from_csv(file, dtype={"s": torch.float32})
-    with pytest.raises(KeyNotFound, match=r"`dtype` has key `bb`.*Did you mean `b`"):
+    with pytest.raises(KeyNotFound, match=r"`dtype` names `bb`, but no entry.*Did you mean `b`"):
         TensorDict.from_csv(file, dtype={"bb": torch.float32})
     with pytest.raises(InvalidArgument, match=r"the name of one, .*got 'float23'"):
         TensorDict.from_csv(file, dtype={"b": "float23"})

@@ -133,7 +133,7 @@ def test_dtypes_by_nested_keys_of_any_file(file: Path) -> None:
     )
     absent: list[NestedKey] = [("n", "y"), "word", "n"]
     for key in absent:
-        with pytest.raises(KeyNotFound, match="of which there is no entry of numbers"):
+        with pytest.raises(KeyNotFound, match="but no entry of numbers has that key"):
             TensorDict.from_json(file, dtype={key: torch.float64})
 
 

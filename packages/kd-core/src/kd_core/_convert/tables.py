@@ -301,7 +301,7 @@ class Dtypes:
         return made
 
     def check(self) -> None:
-        """Refuse keys of which there is no entry of numbers.
+        """Refuse keys at which no numbers were read.
 
         Raises:
             KeyNotFound: if there is one.
@@ -311,8 +311,7 @@ class Dtypes:
                 near = nearest_key(path, self._met)
                 hint = f" Did you mean {format_key(near)}?" if near is not None else ""
                 raise KeyNotFound(
-                    f"`dtype` has key {format_key(path)}, of which there is no entry of numbers."
-                    f"{hint}"
+                    f"`dtype` names {format_key(path)}, but no entry of numbers has that key.{hint}"
                 )
 
 

@@ -259,7 +259,7 @@ def _allowed(text: str, flat: FlatModule, shapes: DynamicShapes) -> Allowed | No
 
 
 def _argument(axes: Mapping[str, Axis], names: Mapping[Key, Mapping[int, LinearSize]]) -> Allowed:
-    """Write axes as the argument ``dynamic``; of those that no dimension has there is no more."""
+    """Write axes as the argument ``dynamic``, without those that no dimension has."""
     found: dict[object, tuple[int, int | None] | Mapping[int, str]] = {
         key[0] if len(key) == 1 else key: {dim: str(size) for dim, size in dims.items()}
         for key, dims in names.items()
