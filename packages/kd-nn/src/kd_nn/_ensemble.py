@@ -353,7 +353,7 @@ class EnsembleModule(TensorDictModuleBase):
         if self.expand_input:
             target = tensordict.expand(self.num_copies, *tensordict.batch_size)
         made = dict(zip(self.out_keys_source, outputs, strict=True))
-        keys = [key for key in self.out_keys if key != DISCARD]
+        keys = self._kd_stored_keys()
         write_entries(target, keys, [made[key] for key in keys])
         return target
 

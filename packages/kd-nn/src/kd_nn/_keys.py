@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Keys: TypeAlias = tuple[NestedKey, ...]
+Tree: TypeAlias = "dict[str, Tree]"
 
 DISCARD = "_"
 """The out key of an output that is discarded."""
@@ -173,6 +174,37 @@ def parse_out_keys(keys: object) -> Keys:
 def unique(keys: Iterable[NestedKey]) -> Keys:
     """Return the distinct keys in order of first appearance."""
     return tuple(dict.fromkeys(keys))
+
+
+def in_order_of_entry(entered: Iterable[NestedKey], keys: Keys) -> Keys:
+    """Return keys in the order of a container that gets entries one after the other.
+
+    An entry that is replaced stays where it is.
+
+    Args:
+        entered: The keys that the container gets.
+        keys: Those of them to return, and others, which come last.
+    """
+    tree: Tree = {}
+    for key in entered:
+        level = tree
+        for part in (key,) if isinstance(key, str) else key:
+            level = level.setdefault(part, {})
+    found: list[NestedKey] = []
+    _add_wanted(tree, (), set(keys), found)
+    return unique([*found, *keys])
+
+
+def _add_wanted(
+    tree: Tree, head: tuple[str, ...], wanted: set[NestedKey], found: list[NestedKey]
+) -> None:
+    for part, below in tree.items():
+        path = (*head, part)
+        key = path if head else part
+        if key in wanted:
+            found.append(key)
+        if below:
+            _add_wanted(below, path, wanted, found)
 
 
 def overlaps(key: NestedKey, others: Collection[NestedKey]) -> bool:

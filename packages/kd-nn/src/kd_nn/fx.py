@@ -14,7 +14,7 @@ from typing import cast
 from torch import Tensor, fx, nn
 from torch.fx.node import Argument, Target
 
-from kd_core import InvalidArgument, TensorDictBase
+from kd_core import InvalidArgument, NestedKey, TensorDictBase
 from kd_nn._dispatch import (
     CallNames,
     Inplace,
@@ -57,6 +57,7 @@ class TracedModule(TensorDictModuleBase):
         super().__init__()
         self.in_keys = [key for key, _ in program.inputs]
         self.out_keys = [key for key, _ in program.outputs]
+        self._order = [program.outputs.index(each) for each in program.stored]
         self.graph_module = graph_module
         self.inplace: Inplace = inplace
 
@@ -85,8 +86,13 @@ class TracedModule(TensorDictModuleBase):
         """
         made = dict(zip(self.out_keys_source, self.graph_module(tensordict), strict=True))
         target = destination(tensordict, self.inplace, tensordict_out)
-        write_entries(target, self.out_keys, [made[key] for key in self.out_keys])
+        keys = self._kd_stored_keys()
+        write_entries(target, keys, [made[key] for key in keys])
         return target
+
+    def _kd_stored_keys(self) -> tuple[NestedKey, ...]:
+        source, visible = self.out_keys_source, self.out_keys
+        return tuple(source[place] for place in self._order if source[place] in visible)
 
     def __getattr__(self, name: str) -> Tensor | nn.Module:
         """Return an attribute of the module, else of its `graph_module`."""

@@ -815,6 +815,11 @@ class TensorDictModuleBase(Flagged):
         """All keys that are written, whatever is selected."""
         return list(self._kd_own_out_keys())
 
+    def _kd_stored_keys(self) -> Keys:
+        """Return the visible keys in the order in which a container gets them."""
+        visible = {key for key in self.out_keys if key != DISCARD}
+        return tuple([key for key in self.out_keys_source if key in visible])
+
     @property
     def _kd_may_skip(self) -> bool:
         """Whether a call may leave out some of the outputs, for want of inputs."""

@@ -71,6 +71,7 @@ from kd_nn._modules.base import (
     editable,
     is_special,
 )
+from kd_nn._plan.program import stored_keys
 
 InKeys: TypeAlias = (
     "NestedKey | Sequence[NestedKey] | Mapping[str, NestedKey] | Mapping[NestedKey, str]"
@@ -254,7 +255,7 @@ class TensorDictModule(TensorDictModuleBase):
             made = self._kd_forward_values(*read_optional(tensordict, keys))
         outputs = dict(zip(self._kd_own_out_keys(), made, strict=True))
         if DISCARD in outputs or self.__dict__.get("_kd_selected") is not None:
-            outputs = {key: outputs[key] for key in self.out_keys if key != DISCARD}
+            outputs = {key: outputs[key] for key in self._kd_stored_keys()}
         target = destination(tensordict, self.inplace, tensordict_out)
         try:
             write_entries(target, tuple(outputs), tuple(outputs.values()))
@@ -631,6 +632,9 @@ class TensorDictModuleWrapper(TensorDictModuleBase):
         """All keys that the wrapped module writes, whatever is selected."""
         source = getattr(self.td_module, "out_keys_source", None)
         return list(self.out_keys if source is None else source)
+
+    def _kd_stored_keys(self) -> Keys:
+        return stored_keys(self.td_module)
 
     @property
     def _kd_may_skip(self) -> bool:

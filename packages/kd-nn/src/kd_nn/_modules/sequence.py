@@ -54,7 +54,16 @@ from kd_nn._errors import (
     not_a_container,
     not_written,
 )
-from kd_nn._keys import DISCARD, InKeySpec, KeyGraph, Keys, is_covered, overlaps, parse_keys
+from kd_nn._keys import (
+    DISCARD,
+    InKeySpec,
+    KeyGraph,
+    Keys,
+    in_order_of_entry,
+    is_covered,
+    overlaps,
+    parse_keys,
+)
 from kd_nn._modules.base import (
     Check,
     TensorDictModuleBase,
@@ -68,7 +77,7 @@ from kd_nn._modules.base import (
 from kd_nn._modules.module import TensorDictModule
 from kd_nn._modules.steps import Modules, StepList, store_steps
 from kd_nn._plan.invalidation import Flag, Flagged, depend_on, lists_in
-from kd_nn._plan.program import BUSY, Path, Plan, keyed, opens, resolve
+from kd_nn._plan.program import BUSY, Path, Plan, keyed, opens, resolve, stored_keys
 from kd_nn._torch_private import RECOMPUTED, is_watched
 
 # Running a sequence step by step on a container, and the note that a failing step leaves.
@@ -297,7 +306,7 @@ def _run_step(step: nn.Module, work: TensorDictBase) -> object:
 
 def _run_sequence(step: StepList, work: TensorDictBase, made: Made | None = None) -> TensorDictBase:
     """Run the steps of a sequence inside on the working copy of the one around it."""
-    return run_steps(step, work, work, keyed(step)._kd_graph().outputs, made, nested=True)
+    return run_steps(step, work, work, stored_keys(step), made, nested=True)
 
 
 def _run_recomputed(step: nn.Module, wrapped: nn.Module, work: TensorDictBase) -> object:
@@ -460,6 +469,7 @@ class Resolved:
         in_keys: What the sequence reads from outside.
         out_keys: All that its steps write.
         visible: Those of them that are selected, or all.
+        stored: The same in the order in which a container gets them.
         listed: The same with `_`, where a step discards a value.
         every: `out_keys` with `_`.
         optional: Those of `in_keys` that no step requires.
@@ -479,6 +489,7 @@ class Resolved:
         "listed",
         "optional",
         "out_keys",
+        "stored",
         "traced",
         "unsure",
         "visible",
@@ -504,6 +515,10 @@ class Resolved:
         self.every = _with_discarded(self.out_keys, [step for _, step in steps])
         self.listed = self.every if selected is None else selected
         self.visible = self.out_keys if chosen is None else chosen
+        entered = [*self.in_keys]  # what is read is there before
+        for _, step in steps:
+            entered += stored_keys(step)
+        self.stored = in_order_of_entry(entered, self.visible)
         self.graph, required = graph, graph.required
         self.optional = tuple(
             key for key in self.in_keys if not any(is_prefix(key, r) for r in required)
@@ -619,6 +634,9 @@ class TensorDictSequential(StepList, TensorDictModule):  # type: ignore[misc]  #
     The sequence reads what its steps read and no earlier step writes, and it writes what any step
     writes. Called with tensors it returns all outputs, or the selected ones. All steps run,
     whatever is selected. A step that raises leaves the container as it was.
+
+    `out_keys` are in the order in which they are last written, or as they were selected. A
+    container gets them in the order in which they are first written.
 
     Args:
         *modules: Keyed modules; or one list of them; or one dict, which names the steps.
@@ -765,7 +783,7 @@ class TensorDictSequential(StepList, TensorDictModule):  # type: ignore[misc]  #
         target = None
         if tensordict_out is not None or self.inplace != "empty":
             target = destination(tensordict, self.inplace, tensordict_out)
-        return run_steps(self, tensordict, target, self._kd_resolve().visible)
+        return run_steps(self, tensordict, target, self._kd_resolve().stored)
 
     def _kd_continue_from(
         self,
@@ -783,7 +801,7 @@ class TensorDictSequential(StepList, TensorDictModule):  # type: ignore[misc]  #
         Returns:
             What the call returns.
         """
-        outputs = self._kd_resolve().visible
+        outputs = self._kd_resolve().stored
         if container is not None:
             target = None
             if self.inplace != "empty":
@@ -891,6 +909,9 @@ class TensorDictSequential(StepList, TensorDictModule):  # type: ignore[misc]  #
 
     def _kd_graph(self) -> KeyGraph:
         return self._kd_resolve().graph
+
+    def _kd_stored_keys(self) -> Keys:
+        return self._kd_resolve().stored
 
     def _kd_keys_of_call(self) -> tuple[Keys, Keys] | None:
         """Return the keys that a call takes, and the optional ones; `None` if a class says them."""

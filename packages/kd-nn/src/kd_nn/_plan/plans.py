@@ -218,7 +218,7 @@ class Calls:
 
     def _write_outputs(self, depth: int) -> None:
         """Write that the outputs are stored, all or nothing."""
-        text, outputs = self.text, self.program.outputs
+        text, outputs = self.text, self.program.stored
         if self.program.tolerant:
             text.add(depth, "_out = {}")
             for key, slot in outputs:
@@ -233,7 +233,7 @@ class Calls:
 
     def write_assignment(self, depth: int) -> None:
         """Write that all outputs are stored at once."""
-        pairs = ", ".join(f"{key!r}: _v{slot}" for key, slot in self.program.outputs)
+        pairs = ", ".join(f"{key!r}: _v{slot}" for key, slot in self.program.stored)
         self.text.add(depth, f"_td.assign({{{pairs}}})")
 
     def write_holders(self) -> None:
@@ -462,7 +462,7 @@ def _note_output(
     program: Program, error: Exception, target: TensorDictBase, values: dict[str, object]
 ) -> None:
     """Add to an exception which call made the output that `target` refused."""
-    for key, slot in program.outputs:
+    for key, slot in program.stored:
         value = values.get(f"_v{slot}")
         calls = [call for call in program.calls if slot in call.writes]
         if value is MISSING or not calls:
@@ -842,7 +842,7 @@ class FastCalls(Calls):
 
     def write_assignment(self, depth: int) -> None:
         """Write that all outputs are stored at once, sorted by level here and not on each call."""
-        levels = by_level(self.program.outputs)
+        levels = by_level(self.program.stored)
         if levels is None:
             super().write_assignment(depth)
             return

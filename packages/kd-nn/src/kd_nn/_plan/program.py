@@ -14,8 +14,8 @@ from typing import Final, Protocol, TypeAlias, cast
 from torch import nn
 
 from kd_core import NestedKey
-from kd_nn._dispatch import Inplace
-from kd_nn._keys import DISCARD, KeyFlow, Keys, strictly_overlaps
+from kd_nn._dispatch import Inplace, keys_of
+from kd_nn._keys import DISCARD, KeyFlow, Keys, in_order_of_entry, strictly_overlaps
 from kd_nn._plan.invalidation import Dependency, is_patched, running_classes
 from kd_nn._torch_private import runs_as_its_class
 
@@ -29,6 +29,9 @@ class Keyed(Protocol):
 
     def _kd_graph(self) -> KeyFlow:
         """Return which step reads and writes which keys."""
+
+    def _kd_stored_keys(self) -> Keys:
+        """Return the visible keys in the order in which a container gets them."""
 
 
 def keyed(step: nn.Module) -> Keyed:
@@ -83,19 +86,30 @@ class Program:
         inputs: Key and slot of each value that is read from outside.
         calls: The calls, in order.
         outputs: Key and slot of each value that is visible outside, in order.
+        stored: The same in the order in which a container gets them.
         scopes: By its first call, where a scope ends, and what enters it; see `StepList._kd_scope`.
         tolerant: Whether a call whose input is missing is skipped; a slot is then a key.
         is_sequence: Whether the root is a sequence; it is not kept, since it keeps the program.
         containers: Every sequence inside the root whose steps the calls are.
     """
 
-    __slots__ = ("calls", "containers", "inputs", "is_sequence", "outputs", "scopes", "tolerant")
+    __slots__ = (
+        "calls",
+        "containers",
+        "inputs",
+        "is_sequence",
+        "outputs",
+        "scopes",
+        "stored",
+        "tolerant",
+    )
 
     def __init__(
         self,
         inputs: tuple[tuple[NestedKey, int], ...],
         calls: tuple[Call, ...],
         outputs: tuple[tuple[NestedKey, int], ...],
+        stored: tuple[tuple[NestedKey, int], ...],
         tolerant: bool,
         is_sequence: bool,
         containers: tuple[nn.Module, ...],
@@ -105,6 +119,7 @@ class Program:
         self.inputs = inputs
         self.calls = calls
         self.outputs = outputs
+        self.stored = stored
         self.tolerant = tolerant
         self.is_sequence = is_sequence
         self.containers = containers
@@ -222,6 +237,7 @@ def resolve(root: nn.Module, in_keys: Keys, out_keys: Keys) -> Program | None:
     if any(scope.get(key) not in written for key in out_keys):
         return None
     outputs = tuple((key, scope[key]) for key in out_keys)
+    stored = in_order_of_entry(stored_keys(root), out_keys)
     used = {slot for call in resolver.calls for slot in call.reads}
     ordered = [*in_keys, *(key for key in resolver.inputs if key not in in_keys)]
     inputs = ((key, resolver.inputs[key]) for key in ordered if key in resolver.inputs)
@@ -229,11 +245,22 @@ def resolve(root: nn.Module, in_keys: Keys, out_keys: Keys) -> Program | None:
         tuple((key, slot) for key, slot in inputs if slot in used or resolver.tolerant),
         tuple(resolver.calls),
         outputs,
+        tuple((key, scope[key]) for key in stored),
         resolver.tolerant,
         resolver.is_sequence,
         tuple(resolver.containers),
         {start: scope for start, scope in resolver.scopes.items() if scope[0] > start},
     )
+
+
+def stored_keys(step: nn.Module) -> Keys:
+    """Return the visible keys of a module in the order in which a container gets them.
+
+    That is the order of the first write: a later one replaces the value in its place.
+    """
+    if hasattr(type(step), "_kd_stored_keys"):
+        return keyed(step)._kd_stored_keys()
+    return tuple([key for key in keys_of(step, "out_keys") if key != DISCARD])
 
 
 def runs_on_values(step: object) -> bool:
