@@ -151,7 +151,7 @@ def test_container_takes_the_place_of_what_was_written_below_its_key() -> None:
         TensorDictModule(lambda e: TensorDict(c=e), ["e"], ["n"]),
     )
     assert model.out_keys == ["e", "n"]
-    assert list(model(TensorDict(x=X)).keys(True)) == ["x", "e", "n", ("n", "c")]
+    assert list(model(TensorDict(x=X)).keys(True)) == ["x", "n", ("n", "c"), "e"]
 
 
 def test_container_and_part_of_it_are_read_from_outside() -> None:

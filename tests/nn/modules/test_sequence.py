@@ -96,7 +96,7 @@ def test_three_ways_to_select(way: str) -> None:
     d, b = model(x=X)
     assert same(d, 3 * X + 3)
     assert same(b, X + 11)
-    assert list(model(TensorDict(x=X)).keys()) == ["x", "d", "b"]
+    assert list(model(TensorDict(x=X)).keys()) == ["x", "b", "d"]
 
 
 @pytest.mark.parametrize("nested", [False, True])
