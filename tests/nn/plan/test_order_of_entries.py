@@ -228,7 +228,7 @@ def test_a_key_that_two_steps_write_stays_in_the_place_of_the_first() -> None:
     for _ in range(3):
         td = TensorDict({"x": torch.ones(1)}, [1])
         assert list(model(td).keys()) == ["x", "a", "b", "c"]
-        returned = torch.cat(model(x=torch.ones(1)))
+        returned = torch.cat([*model(x=torch.ones(1))])
         torch.testing.assert_close(returned, torch.cat([td[key] for key in ("b", "c", "a")]))
 
 

@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING, NamedTuple, Self, TypeAlias, TypeVar
 
 from torch.compiler import is_dynamo_compiling
 
-from kd_core import InvalidArgument, InvalidKey, NestedKey, format_key, unravel_key
+from kd_core import (
+    InvalidArgument,
+    InvalidKey,
+    NestedKey,
+    format_key,
+    unravel_key,
+    unravel_key_to_tuple,
+)
 from kd_core.extending import is_prefix, plain_str, public_in
 
 if TYPE_CHECKING:
@@ -188,7 +195,7 @@ def in_order_of_entry(entered: Iterable[NestedKey], keys: Keys) -> Keys:
     tree: Tree = {}
     for key in entered:
         level = tree
-        for part in (key,) if isinstance(key, str) else key:
+        for part in unravel_key_to_tuple(key):
             level = level.setdefault(part, {})
     found: list[NestedKey] = []
     _add_wanted(tree, (), set(keys), found)
