@@ -16,7 +16,7 @@ import re
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -35,7 +35,10 @@ Call = Callable[[], object]
 NAMES = ("by hand", "peer", "kd")
 LEAVES, MANY = 128, 1000
 ROUNDS, ROUND_SECONDS = 7, 0.04
-PROGRAMS = {"ppo": 1, "sac": 1, "world_model": 2, "grpo": 6}
+PROGRAMS = {
+    **{"ppo": 1, "sac": 1, "world_model": 2, "grpo": 6, "dqn": 1, "vae": 1, "team": 2},
+    **{"evolution": 1, "decisions": 2, "graphs": 4, "bayes": 4, "table": 1},
+}
 """How many iterations are timed."""
 GOALS = {"kd/hand": 1.03, "kd/peer": 0.80}
 
@@ -371,13 +374,19 @@ def no_grad(call: Call) -> Call:
 
 # ------------------------------------------------------------------ programs
 
-_FACTORIES = "zeros|ones|rand|randint|randperm|arange|full|tensor"
-_LAYERS = "Linear|GRUCell|GRU|Embedding"
+_FACTORIES = "zeros|ones|rand|randn|randint|randperm|arange|linspace|full|tensor"
+_LAYERS = "Linear|GRUCell|GRU|Embedding|TransformerEncoderLayer"
 
 
 def placed_source(source: str) -> str:
-    """Return the text of a program whose tensors and layers are made on the device."""
-    source = re.sub(rf"\btorch\.({_FACTORIES})\(", r"torch_there.\1(", source)
+    """Return the text of a program whose tensors and layers are made on the device.
+
+    Data that workers load are made without it, and each batch is moved there.
+    """
+    if "DataLoader" in source:
+        source = source.replace(" in loader:", " in there(loader):")
+    else:
+        source = re.sub(rf"\btorch\.({_FACTORIES})\(", r"torch_there.\1(", source)
     return re.sub(rf"\bnn\.({_LAYERS})\(", r"nn_there.\1(", source)
 
 
@@ -389,8 +398,16 @@ def load(name: str, source: str, path: str, device: torch.device) -> ModuleType:
         each: partial(getattr(torch, each), device=device) for each in _FACTORIES.split("|")
     }
     layers = {each: partial(getattr(nn, each), device=device) for each in _LAYERS.split("|")}
+
+    def there(batches: Iterable[Any]) -> Iterator[Any]:  # containers, or dicts of tensors
+        for batch in batches:
+            if isinstance(batch, dict):
+                yield {key: leaf.to(device) for key, leaf in batch.items()}
+            else:
+                yield batch.to(device)
+
     vars(module).update(
-        torch_there=SimpleNamespace(**factories), nn_there=SimpleNamespace(**layers)
+        torch_there=SimpleNamespace(**factories), nn_there=SimpleNamespace(**layers), there=there
     )
     exec(compile(placed_source(source), path, "exec"), vars(module))
     return module
@@ -399,7 +416,7 @@ def load(name: str, source: str, path: str, device: torch.device) -> ModuleType:
 def programs(device: torch.device, name: str) -> dict[str, Callable[[int], Any]]:
     """Return `train` of each contender, on the device."""
     found: dict[str, Callable[[int], Any]] = {}
-    shared = ("cart_poles", "pendulums")
+    shared = ("cart_poles", "pendulums", "meeting")
     for part in (
         *(f"examples.learning.{each}" for each in (*shared, name)),
         f"benchmarks.programs.{name}",
