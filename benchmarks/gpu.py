@@ -35,9 +35,10 @@ Call = Callable[[], object]
 NAMES = ("by hand", "peer", "kd")
 LEAVES, MANY = 128, 1000
 ROUNDS, ROUND_SECONDS = 7, 0.04
+ONCE = ("ppo", "sac", "dqn", "vae", "evolution", "table")
 PROGRAMS = {
-    **{"ppo": 1, "sac": 1, "world_model": 2, "grpo": 6, "dqn": 1, "vae": 1, "team": 2},
-    **{"evolution": 1, "decisions": 2, "graphs": 4, "bayes": 4, "table": 1},
+    **dict.fromkeys(ONCE, 1),
+    **{"world_model": 2, "grpo": 6, "team": 2, "decisions": 2, "graphs": 4, "bayes": 4},
 }
 """How many iterations are timed."""
 GOALS = {"kd/hand": 1.03, "kd/peer": 0.80}
