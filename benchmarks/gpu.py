@@ -34,7 +34,7 @@ import kd_nn
 Call = Callable[[], object]
 NAMES = ("by hand", "peer", "kd")
 LEAVES, MANY = 128, 1000
-ROUNDS, ROUND_SECONDS = 7, 0.04
+ROUNDS, ROUND_SECONDS, PROGRAM_ROUNDS = 7, 0.04, 7
 PROGRAMS = {"ppo": 1, "sac": 1, "world_model": 2, "grpo": 6, "dqn": 1, "vae": 1, "team": 2} | {
     "evolution": 1,
     "decisions": 2,
@@ -86,9 +86,9 @@ def moves(device: torch.device) -> Iterator[Row]:
 
         return each(lambda td: td.to(device), hand, containers(entries, 16))
 
-    def back() -> Mapping[str, Call]:
-        entries = leaves(MANY, device, 16)
-        pair = containers(entries, 16)
+    def back(count: int, rows: int) -> Mapping[str, Call]:
+        entries = leaves(count, device, rows)
+        pair = containers(entries, rows)
         hand = partial(lambda: {key: leaf.cpu() for key, leaf in entries.items()})
         return each(lambda td: td.to("cpu"), hand, pair)
 
@@ -115,7 +115,8 @@ def moves(device: torch.device) -> Iterator[Row]:
 
     yield Row(f"to the device, {MANY} leaves", partial(there, MANY))
     yield Row("to the device, 8 leaves", partial(there, 8))
-    yield Row(f"to the cpu, {MANY} leaves", back)
+    yield Row(f"to the cpu, {MANY} leaves", partial(back, MANY, 16))
+    yield Row("to the cpu, 32 leaves of 1 MiB", partial(back, 32, 1 << 16))
     yield Row(f"pinned, without waiting, {LEAVES} leaves", pinned)
     yield Row(f"in one storage to the device, {MANY} leaves", packed)
 
@@ -390,6 +391,7 @@ def placed_source(source: str) -> str:
         source = source.replace(" in loader:", " in there(loader):")
     else:
         source = re.sub(rf"\btorch\.({_FACTORIES})\(", r"torch_there.\1(", source)
+    source = source.replace("nn.Transformer.", "nn_there.Transformer.")
     return re.sub(rf"\bnn\.({_LAYERS})\(", r"nn_there.\1(", source)
 
 
@@ -400,7 +402,11 @@ def load(name: str, source: str, path: str, device: torch.device) -> ModuleType:
     factories = {
         each: partial(getattr(torch, each), device=device) for each in _FACTORIES.split("|")
     }
-    layers = {each: partial(getattr(nn, each), device=device) for each in _LAYERS.split("|")}
+    layers: dict[str, object] = {
+        each: partial(getattr(nn, each), device=device) for each in _LAYERS.split("|")
+    }
+    mask = partial(nn.Transformer.generate_square_subsequent_mask, device=device)
+    layers["Transformer"] = SimpleNamespace(generate_square_subsequent_mask=mask)
 
     def there(batches: Iterable[Any]) -> Iterator[Any]:  # containers, or dicts of tensors
         for batch in batches:
@@ -577,7 +583,7 @@ def main() -> None:
         for row in family(device):
             note(row.name, "us", partial(measure, row, device))
     for name in PROGRAMS:
-        note(f"program {name}", "ms", partial(measure_program, name, device, 3))
+        note(f"program {name}", "ms", partial(measure_program, name, device, PROGRAM_ROUNDS))
     for row in compiled(device):
         note(row.name, "us", partial(measure, row, device))
     print("not measured, for lack of time:", ", ".join(missing) or "nothing")

@@ -75,6 +75,27 @@ def test_a_copy_that_waits_is_done_when_it_returns(way: str, pinned: bool) -> No
         assert holds(back, value)
 
 
+@pytest.mark.parametrize("large", [False, True])
+def test_a_move_to_the_cpu_fills_pinned_memory_unless_it_is_large(
+    monkeypatch: pytest.MonkeyPatch, large: bool
+) -> None:
+    if large:
+        monkeypatch.setattr("kd_core._ops.placement.MOST_PINNED", 1000)
+    found = []
+    for value in range(5):
+        there = lazy_stack([numbers(value).to(DEVICE), numbers(value + 1).to(DEVICE)])
+        with TORCH.cuda.stream(TORCH.cuda.Stream(DEVICE)):
+            busy()
+            there = there * 1
+            found.append(there.cpu())
+            there.zero_()
+    for value, back in enumerate(found):
+        assert back.is_pinned() is not large
+        assert holds(back[0], value)
+        assert holds(back[1], value + 1)
+        assert devices(back) == {torch.device("cpu")}
+
+
 def test_copies_that_do_not_wait_are_in_order_of_the_stream() -> None:
     for value in range(5):
         source = numbers(value).pin_memory()

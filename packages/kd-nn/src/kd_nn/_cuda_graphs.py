@@ -279,12 +279,14 @@ def _state_of(module: nn.Module) -> list[object]:
     for member in members:  # grows
         state.append(member.training)
         for tensors in (member._parameters, member._buffers):
-            for tensor in tensors.values():
-                state.append(None if tensor is None else tensor.data_ptr())
-        for each in member._modules.values():
-            if each is not None and each not in seen:
-                seen.add(each)
-                members.append(each)
+            if tensors:
+                for tensor in tensors.values():
+                    state.append(None if tensor is None else tensor.data_ptr())
+        if member._modules:
+            for each in member._modules.values():
+                if each is not None and each not in seen:
+                    seen.add(each)
+                    members.append(each)
     return state
 
 

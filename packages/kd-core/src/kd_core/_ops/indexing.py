@@ -335,8 +335,13 @@ def rows_where(mask: Tensor, batch: Batch) -> tuple[LeafFn, Batch]:
     rows = (mask if ndim == 1 else mask.flatten()).nonzero().view(-1)
     count = rows.shape[0]
     if ndim == 1:
-        return lambda leaf: take_rows(leaf, rows), (resized(batch[0], count), *batch[1:])
-    return lambda leaf: take_rows(leaf.flatten(0, ndim - 1), rows), (count, *batch[ndim:])
+        return lambda leaf: _rows_of(leaf, rows), (resized(batch[0], count), *batch[1:])
+    return lambda leaf: _rows_of(leaf.flatten(0, ndim - 1), rows), (count, *batch[ndim:])
+
+
+def _rows_of(leaf: Tensor, rows: Tensor) -> Tensor:
+    """Copy the rows of the given non-negative numbers by what is faster on the device."""
+    return leaf[beside(rows, leaf)] if leaf.is_cuda else take_rows(leaf, rows)
 
 
 def take_rows(leaf: Tensor, rows: Tensor, dim: int = 0) -> Tensor:
@@ -696,13 +701,10 @@ def _rows_taken(container: W, rows: Tensor) -> W:
     A fast path ("td[tensor]" in the benchmarks): torch raises an error for a negative number, and
     the caller then uses the index operator.
     """
-
-    def take(leaf: Tensor) -> Tensor:
-        return take_rows(leaf, rows) if leaf.is_cpu else leaf[rows]
-
     count = rows.shape[0]
     return container._kd_map_each(
-        takes(take, rows), lambda batch: (resized(batch[0], count), *batch[1:])
+        takes(lambda leaf: _rows_of(leaf, rows), rows),
+        lambda batch: (resized(batch[0], count), *batch[1:]),
     )
 
 
