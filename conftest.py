@@ -134,6 +134,29 @@ def _read_translations_once() -> None:
     registry.from_torchlib = staticmethod(copied)  # type: ignore[union-attr]  # it is there
 
 
+def _list_operators_once() -> None:
+    """Let torch look its composite operators up once, and not in every export and decomposition.
+
+    A tenth of the time of each export to ONNX went there. It looks again once there are more: a
+    library was loaded, or a namespace was opened. Where torch has moved the place, nothing is
+    changed.
+    """
+    module = sys.modules.get("torch._export.utils")
+    look = getattr(module, "_materialize_cpp_cia_ops", None)
+    if look is None or hasattr(look, "__wrapped__"):
+        return  # not imported yet, or done
+    seen: list[int] = []
+
+    @functools.wraps(look)
+    def looked() -> None:
+        count = [len(torch.ops._dir), len(torch.ops.loaded_libraries)]
+        if seen != count:
+            look()
+            seen[:] = [len(torch.ops._dir), len(torch.ops.loaded_libraries)]
+
+    module._materialize_cpp_cia_ops = looked  # type: ignore[union-attr]  # it is there
+
+
 def _compile_without_figures() -> None:
     """Let dynamo write no notes that nobody reads: how long guards take, and what a call changes.
 
@@ -160,6 +183,7 @@ def _same_start(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(0)
     _read_translations_once()
+    _list_operators_once()
     _compile_without_figures()
     _remove_hooks_of_exports()
     if isinstance(request.node, pytest.DoctestItem):
