@@ -1,5 +1,6 @@
 """The keyed models that every backend meets, each with an example."""
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -232,8 +233,18 @@ def case(name: str) -> Case:
     return CASES[name]()
 
 
+@functools.cache
+def exported(name: str) -> kd_export.KeyedProgram:
+    """Export a model, once in a process: tests look at the program and write it, in any format."""
+    model = case(name)
+    return kd_export.export(model.module, model.example, dynamic=model.dynamic)
+
+
 def saved(name: str, path: Path, *, dynamic: Dynamic[str | tuple[str, ...]] | None = None) -> Path:
     """Export a model in the format of the file name; return the path."""
-    model = case(name)
-    kd_export.save(model.module, path, model.example, dynamic=dynamic or model.dynamic)
+    if dynamic is None:
+        exported(name).save(path)
+    else:
+        model = case(name)
+        kd_export.save(model.module, path, model.example, dynamic=dynamic)
     return path

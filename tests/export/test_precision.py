@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -63,6 +64,12 @@ def acting() -> TensorDictModule:
     return TensorDictModule(Acting(), ["image", "x"], ["action", "choice"])
 
 
+@pytest.fixture(autouse=True)
+def _few_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time five calls of each file, and not as many as a tenth of a second has."""
+    monkeypatch.setattr("kd_export._precision.SECONDS", 0.0)
+
+
 @pytest.fixture(scope="module")
 def program() -> KeyedProgram:
     return kd_export.export(acting(), rows(8), dynamic={"batch": (1, 1024)})
@@ -106,11 +113,18 @@ def save(floating: Path, tmp_path: Path) -> Save:
     return save_of(floating, tmp_path / "policy.onnx")
 
 
+@pytest.fixture(scope="module")
+def reduced_once(floating: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("int8") / "policy.onnx"
+    budget = {"max": 0.1, "rms": 0.03, "agreement": 0.9}
+    assert save_of(floating, path)(calibration=rows(600), budget=budget).ok
+    return path
+
+
 @pytest.fixture
-def int8(save: Save, tmp_path: Path) -> Path:
-    report = save(calibration=rows(600), budget={"max": 0.1, "rms": 0.03, "agreement": 0.9})
-    assert report.ok
-    return tmp_path / "policy.onnx"
+def int8(reduced_once: Path, tmp_path: Path) -> Path:
+    """Return a copy, which a test may change."""
+    return Path(shutil.copy(reduced_once, tmp_path))
 
 
 def test_one_call_writes_a_file_within_a_budget(program: KeyedProgram, tmp_path: Path) -> None:
@@ -499,14 +513,25 @@ class Bounded(nn.Module):
         return found
 
 
-@pytest.mark.parametrize("given", [False, True])
-def test_a_file_that_lost_its_clip_is_not_adopted(tmp_path: Path, *, given: bool) -> None:
-    """No row like those of the example meets the clip."""
+@pytest.fixture(scope="module")
+def bounded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder of a file and of one that lost its clip."""
+    folder = tmp_path_factory.mktemp("bounded")
     for name, limit in (("whole", 3.0), ("cut", 1e9)):
         torch.manual_seed(0)
         module = TensorDictModule(Bounded(limit), ["x"], ["action"])
-        kd_export.save(module, tmp_path / f"{name}.onnx", {"x": torch.randn(64, 4)})
-    whole, cut = tmp_path / "whole.onnx", tmp_path / "cut.onnx"
+        kd_export.save(module, folder / f"{name}.onnx", {"x": torch.randn(64, 4)})
+    return folder
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_a_file_that_lost_its_clip_is_not_adopted(
+    bounded: Path, tmp_path: Path, *, given: bool
+) -> None:
+    """No row like those of the example meets the clip."""
+    whole, cut = (
+        Path(shutil.copy(bounded / f"{name}.onnx", tmp_path)) for name in ("whole", "cut")
+    )
     calibration = {"x": torch.randn(300, 4)} if given else None
     near = kd_export.open(cut).run({"x": torch.randn(300, 4)})["action"]
     assert near.abs().max() < 3

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.export.models import CASES, Case, Do, Keyed, case
+from tests.export.models import CASES, Case, Do, Keyed, case, exported
 from torch import Tensor, nn
 
 import kd_export
@@ -31,12 +31,10 @@ def do(function: object, in_keys: list[str], out_keys: list[str]) -> Keyed:
 
 @pytest.mark.parametrize("name", CASES)
 def test_saved_program_gives_what_the_module_gives(name: str, tmp_path: Path) -> None:
-    model = case(name)
     path = tmp_path / "model.pt2"
-    program = kd_export.export(model.module, model.example, dynamic=model.dynamic)
-    assert program.save(path).ok
+    assert exported(name).save(path).ok
     assert kd_export.verify(path, trusted=True).ok
-    assert kd_export.verify(path, reference=model.module, trusted=True).ok
+    assert kd_export.verify(path, reference=case(name).module, trusted=True).ok
 
 
 def operators(program: torch.export.ExportedProgram) -> list[str]:

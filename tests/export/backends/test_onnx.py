@@ -27,11 +27,10 @@ X, H = torch.ones(4, 3), torch.zeros(4, 5)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder of the files of all models."""
     path = tmp_path_factory.mktemp("artefacts")
-    for name in ("in_place", "gru", "graph", "conv"):
-        model = case(name)
-        program = kd_export.export(model.module, model.example, dynamic=model.dynamic)
-        program.save(path / f"{name}.onnx")
+    for name in CASES:
+        saved(name, path / f"{name}.onnx")
     return path
 
 
@@ -241,6 +240,5 @@ def test_half_a_character_in_a_name_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_checker_of_onnx_finds_nothing(name: str, tmp_path: Path) -> None:
-    path = saved(name, tmp_path / f"{name}.onnx")
-    onnx.checker.check_model(str(path), full_check=True)
+def test_the_checker_of_onnx_finds_nothing(name: str, folder: Path) -> None:
+    onnx.checker.check_model(str(folder / f"{name}.onnx"), full_check=True)
