@@ -9,7 +9,7 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
-from tests.export.models import case
+from tests.export.models import exported
 from torch import Tensor, nn
 
 import kd_export
@@ -69,8 +69,7 @@ def test_a_model_of_torch_runs_as_before(net: Net, tmp_path: Path) -> None:
 
 
 def test_what_we_write_holds_nothing_to_remove(tmp_path: Path) -> None:
-    model = case("nested")
-    program = kd_export.export(model.module, model.example)
+    program = exported("nested")
     for name in ("ours.onnx", "ours.pt2"):
         path = tmp_path / name
         program.save(path)

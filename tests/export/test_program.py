@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.export.models import CASES, Case, Do, Keyed, case, exported
+from tests.export.models import CASES, Case, Do, Keyed, case, exported, saved
 from torch import Tensor, nn
 
 import kd_export
@@ -250,15 +250,13 @@ def test_a_file_is_converted_without_its_module(name: str, tmp_path: Path) -> No
 
 
 def test_what_cannot_be_converted_is_refused_first(tmp_path: Path) -> None:
-    model, source, target = case("nested"), tmp_path / "model.pt2", tmp_path / "model.onnx"
-    program = kd_export.export(model.module, model.example)
-    program.save(source)
+    source, target = saved("nested", tmp_path / "model.pt2"), tmp_path / "model.onnx"
     with pytest.raises(UntrustedArtifact, match="executes the program it holds"):
         kd_export.convert(source, target)
     with pytest.raises(BackendMissing, match=r"no backend found for `model\.tvm`"):
         kd_export.convert(source, tmp_path / "model.tvm", trusted=True)
     assert not target.exists()
-    program.save(target)
+    saved("nested", target)
     before = target.read_bytes()
     with pytest.raises(NotExportable, match=r"`model\.onnx` is ONNX, which cannot be turned back"):
         kd_export.convert(target, source)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.export.models import Keyed, case, saved, tutorial
+from tests.export.models import Keyed, saved, tutorial
 from torch import nn
 
 import kd_export
@@ -150,8 +150,7 @@ class Noise(nn.Module):
 def test_a_test_of_absurd_size_is_refused_at_once(tmp_path: Path) -> None:
     """An ONNX file asks for no trust, and may claim any shape."""
     path = tmp_path / "model.onnx"
-    model = case("nested")
-    kd_export.save(model.module, path, model.example)
+    saved("nested", path)
     schema = kd_export.inspect(path).to_data()
     schema["inputs"][0]["shape"] = ["batch", 10**9]  # type: ignore[index, call-overload]  # JSON
     path.write_bytes(schema_field(json.dumps(schema)) + path.read_bytes())

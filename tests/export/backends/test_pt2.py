@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from tests import children
-from tests.export.models import Do, Keyed, case, saved
+from tests.export.models import Do, Keyed, exported, saved
 from torch import Tensor, nn
 
 import kd_export
@@ -80,8 +80,7 @@ def test_file_tells_no_paths_and_holds_no_samples(path: Path) -> None:
 
 
 def test_program_keeps_its_traces_after_saving(path: Path) -> None:
-    model = case("nested")
-    program = kd_export.export(model.module, model.example)
+    program = exported("nested")
     program.save(path.with_name("again.pt2"))
     nodes = [n for n in program.exported_program.graph.nodes if n.op == "call_function"]
     assert all("stack_trace" in node.meta for node in nodes)
@@ -138,8 +137,7 @@ def test_missing_file_is_named(tmp_path: Path) -> None:
 
 def test_schema_of_another_program_is_refused(path: Path, tmp_path: Path) -> None:
     other, mixed = tmp_path / "gru.pt2", tmp_path / "mixed.pt2"
-    model = case("gru")
-    kd_export.save(model.module, other, model.example)
+    saved("gru", other)
     with zipfile.ZipFile(path) as one, zipfile.ZipFile(other) as two:
         (schema,) = [one.read(n) for n in one.namelist() if n.endswith("kd_export.json")]
         files = {n: two.read(n) for n in two.namelist()}

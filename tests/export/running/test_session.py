@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.export.models import Do, Keyed, case
+from tests.export.models import Do, Keyed, case, exported
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
@@ -31,8 +31,7 @@ from kd_nn import TensorDictModule
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("artefacts")
     for name in ("nested", "gru"):
-        model = case(name)
-        kd_export.save(model.module, path / f"{name}.pt2", model.example)
+        exported(name).save(path / f"{name}.pt2")
     return path
 
 
@@ -167,8 +166,7 @@ def test_digest_is_as_good_as_trust(folder: Path) -> None:
 @pytest.mark.parametrize("suffix", ["pt2", "onnx"])
 @pytest.mark.parametrize("kind", ["sparse", "meta"])
 def test_a_tensor_without_dense_data_is_refused(tmp_path: Path, suffix: str, kind: str) -> None:
-    model = case("nested")
-    kd_export.save(model.module, tmp_path / f"model.{suffix}", model.example)
+    exported("nested").save(tmp_path / f"model.{suffix}")
     session = kd_export.open(tmp_path / f"model.{suffix}", trusted=True)
     x = torch.ones(4, 3)
     x = x.to_sparse() if kind == "sparse" else x.to("meta")
@@ -421,9 +419,8 @@ def test_a_failing_step_leaves_the_state(carried: Session) -> None:
     assert carried.step({"x": ROWS[:2]})["y"].shape == (2, 5)
 
 
-def test_a_program_without_state_steps_too(tmp_path: Path) -> None:
-    model = case("nested")
-    session = kd_export.export(model.module, model.example)._session()
+def test_a_program_without_state_steps_too() -> None:
+    session = exported("nested")._session()
     session.reset(torch.ones(3, dtype=torch.bool))
     x = {"in.x": ROWS}
     assert torch.equal(session.step(x)["out.image"], session.run(x)["out.image"])

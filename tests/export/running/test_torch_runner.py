@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from tests.export.models import CASES, Do, Keyed, case
+from tests.export.models import CASES, Do, Keyed, exported
 from torch import Tensor
 
 import kd_export
@@ -63,8 +63,7 @@ def test_results_are_the_same_bits(
 
 
 def lines(name: str) -> StraightLine:
-    model = case(name)
-    program = kd_export.export(model.module, model.example, dynamic=model.dynamic)
+    program = exported(name)
     return run_program(program.exported_program, program.schema).lines
 
 

@@ -9,7 +9,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from tests.export.models import case
+from tests.export.models import exported
 
 import kd_export
 from kd_export import ExportError
@@ -70,8 +70,7 @@ def test_only_regular_files_are_read(tmp_path: Path, suffix: str, kind: str) -> 
 
 
 def test_archive_tells_nothing_of_where_it_was_written(tmp_path: Path) -> None:
-    model = case("tutorial")
-    program = kd_export.export(model.module, model.example)
+    program = exported("tutorial")
     for folder in ("one", "two"):
         (tmp_path / folder).mkdir()
         program.save(tmp_path / folder / "policy.pt2")

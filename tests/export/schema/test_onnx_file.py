@@ -13,7 +13,7 @@ import onnx
 import pytest
 import torch
 from onnx import TensorProto, helper
-from tests.export.models import Keyed, case
+from tests.export.models import Keyed, exported
 from tests.repo.tree import ROOT
 from torch import nn
 
@@ -85,8 +85,7 @@ def test_the_schema_is_appended() -> None:
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = tmp_path_factory.mktemp("saved") / "model.onnx"
-    model = case("nested")
-    kd_export.save(model.module, target, model.example)
+    exported("nested").save(target)
     return target
 
 

@@ -12,7 +12,7 @@ from typing import BinaryIO
 
 import pytest
 import torch
-from tests.export.models import case
+from tests.export.models import exported
 
 import kd_export
 from kd_export import ExportError, UntrustedArtifact
@@ -25,8 +25,7 @@ Edit = Callable[[dict[str, bytes]], None]
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     path = tmp_path_factory.mktemp("artefacts") / "model.pt2"
-    model = case("nested")
-    kd_export.save(model.module, path, model.example)
+    exported("nested").save(path)
     with zipfile.ZipFile(path) as archive:
         return {name.split("/", 1)[1]: archive.read(name) for name in archive.namelist()}
 
