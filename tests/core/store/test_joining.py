@@ -24,8 +24,8 @@ from kd_core import (
     lazy_stack,
     store,
 )
+from kd_core import _registry as registry
 from kd_core.__main__ import main
-from kd_core._store import manifest
 from kd_core._store.manifest import canonical, manifest_of, text_of
 
 
@@ -100,9 +100,9 @@ def test_the_command_needs_no_class(
     path = tmp_path / "points"
     with monkeypatch.context() as patch:
         for name in ("TYPES", "CLASSES", "_TYPE_NAMES", "_CLASS_NAMES"):
-            patch.setattr(manifest, name, {})
-        patch.setattr("kd_core._store.codec.CLASSES", manifest.CLASSES)
-        patch.setattr("kd_core._store.manifest.TYPES", manifest.TYPES)
+            patch.setattr(registry, name, {})
+        patch.setattr("kd_core._store.codec.CLASSES", registry.CLASSES)
+        patch.setattr("kd_core._store.manifest.TYPES", registry.TYPES)
         store.register_class(Point, "joining.Point")
         store.register_type(
             date, "joining.date", encode=str, decode=lambda text: date.fromisoformat(str(text))
@@ -111,7 +111,7 @@ def test_the_command_needs_no_class(
         td = TensorDict({"p": Point(torch.ones(2), batch_size=[2]), "day": days}, [2])
         for _ in range(2):
             td.append_to(path)
-        known = manifest._TYPE_NAMES, manifest._CLASS_NAMES
+        known = registry._TYPE_NAMES, registry._CLASS_NAMES
     with (
         pytest.warns(UserWarning, match=r"joining\.Point"),
         pytest.raises(FormatError, match=r"the type 'joining\.date' is not registered"),
@@ -119,8 +119,8 @@ def test_the_command_needs_no_class(
         TensorDict.load(path)
     assert main(["compact", str(path)]) == 0
     assert "joining.Point (version 1) [4]" in capsys.readouterr().out
-    monkeypatch.setattr(manifest, "_TYPE_NAMES", known[0])
-    monkeypatch.setattr(manifest, "_CLASS_NAMES", known[1])
+    monkeypatch.setattr(registry, "_TYPE_NAMES", known[0])
+    monkeypatch.setattr(registry, "_CLASS_NAMES", known[1])
     loaded = TensorDict.load(path, verify="full")
     point: object = loaded.get("p")
     assert type(point) is Point

@@ -16,15 +16,15 @@ from kd_core import (
     TypedTensorDict,
     store,
 )
-from kd_core._store import manifest
+from kd_core import _registry as registry
 
 
 @pytest.fixture(autouse=True)
 def own_names(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("TYPES", "CLASSES", "_TYPE_NAMES", "_CLASS_NAMES"):
-        monkeypatch.setattr(manifest, name, {})
-    monkeypatch.setattr("kd_core._store.codec.CLASSES", manifest.CLASSES)
-    monkeypatch.setattr("kd_core._store.manifest.TYPES", manifest.TYPES)
+        monkeypatch.setattr(registry, name, {})
+    monkeypatch.setattr("kd_core._store.codec.CLASSES", registry.CLASSES)
+    monkeypatch.setattr("kd_core._store.manifest.TYPES", registry.TYPES)
 
 
 class Point(TensorClass):
@@ -80,7 +80,7 @@ def test_a_class_needs_no_name(tmp_path: Path) -> None:
 def test_a_class_that_is_not_known_is_a_plain_container(tmp_path: Path) -> None:
     store.register_class(Point, "point")
     Point(torch.ones(2)).save(tmp_path / "td")
-    manifest._CLASS_NAMES.clear()
+    registry._CLASS_NAMES.clear()
     with pytest.warns(UserWarning, match="the class 'point' of a saved container is not defined"):
         loaded = TensorDict.load(tmp_path / "td")
     assert type(loaded) is TensorDict
@@ -110,15 +110,15 @@ def test_old_versions_of_a_class_are_converted(tmp_path: Path) -> None:
 
     store.register_class(Old, "point")
     Old(torch.ones(2)).save(tmp_path / "td")
-    manifest._CLASS_NAMES.clear()
+    registry._CLASS_NAMES.clear()
     store.register_class(Point, "point")
     with pytest.raises(FormatError, match="the entries `y` are not those of the class `Point`"):
         TensorDict.load(tmp_path / "td")
-    manifest._CLASS_NAMES.clear()
+    registry._CLASS_NAMES.clear()
     store.register_class(Point, "point", version=2, build=lambda td: Point(x=td["y"]))
     assert type(TensorDictBase.load(tmp_path / "td")) is Point
     Point(torch.ones(2)).save(tmp_path / "td")
-    manifest._CLASS_NAMES.clear()
+    registry._CLASS_NAMES.clear()
     store.register_class(Old, "point")
     with pytest.raises(FormatError, match="version 2 of the class 'point' is not known"):
         TensorDict.load(tmp_path / "td")
@@ -131,7 +131,7 @@ def test_types_come_back_as_themselves(tmp_path: Path) -> None:
     td.save(tmp_path / "td")
     assert TensorDict.load(tmp_path / "td").get("c") == NonTensorData(Colour.RED)
     assert TensorDict.load(tmp_path / "td")["rows"] == [[Colour.RED, 2j], []]
-    manifest._TYPE_NAMES.clear()
+    registry._TYPE_NAMES.clear()
     with pytest.raises(FormatError, match="the type 'colour' is not registered"):
         TensorDict.load(tmp_path / "td")
     store.register_type(Colour, "colour", encode=str, decode=lambda text: Colour[str(text) + "?"])

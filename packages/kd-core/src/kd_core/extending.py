@@ -37,6 +37,8 @@ from kd_core._leaves.packing import restore_leaf as restore_leaf
 from kd_core._naming import public_in as public_in
 from kd_core._naming import publish as publish
 from kd_core._nodes import Entry as Entry
+from kd_core._registry import StoredClass as StoredClass
+from kd_core._registry import add_class as add_class
 from kd_core._registry import register as register
 from kd_core._torch_private import assume_constant_result as assume_constant_result
 from kd_core._torch_private import is_batchedtensor as is_batchedtensor
@@ -51,8 +53,6 @@ if TYPE_CHECKING:
     from kd_core._containers.tensordict import assign_levels as assign_levels
     from kd_core._display import Table as Table
     from kd_core._progress import Task as Task
-    from kd_core._store.manifest import StoredClass as StoredClass
-    from kd_core._store.manifest import add_class as add_class
 
 publish(
     __name__,
@@ -60,6 +60,5 @@ publish(
         "kd_core._containers.tensordict": "assign_levels",
         "kd_core._display": "Table",
         "kd_core._progress": "Task",
-        "kd_core._store.manifest": "StoredClass add_class",
     },
 )

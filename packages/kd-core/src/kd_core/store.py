@@ -17,7 +17,7 @@ from kd_core._base import TensorDictBase
 from kd_core._errors import FormatError, InvalidArgument, InvalidValue, listed, wrong_type
 from kd_core._naming import publish
 from kd_core._progress import progress as progress
-from kd_core._store import forms, manifest
+from kd_core._store import forms
 from kd_core._store.commit import StoreInfo as StoreInfo
 
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ def register_class(
             return _instance(cls, entries, desc)
         return build(registry.make_dense(entries, desc))
 
-    manifest.add_class(manifest.StoredClass(name, version, cls, built))
+    registry.add_class(registry.StoredClass(name, version, cls, built))
     return cls
 
 
@@ -229,15 +229,15 @@ def register_type(
     """
     if encode is None and decode is None and issubclass(cls, Enum):
         members = cls.__members__
-        stored = manifest.StoredType(name, cls, _name_of, lambda key: members[cast(str, key)])
+        stored = registry.StoredType(name, cls, _name_of, lambda key: members[cast(str, key)])
     elif encode is None or decode is None:
         raise InvalidArgument(
             f"`encode` and `decode` must both be given for `{cls.__qualname__}`, which is not an "
             "enumeration."
         )
     else:
-        stored = manifest.StoredType(name, cls, cast("Callable[[object], object]", encode), decode)
-    manifest.add_type(stored)
+        stored = registry.StoredType(name, cls, cast("Callable[[object], object]", encode), decode)
+    registry.add_type(stored)
     return cls
 
 

@@ -6,7 +6,7 @@ rename is the only commit. One idea a module, from the lowest:
 | module | knows |
 | --- | --- |
 | `files` | the calls that change or open files, without following links |
-| `manifest` | generation, segments and tree of a store; JSON, data and classes in it |
+| `manifest` | generation, segments and tree of a store; JSON and data in it |
 | `mapped_tensor` | one tensor in a file of its own; dtypes; which tensors lie in an arena |
 | `segments` | header, order, checksums and views of the tensors of one file |
 | `codec` | a container as nodes of a manifest, and back; whether the rows of two fit |

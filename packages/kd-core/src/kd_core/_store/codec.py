@@ -39,14 +39,13 @@ from kd_core._leaves.loops import (
 )
 from kd_core._nodes import is_row_data, is_unbatched
 from kd_core._protocol import AbstractContainer, Composite
+from kd_core._registry import CLASSES, class_named
 from kd_core._shapes import checked_names, names_of, with_names, without_names
 from kd_core._store.manifest import (
     BY_FULL_NAME,
-    CLASSES,
     RESTORE,
     canonical,
     class_defined,
-    class_named,
     full_name,
     parsed,
     read,
