@@ -85,7 +85,7 @@ if TYPE_CHECKING:
     from kd_core._leaves.loops import is_floating as is_floating
     from kd_core._leaves.loops import is_inexact as is_inexact
     from kd_core._leaves.loops import is_integer as is_integer
-    from kd_core._ops.placement import PackLayout as PackLayout
+    from kd_core._ops.storage import PackLayout as PackLayout
     from kd_core._padding import collate as collate
     from kd_core._padding import pad as pad
     from kd_core._padding import pad_sequence as pad_sequence
@@ -146,7 +146,7 @@ _publish(
         "kd_core._leaves.loops": (
             "expand_as_right expand_right is_bool is_floating is_inexact is_integer"
         ),
-        "kd_core._ops.placement": "PackLayout",
+        "kd_core._ops.storage": "PackLayout",
         "kd_core._store.mapped_tensor": "MemoryMappedTensor",
         "kd_core._switches": (
             "capture_non_tensor_stack get_defaults_to_none lazy_legacy list_to_stack "
