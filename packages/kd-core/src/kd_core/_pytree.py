@@ -84,7 +84,7 @@ if TYPE_CHECKING:
 # While a graph is traced nothing of this is known, and dimensions are as torch counts them.
 
 
-class Mapped(NamedTuple):
+class Mapped:
     """A tensor as it was inside `vmap`.
 
     Attributes:
@@ -93,12 +93,13 @@ class Mapped(NamedTuple):
         strides: its strides with the hidden dimension.
     """
 
-    hidden: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
+    __slots__ = ("hidden", "shape", "strides")
+
+    def __init__(self, hidden: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> None:
+        self.hidden, self.shape, self.strides = hidden, shape, strides
 
 
-class Level(NamedTuple):
+class Level:
     """Where in nested transforms of functorch a container was taken apart.
 
     Attributes:
@@ -107,12 +108,15 @@ class Level(NamedTuple):
         of_numbers: whether its children are `in_dims` of `vmap` instead of tensors.
     """
 
-    number: int
-    mapped: tuple[Mapped | None, ...]
-    of_numbers: bool = False
+    __slots__ = ("mapped", "number", "of_numbers")
+
+    def __init__(
+        self, number: int, mapped: tuple[Mapped | None, ...], of_numbers: bool = False
+    ) -> None:
+        self.number, self.mapped, self.of_numbers = number, mapped, of_numbers
 
 
-class Moved(NamedTuple):
+class Moved:
     """A dimension that `vmap` took from all tensors of a container, or gave to them.
 
     Attributes:
@@ -120,8 +124,10 @@ class Moved(NamedTuple):
         given: whether the container left `vmap`, which gave the dimension back.
     """
 
-    dim: int
-    given: bool
+    __slots__ = ("dim", "given")
+
+    def __init__(self, dim: int, given: bool) -> None:
+        self.dim, self.given = dim, given
 
 
 def current_level() -> int | None:

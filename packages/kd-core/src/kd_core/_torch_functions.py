@@ -46,7 +46,7 @@ from kd_core._ops.reduction import Reductions
 from kd_core._protocol import AbstractContainer, note_entry, refuse_unbatched
 from kd_core._registry import NamedKind
 from kd_core._shapes import EVERYTHING, SAME_SHAPE, NamedSize, broadcasts_to, restore_size
-from kd_core._torch_private import collate_as
+from kd_core._torch_private import assume_constant_result, collate_as
 
 _MIRRORED = {"eq": "eq", "ne": "ne", "lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
 
@@ -155,12 +155,24 @@ OPERANDS: Final = ("input", "target", "var", "weight", "pos_weight")
 """The parameters of losses that are tensors, or containers of them."""
 
 
+_PARAMETERS: Final[dict[Callable[..., object], tuple[str, ...]]] = {}
+
+
+@assume_constant_result  # dynamo traces no look at a signature
+def parameters_of(fn: Callable[..., object]) -> tuple[str, ...]:
+    """Return the names of the parameters of a function of torch."""
+    names = _PARAMETERS.get(fn)
+    if names is None:
+        names = _PARAMETERS[fn] = tuple(inspect.signature(fn).parameters)
+    return names
+
+
 def activation(fn: Callable[..., Tensor]) -> Callable[..., object]:
     """Convert an activation of torch to a function of containers."""
-    # Those that are written in C take no `inplace`.
-    names = tuple(inspect.signature(fn).parameters) if isinstance(fn, FunctionType) else ()
 
     def activated(input: AbstractContainer, *args: object, **options: object) -> object:
+        # Those that are written in C take no `inplace`.
+        names = parameters_of(fn) if args and isinstance(fn, FunctionType) else ()
         given = dict(zip(names[1:], args, strict=False)) | options
         if given.pop("inplace", False):
             call = primitives.name_of(fn)
@@ -181,9 +193,9 @@ def activation(fn: Callable[..., Tensor]) -> Callable[..., object]:
 
 def loss(fn: Callable[..., Tensor]) -> Callable[..., object]:
     """Convert a loss of torch to a function of containers."""
-    names = tuple(inspect.signature(fn).parameters)
 
     def of_leaves(*args: object, **named: object) -> object:
+        names = parameters_of(fn)
         given = dict(zip(names, args, strict=False)) | named
         if len(given) < len(args) + len(named):  # there are too many, or one is given twice
             inspect.signature(fn).bind(*args, **named)

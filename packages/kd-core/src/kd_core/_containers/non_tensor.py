@@ -750,7 +750,7 @@ class Constant:
         return repr(self.node)
 
 
-@dataclass
+@dataclass(init=False, repr=False, eq=False)
 class _Held:
     """What the fields of an entry are."""
 
