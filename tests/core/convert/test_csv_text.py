@@ -176,3 +176,10 @@ def test_the_fewest_digits_read_as_the_same_number(file: Path) -> None:
     td = TensorDict({"a": torch.cat([odd, torch.randn(200)])}, [201])
     td.to_csv(file)
     assert TensorDict.from_csv(file, dtype=torch.float32)["a"].equal(td["a"])
+
+
+def test_numbers_are_written_while_another_device_is_the_default_one(file: Path) -> None:
+    td = TensorDict({"a": torch.tensor([0.1, 2.0]), "b": torch.tensor([0.1, 2.0]).half()}, [2])
+    with torch.device("meta"):
+        td.to_csv(file)
+    assert file.read_text() == "a,b\n0.1,0.1\n2.0,2.0\n"

@@ -832,9 +832,10 @@ def _digits(column: Tensor) -> list[object]:
     exact: list[object] = column.tolist()
     if column.dtype not in (torch.float32, torch.float16):
         return exact
-    short = [float(str(number)) for number in column.detach().cpu().numpy()]
-    # A few are rounded differently by way of float64.
-    same = torch.tensor(short, dtype=torch.float64).to(column.dtype) == column.detach().cpu()
+    column = column.detach().cpu()
+    short = [float(str(number)) for number in column.numpy()]
+    # A few are rounded differently by way of float64. A device may be the default one.
+    same = torch.tensor(short, dtype=torch.float64, device="cpu").to(column.dtype) == column
     return [
         number if fits else full
         for number, fits, full in zip(short, same.tolist(), exact, strict=True)
