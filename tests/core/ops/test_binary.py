@@ -7,7 +7,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from kd_core import InvalidArgument, KeySetMismatch, ShapeMismatch, TensorDict, lazy_stack
+from kd_core import (
+    InvalidArgument,
+    KeySetMismatch,
+    NonTensorData,
+    NonTensorStack,
+    ShapeMismatch,
+    TensorDict,
+    lazy_stack,
+)
 
 FAILING: list[Callable[[TensorDict], object]] = [
     lambda td: -td,
@@ -85,6 +93,51 @@ def test_comparisons_compare_data_and_mappings() -> None:
         plain == {"a": torch.arange(2)}  # noqa: B015  # the error is the promise
     with pytest.raises(InvalidArgument, match="a number, a tensor or a container"):
         plain + {"a": 1}  # type: ignore[operator]  # refused
+
+
+VALUES: list[Callable[[], object]] = [
+    lambda: torch.tensor([1.0, 2.0]),
+    lambda: torch.nn.Parameter(torch.tensor([1.0, 3.0])),
+    lambda: torch.tensor([True, False]),
+    lambda: NonTensorStack("a", "b"),
+    lambda: NonTensorStack("a", "c"),
+    lambda: NonTensorStack(1, 2),
+    lambda: "a",
+    lambda: NonTensorData(2),
+]
+
+
+def answer(mine: object, its: object) -> list[bool]:
+    """Return whether what two entries hold in each of two rows is equal."""
+
+    def rows(value: object) -> list[object]:
+        if isinstance(value, (Tensor, NonTensorStack)):
+            return list(value.tolist())
+        return [value.data if isinstance(value, NonTensorData) else value] * 2
+
+    return [one == other for one, other in zip(rows(mine), rows(its), strict=True)]
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+@pytest.mark.parametrize("locked", [False, True])
+def test_all_kinds_of_entries_are_compared_beside_all_others(depth: int, locked: bool) -> None:
+    pairs = [(mine(), its()) for mine in VALUES for its in VALUES]
+    keys = ["n"] * depth
+    left, right = TensorDict({}, [2]), TensorDict({}, [2])
+    for number, (mine, its) in enumerate(pairs):
+        for td, value in ((left, mine), (right, its)):
+            td[(*keys, f"k{number}")] = value
+    if locked:
+        left.lock_()
+        right.lock_()
+    for number, (mine, its) in enumerate(pairs):
+        key = (*keys, f"k{number}")
+        expected = answer(mine, its)
+        one, other = left.select(key), right.select(key)  # alone, and among the others
+        for equal in (left == right, one == other):
+            assert torch.as_tensor(equal[key].tolist()).expand(2).tolist() == expected, (mine, its)
+        differs = (left != right)[key].tolist()
+        assert torch.as_tensor(differs).expand(2).tolist() == [not each for each in expected]
 
 
 def test_a_tensor_that_torch_broadcasts_enlarges_the_batch() -> None:

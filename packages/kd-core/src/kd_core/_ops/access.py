@@ -615,7 +615,8 @@ def dict_of(
             if retain_none or item is not None:
                 plain[key] = item
     if retain_none and unset:
-        plain.update(dict.fromkeys(td._kd_unset()))
+        for key in td._kd_unset():
+            plain[key] = None
     return plain
 
 

@@ -545,14 +545,16 @@ def compared(td: W, other: object, fn: _LeafOp) -> W:
 
     Data is equal or not, one answer for each row; another comparison leaves it as it is.
     """
-    if isinstance(other, Mapping) and not isinstance(other, AbstractContainer):
+    # A container is asked for first: `Mapping` is an abstract class, which answers slowly.
+    if not isinstance(other, AbstractContainer) and isinstance(other, Mapping):
         other = registry.nest_mapping(other, td._kd_desc.unlocked(), ())
+    with_data = False
     if fn in _EQUALITIES and isinstance(other, AbstractContainer):
-        td, other = _alike(td, other)
+        td, other, with_data = _alike(td, other)
     result = binary(td, other, fn)
     if td._kd_desc.frozen:
         unlock(result)  # answers are not values of the container
-    if fn in _EQUALITIES and td._kd_nested and isinstance(other, AbstractContainer):
+    if with_data and isinstance(other, AbstractContainer):
         _compare_data(td, other, result, fn is torch.eq)
     return result
 
@@ -560,31 +562,38 @@ def compared(td: W, other: object, fn: _LeafOp) -> W:
 _EQUALITIES: Final = (torch.eq, torch.ne)
 
 
-def _alike(td: W, other: AbstractContainer) -> tuple[W, AbstractContainer]:
+def _alike(td: W, other: AbstractContainer) -> tuple[W, AbstractContainer, bool]:
     """Return two containers with tensors where one of them has a tensor and the other has data.
 
-    Data that a tensor can hold is compared as one; other data is not equal to any tensor.
+    Data that a tensor can hold is compared as one; other data is not equal to any tensor. The last
+    of the results is whether both may have data at a key, which torch cannot compare.
     """
     if not (td._kd_nested or other._kd_nested) or isinstance(td, Composite):
-        return td, other
+        return td, other, td._kd_nested
     mine: dict[str, Entry] = {}
     theirs: dict[str, Entry] = {}
-    beside = other._kd_entries
+    beside, with_data = other._kd_entries, False
     for key, entry in td._kd_entries.items():
         found = beside.get(key)
+        if entry.__class__ is found.__class__ is Tensor:
+            continue
         if isinstance(entry, Tensor) and is_data(found):
             mine[key], theirs[key] = _as_tensors(entry, found)
         elif isinstance(found, Tensor) and is_data(entry):
             theirs[key], mine[key] = _as_tensors(found, entry)
         elif isinstance(entry, AbstractContainer) and isinstance(found, AbstractContainer):
-            inner, beside_inner = _alike(entry, found)
+            inner, beside_inner, below = _alike(entry, found)
+            with_data |= below
             if inner is not entry:
                 mine[key], theirs[key] = inner, beside_inner
+        else:
+            with_data = True
     if not mine:
-        return td, other
+        return td, other, with_data
     return (
         td._kd_like({**td._kd_entries, **mine}, td._kd_desc.unlocked()),
         other._kd_like({**beside, **theirs}, other._kd_desc.unlocked()),
+        with_data,
     )
 
 
@@ -610,6 +619,8 @@ def _compare_data(
         return
     theirs = other._kd_entries
     for key, entry in list(td._kd_entries.items()):
+        if entry.__class__ is Tensor:
+            continue
         if isinstance(entry, AbstractContainer):
             below, made = theirs[key], result._kd_entries[key]
             assert isinstance(below, AbstractContainer)

@@ -315,6 +315,9 @@ def _flatten_state(
     about[prefix.removesuffix(".")] = level
     for key, value in entries.items():
         name = prefix + key
+        if value.__class__ is Tensor and name not in state:
+            state[name] = _kept(value, keep_vars) if value.requires_grad else value
+            continue
         if isinstance(value, AbstractContainer):
             if not _flatten_state(value, f"{name}.", keep_vars, state, about):
                 return False
@@ -358,11 +361,14 @@ def _added(
     items: dict[str, object], about: dict[str, object], destination: dict[str, object] | None
 ) -> dict[str, object]:
     """Return a flat state dict, added to the destination if there is one."""
-    state: dict[str, object] = OrderedDict() if destination is None else destination
-    for name in items:
-        if name in state:
-            raise given_twice(f"`{name}`", " once nested keys are joined by dots")
-    state.update(items)
+    state: dict[str, object]
+    state = items if isinstance(items, OrderedDict) else OrderedDict(items)
+    if destination is not None:
+        state = destination
+        for name in items:
+            if name in state:
+                raise given_twice(f"`{name}`", " once nested keys are joined by dots")
+        state.update(items)
     if isinstance(state, OrderedDict):
         add_metadata(state, about)
     return state
