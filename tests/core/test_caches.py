@@ -1,6 +1,7 @@
 """What is cached between calls is bounded: distinct arguments do not pile up."""
 
 import gc
+import sys
 import tracemalloc
 from collections.abc import Callable
 
@@ -36,30 +37,27 @@ ROUND = 2100  # more than the largest of them holds, once the pools of batch siz
 
 
 def peak_of(call: Callable[[int], object], numbers: range) -> int:
-    """Return how many bytes calls for these numbers hold at most."""
+    """Return how many blocks of memory are held at most after calls for these numbers."""
     gc.collect()
-    tracemalloc.reset_peak()
+    most = 0
     for number in numbers:
         call(number)
         if number % 50 == 0:
             gc.collect(0)  # when Python does it differs between its versions
-    return tracemalloc.get_traced_memory()[1]
+            most = max(most, sys.getallocatedblocks())
+    return most
 
 
 @pytest.mark.parametrize("name", REMEMBER)
 def test_distinct_arguments_do_not_pile_up(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(descriptor, "_POOL_LIMIT", 500)
     call, start = REMEMBER[name], 1 + 100_000 * list(REMEMBER).index(name)
-    tracemalloc.start()
-    try:
-        _, second, third = (
-            peak_of(call, range(start + number, start + number + ROUND))
-            for number in range(0, 3 * ROUND, ROUND)
-        )
-    finally:
-        tracemalloc.stop()
+    _, second, third = (
+        peak_of(call, range(start + number, start + number + ROUND))
+        for number in range(0, 3 * ROUND, ROUND)
+    )
     each = (third - second) / ROUND
-    assert each < 100, f"{each:.0f} bytes for each call, where an entry takes 200 or more"
+    assert each < 1, f"{each:.1f} blocks for each call, where an entry takes three or more"
 
 
 def test_a_hundred_thousand_batch_sizes_hold_bounded_memory() -> None:
