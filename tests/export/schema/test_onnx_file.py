@@ -4,7 +4,6 @@ import io
 import os
 import random
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import onnx
 import pytest
 import torch
 from onnx import TensorProto, helper
+from tests import children
 from tests.export.models import Keyed, exported
 from tests.repo.tree import ROOT
 from torch import nn
@@ -383,8 +383,7 @@ print(peak_of(lambda: kd_export.open("big.onnx")) / weights)
 def test_weights_are_not_copied_again_and_again(tmp_path: Path) -> None:
     """Of 64 MiB of weights, beside those of the module: to write and try it, and to open it."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
-    run = [sys.executable, "-W", "ignore", "-c", PEAK]
-    told = subprocess.run(run, cwd=tmp_path, env=environment, capture_output=True, check=True)
-    saving, opening = map(float, told.stdout.split())
+    told = children.check_output("-W", "ignore", "-c", PEAK, cwd=tmp_path, env=environment)
+    saving, opening = map(float, told.split())
     assert 0.5 < saving < 2.6  # 3 and more with a copy for each library on the way
     assert 0.5 < opening < 2.2
