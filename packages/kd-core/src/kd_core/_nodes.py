@@ -209,6 +209,10 @@ class Values(Data):
             """Return the values of all rows, in lists."""
 
         @abstractmethod
+        def _kd_state(self) -> tuple[bool, bool]:
+            """Return whether it always belongs to a whole batch, as `MetaData`, and if it does."""
+
+        @abstractmethod
         def _copy_values(self) -> None:
             """Replace each value by a copy, where one can be made."""
 

@@ -18,6 +18,13 @@ if TYPE_CHECKING:
     from kd_core._descriptor import Descriptor
     from kd_core._nodes import Entry, Node, RowData, Values
 
+    class WrapsData(Protocol):
+        """Wraps a value that is no tensor."""
+
+        def __call__(
+            self, data: object, desc: Descriptor, state: tuple[bool, bool] | None = None
+        ) -> Values: ...
+
     class Maker(Protocol):
         """Makes a container, of the class that the caller expects: none can be named here."""
 
@@ -34,33 +41,23 @@ make_dense: Maker
 nest_mapping: Maker
 """Build a nested dense container from a mapping; set by `_containers.tensordict`."""
 
-wrap_data: Callable[[object, Descriptor], Values]
-"""Wrap non-tensor data; set by `_containers.non_tensor`."""
+wrap_data: WrapsData
+"""Wrap non-tensor data, in the state that `_kd_state` told if there is one; set by
+`_containers.non_tensor`."""
 
 wrap_tensor: Callable[[Tensor, Descriptor], Node]
 """Wrap a tensor without batch dimensions; set by `_containers.unbatched`."""
 
-wrap_rows: Callable[[list[object], Tensor, Descriptor], RowData]
-"""Wrap values and the position of each row's value; set by `_containers.non_tensor_stack`."""
-
-wrap_list: Callable[[list[object], Descriptor], Values]
-"""Wrap the values of all rows, in one list; set by `_containers.non_tensor_stack`."""
-
-state_of_data: Callable[[Node], tuple[bool, bool]]
-"""Return whether non-tensor data is `MetaData`, and whether it belongs to a whole batch; set by
-`_containers.non_tensor`."""
-
-restore_data: Callable[[object, Descriptor, bool, bool], Values]
-"""Wrap non-tensor data of that state; set by `_containers.non_tensor`."""
+wrap_rows: Callable[[list[object], Tensor | None, Descriptor], RowData]
+"""Wrap values and the position of each row's value, `None` if there is one a row, in order; set by
+`_containers.non_tensor_stack`."""
 
 join_data: Callable[..., Values]
 """Stack or concatenate non-tensor data; set by `_containers.non_tensor_stack`."""
 
 foreign_node: Callable[[object], Node]
-"""Convert a container of the package tensordict; set by `_convert.plain`."""
-
-foreign_tensor: Callable[[Tensor], Node]
-"""Convert a tensor of the package tensordict without batch dimensions; set by `_convert.plain`."""
+"""Convert a container of the package tensordict, or a tensor without batch dimensions of it; set by
+`_convert.plain`."""
 
 from_dataclass: Callable[..., object]
 """Convert an instance of a dataclass to one of a tensor class; set by `_containers.declaring`."""
@@ -137,7 +134,6 @@ def kind_named(kind: object, base: type[T]) -> type[T]:
 
 LATER: Final = {
     "foreign_node": "kd_core._convert.plain",
-    "foreign_tensor": "kd_core._convert.plain",
     "from_dataclass": "kd_core._containers.declaring",
     "write_h5": "kd_core._containers.persistent",
     "open_h5": "kd_core._containers.persistent",

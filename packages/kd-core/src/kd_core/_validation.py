@@ -56,7 +56,7 @@ def as_entry(key: str, value: object, desc: Descriptor, path: tuple[str, ...] = 
                     key, registry.wrap_tensor(value._kd_tensor, value._kd_desc), desc, path
                 )
             if is_foreign_unbatched(value):
-                return _node_as_entry(key, registry.foreign_tensor(value), desc, path)
+                return _node_as_entry(key, registry.foreign_node(value), desc, path)
         if desc.device is None and leaf_fits(value, desc):
             return value
         return _tensor_as_entry(key, value, desc, path)
@@ -77,8 +77,8 @@ def as_entry(key: str, value: object, desc: Descriptor, path: tuple[str, ...] = 
             desc = desc.with_batch(shape_of_lists(rows)) if listed else desc
         if rows is None or not desc.batch:
             return registry.wrap_data(value, desc)
-        return registry.wrap_list(
-            values_of_rows(rows, desc.batch, f"entry {format_key((*path, key))}"), desc
+        return registry.wrap_rows(
+            values_of_rows(rows, desc.batch, f"entry {format_key((*path, key))}"), None, desc
         )
     return _tensor_as_entry(key, converted, desc, path)
 

@@ -253,6 +253,13 @@ class NonTensorDataBase(Values):
     _of_batch: bool = False
     """Whether it is one value that belongs to all rows of a batch."""
 
+    @classmethod
+    def _always_of_batch(cls) -> bool:
+        return False
+
+    def _kd_state(self) -> tuple[bool, bool]:
+        return self._always_of_batch(), self._of_batch
+
     @property
     def batch_size(self) -> torch.Size:
         """The batch size of the container that it belongs to."""
@@ -803,10 +810,6 @@ class NonTensorData(NonTensorDataBase, Encodes):
         self._of_batch = self._always_of_batch() or self._kd_desc.ndim > 0
 
     @classmethod
-    def _always_of_batch(cls) -> bool:
-        return False
-
-    @classmethod
     def fields(cls) -> tuple[Field[object], ...]:
         """Return the fields, as those of a dataclass: the value alone."""
         return fields(_Held)
@@ -1179,8 +1182,14 @@ def restore_meta(data: object, batch: Batch, device: torch.device | None = None)
     return MetaData(data, restored(batch, device).batch, device)
 
 
-def wrap_data(data: object, desc: Descriptor) -> NonTensorData:
-    """Wrap a value with an existing descriptor."""
+def wrap_data(
+    data: object, desc: Descriptor, state: tuple[bool, bool] | None = None
+) -> NonTensorData:
+    """Wrap a value with an existing descriptor, and in a state that `_kd_state` told."""
+    if state is not None:
+        restored: NonTensorData = object.__new__(MetaData if state[0] else NonTensorData)
+        restored._boxed, restored._kd_desc, restored._of_batch = (data,), desc._unlocked, state[1]
+        return restored
     node = object.__new__(NonTensorData)
     node._boxed = (data,)
     node._kd_desc = desc._unlocked
@@ -1192,18 +1201,6 @@ def row_of_cell(cell: Cell, desc: Descriptor) -> NonTensorData:
     """Wrap the value of one row of several, which is read and written where it is."""
     node = wrap_data(None, desc)
     node._boxed = cell
-    return node
-
-
-def _state_of_data(node: NonTensorData) -> tuple[bool, bool]:
-    return node._always_of_batch(), node._of_batch
-
-
-def _restore_data(
-    data: object, desc: Descriptor, always_of_batch: bool, of_batch: bool
-) -> NonTensorData:
-    node: NonTensorData = object.__new__(MetaData if always_of_batch else NonTensorData)
-    node._boxed, node._kd_desc, node._of_batch = (data,), desc._unlocked, of_batch
     return node
 
 
@@ -1220,5 +1217,3 @@ def is_non_tensor(data: object) -> TypeGuard[NonTensorDataBase]:
 
 
 registry.register("wrap_data", wrap_data)
-registry.register("state_of_data", _state_of_data)
-registry.register("restore_data", _restore_data)

@@ -1127,12 +1127,17 @@ def _with_own_lists(value: object) -> object:
     return value
 
 
-def wrap_rows(pool: list[object], positions: Tensor, desc: Descriptor) -> NonTensorStack:
+def wrap_rows(pool: list[object], positions: Tensor | None, desc: Descriptor) -> NonTensorStack:
     """Build an entry of values, and the number of each row's value, which are broadcast.
 
-    Numbers with further dimensions than the batch have stand for lists of values.
+    Numbers with further dimensions than the batch have stand for lists of values; `None`: there is
+    a value for each row, in their order.
     """
     node = object.__new__(NonTensorStack)
+    if positions is None:
+        node._positions, node._cells = cells_for(pool, desc.batch)
+        node._loose, node._kd_desc = None, desc._unlocked
+        return node
     positions = without_wrappers(positions)
     if positions.shape[: desc.ndim] != desc.size:
         positions = positions.expand(without_names(desc.batch)).clone()
@@ -1163,16 +1168,8 @@ def restore_rows(
     desc = restored(batch, device)
     if len(values) != desc.size.numel():
         raise not_valid(f"{len(values)} values do not fit the batch size {shape_text(desc.batch)}")
-    return _wrap_list(list(values), desc)  # a pickle may go on to change its own
-
-
-def _wrap_list(values: list[object], desc: Descriptor) -> NonTensorStack:
-    node = object.__new__(NonTensorStack)
-    node._positions, node._cells = cells_for(values, desc.batch)
-    node._loose, node._kd_desc = None, desc._unlocked
-    return node
+    return wrap_rows(list(values), None, desc)  # a pickle may go on to change its own
 
 
 registry.register("wrap_rows", wrap_rows)
-registry.register("wrap_list", _wrap_list)
 registry.register("join_data", join_data)

@@ -134,12 +134,12 @@ class _Entries(Mapping[str, "Entry"]):
         if DATA in found.attrs:
             value = json.loads(found.asstr()[()])
             if found.attrs[DATA] == "rows":  # the same object, which rows are written to
-                return registry.wrap_list(value, desc), True
+                return registry.wrap_rows(value, None, desc), True
             return registry.wrap_data(value, desc), False
         if found.dtype.kind not in "biufc":
             value = found.asstr()[...].tolist() if found.dtype.kind == "O" else found[...].tolist()
             if desc.ndim and found.shape[: desc.ndim] == desc.batch:
-                return registry.wrap_list(value, desc), False
+                return registry.wrap_rows(value, None, desc), False
             return registry.wrap_data(value, desc), False
         leaf = self._leaf(found)
         mapped = found.chunks is None

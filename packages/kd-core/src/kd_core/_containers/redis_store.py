@@ -209,7 +209,7 @@ class _Entries(Mapping[str, "Entry"]):
         if row["kind"] == "data":
             return registry.wrap_data(row["value"], desc)
         if row["kind"] == "rows":
-            self._known[key] = registry.wrap_list(row["value"], desc)
+            self._known[key] = registry.wrap_rows(row["value"], None, desc)
             return self._known[key]
         client, name = owner._place.client, owner._place.bytes_of(path)
         dtype, shape = getattr(torch, row["dtype"]), tuple(row["shape"])

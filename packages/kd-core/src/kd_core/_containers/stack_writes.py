@@ -460,7 +460,7 @@ def _values_of_members(
         first = cast("Node", entries[0])._kd_desc
         batch = (*first.batch[: stack._dim], len(entries), *first.batch[stack._dim :])
         rows = values_of_rows(value, batch, format_key(path))
-        value = registry.wrap_list(rows, describe(batch, first.device))
+        value = registry.wrap_rows(rows, None, describe(batch, first.device))
     if is_row_data(value):
         return stack._rows_of_operand(value)
     return [value] * len(entries)

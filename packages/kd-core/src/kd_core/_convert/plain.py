@@ -88,7 +88,7 @@ def entry_of_list(values: list[object]) -> Entry:
     except (TypeError, ValueError, RuntimeError):
         shape = shape_of_lists(values)
         rows = values_of_rows(values, shape, "the list")
-        return registry.wrap_list(rows, describe(shape))
+        return registry.wrap_rows(rows, None, describe(shape))
 
 
 def _parts_of(value: object) -> Iterator[tuple[str, object]] | None:
@@ -401,7 +401,7 @@ def node_of(value: Foreign) -> Node:
     desc = describe_on(tuple(value.batch_size), value.device)
     if _ROWS in kinds:
         rows = values_of_rows(_plain_list(value.tolist()), desc.batch, "the data")
-        return registry.wrap_list(rows, desc)
+        return registry.wrap_rows(rows, None, desc)
     if kinds & {_DATA, "NonTensorData"}:
         return registry.wrap_data(value.data, desc)
     if _LAZY in kinds:
@@ -461,8 +461,11 @@ def _rows(library: Foreign, values: object, desc: Descriptor, dims: int) -> Fore
     return library.NonTensorStack(*inner, stack_dim=0)
 
 
-registry.register("foreign_node", node_of)
-registry.register("foreign_tensor", unbatched_of)
+def _foreign_node(value: object) -> Node:
+    return unbatched_of(value) if isinstance(value, Tensor) else node_of(value)
+
+
+registry.register("foreign_node", _foreign_node)
 
 
 # Arrays of other libraries, and the layout of containers beside them.
@@ -646,7 +649,7 @@ def rebuilt(
         desc = levels[level]
         if rows:
             values = values_of_rows(value, desc.batch, format_key(tuple(path)))
-            content[level][path[-1]] = registry.wrap_list(values, desc)
+            content[level][path[-1]] = registry.wrap_rows(values, None, desc)
         else:
             content[level][path[-1]] = registry.wrap_data(value, desc)
     for path in sorted(levels, key=len, reverse=True):

@@ -767,7 +767,7 @@ class _Rows:
         if not is_row_data(entry):
             if is_any_data(entry) and entry._agrees(value):
                 return
-            if not is_data(entry) or registry.state_of_data(entry)[0] or not entry._kd_desc.ndim:
+            if not is_data(entry) or entry._kd_state()[0] or not entry._kd_desc.ndim:
                 check_same_data(entry, value, path)
                 return
             if entry._kd_item() is None and isinstance(value, Tensor):
@@ -791,7 +791,9 @@ class _Rows:
         shape = self.batch_fn(self.batch)
         rows = value.reshape(-1, *value.shape[len(shape) :]) if shape else [value]
         desc = describe(shape)
-        return registry.wrap_list(list(rows), desc) if shape else registry.wrap_data(value, desc)
+        return (
+            registry.wrap_rows(list(rows), None, desc) if shape else registry.wrap_data(value, desc)
+        )
 
     def add(
         self,
@@ -819,7 +821,7 @@ class _Rows:
             below: AbstractContainer = registry.make_dense({}, desc.unlocked(), True)
             _stage_level(below, new, path, self, writes, adds=True)
             entry = below
-        elif is_unbatched(new) or not desc.ndim or registry.state_of_data(new)[0]:
+        elif is_unbatched(new) or not desc.ndim or (is_data(new) and new._kd_state()[0]):
             entry = new._kd_with_descriptor(desc)
         else:
             rows = registry.wrap_data(None, desc)._spread(desc)

@@ -37,7 +37,7 @@ from kd_core._leaves.loops import (
     strided_parts,
     strided_view,
 )
-from kd_core._nodes import is_row_data, is_unbatched
+from kd_core._nodes import is_data, is_row_data, is_unbatched
 from kd_core._protocol import AbstractContainer, Composite
 from kd_core._registry import CLASSES, class_named
 from kd_core._shapes import checked_names, names_of, with_names, without_names
@@ -153,7 +153,8 @@ class Encoder:
             node = self.add(blob, path)
             self.rows.append(self._known[id(blob)])
             return {"rows": {**more, "values": node}}
-        constant, of_batch = registry.state_of_data(value)
+        assert is_data(value)
+        constant, of_batch = value._kd_state()
         tensors: list[Json] = []
 
         def number_of(tensor: Tensor) -> int:
@@ -723,7 +724,7 @@ class Decoder:
                 values = _list_of(read(parsed(_bytes_of(self.leaf_of(blob)), "non-tensor data")))
                 if len(values) != math.prod(desc.batch) or desc.batch[: above.ndim] != above.batch:
                     raise _does_not_fit(path)
-                return registry.wrap_list(values, desc)
+                return registry.wrap_rows(values, None, desc)
             case "data", dict():
                 return self._data(value, above, path)
             case "object", {"tensors": list(parts), **more}:
@@ -748,7 +749,7 @@ class Decoder:
                 if desc.batch[: above.ndim] != above.batch:
                     raise _does_not_fit(path)
                 value = read(data, tensors=tensors)
-                return registry.restore_data(value, desc, constant, of_batch)
+                return registry.wrap_data(value, desc, (constant, of_batch))
         raise _invalid("data", node)
 
     def _leaf(self, kind: str, value: object) -> Tensor:

@@ -363,7 +363,9 @@ def _nested(folder: int, key: str, where: str, desc: Descriptor, depth: int) -> 
         )
     if kind == "NonTensorData":
         return registry.wrap_data(meta["data"], desc)
-    return registry.wrap_list(values_of_rows(meta["data"], desc.batch, f"`{where}/{key}`"), desc)
+    return registry.wrap_rows(
+        values_of_rows(meta["data"], desc.batch, f"`{where}/{key}`"), None, desc
+    )
 
 
 def _below(folder: int, name: str, where: str, depth: int) -> Node:
