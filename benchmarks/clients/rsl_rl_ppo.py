@@ -51,7 +51,7 @@ def train() -> Numbers:
         "algorithm": {"class_name": "PPO", "num_learning_epochs": 4, "num_mini_batches": 4},
         "logger": "tensorboard",
     }
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         runner = OnPolicyRunner(env, config, log_dir=folder, device="cpu")
         runner.learn(num_learning_iterations=15)
     return {
