@@ -47,6 +47,7 @@ class Descriptor:
         frozen: whether the structure may not change: `lock` is set or `held` is not 0.
         on_cpu: whether `device` is the CPU; reading the type of a device is slow.
         plain: whether any tensor of the right shape may be stored: not frozen, no device.
+        plain_on_cpu: whether any such tensor on the CPU may be: not frozen, and `on_cpu`.
         rows: the number of rows if the descriptor is `plain` and has one batch dimension, else -1;
             for the fast path that compares the first size of a tensor only.
         size: the batch size as users see it.
@@ -67,6 +68,7 @@ class Descriptor:
         "ndim",
         "on_cpu",
         "plain",
+        "plain_on_cpu",
         "rows",
         "size",
     )
@@ -85,6 +87,7 @@ class Descriptor:
     frozen: bool
     on_cpu: bool
     plain: bool
+    plain_on_cpu: bool
     rows: int
     size: torch.Size
 
@@ -211,6 +214,7 @@ def _build(batch: Batch, device: torch.device | None, lock: str | None, held: in
     desc.frozen = lock is not None or held > 0
     desc.on_cpu = device is not None and device.type == "cpu"
     desc.plain = device is None and not desc.frozen
+    desc.plain_on_cpu = desc.on_cpu and not desc.frozen
     desc.size = _size_of(batch)
     desc.rows = desc.size[0] if desc.plain and desc.ndim == 1 else -1
     desc._row = None

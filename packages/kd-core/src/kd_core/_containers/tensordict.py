@@ -118,11 +118,22 @@ class TensorDict(Dense):
                 shape: tuple[int, ...] = value.shape
             except RuntimeError:  # a tensor without a shape
                 shape = ()
-            if (shape and shape[0] == desc.rows) or (desc.plain and leaf_fits(value, desc)):
+            if (shape and shape[0] == desc.rows) or (
+                (desc.plain or (desc.plain_on_cpu and value.is_cpu))
+                and (desc.ndim == 0 or leaf_fits(value, desc))
+            ):
                 if is_dynamo_compiling():
                     self._kd_set_entry(key, value)
                 else:
                     self._kd_entries[key] = value
+                return
+        elif value.__class__ is TensorDict and not is_dynamo_compiling():
+            # Without nodes below it, only the container itself would make a cycle.
+            desc = self._kd_desc
+            same = value._kd_desc is desc and not desc.frozen
+            if same and not value._kd_nested and value is not self:
+                self._kd_nested = True
+                self._kd_entries[key] = value
                 return
         super()._kd_put(key, value)
 
@@ -134,9 +145,14 @@ class TensorDict(Dense):
                 shape: tuple[int, ...] = value.shape
             except RuntimeError:  # a tensor without a shape
                 shape = ()
-            if child.__class__ is TensorDict and shape and shape[0] == child._kd_desc.rows:
-                child._kd_set_entry(path[1], value)
-                return
+            if child.__class__ is TensorDict:
+                desc = child._kd_desc
+                if (shape and shape[0] == desc.rows) or (
+                    (desc.plain or (desc.plain_on_cpu and value.is_cpu))
+                    and (desc.ndim == 0 or leaf_fits(value, desc))
+                ):
+                    child._kd_set_entry(path[1], value)
+                    return
         super()._kd_store(path, value)
 
     def update(
@@ -152,7 +168,7 @@ class TensorDict(Dense):
     ) -> Self:
         # Overridden for speed: "update(2 leaves)" and "update(td), nested" in the benchmarks.
         alone = keys_to_update is None and is_leaf is None and not entries
-        if not (clone or inplace or update_batch_size) and alone and self._kd_desc.plain:
+        if not (clone or inplace or update_batch_size) and alone and not self._kd_desc.frozen:
             if type(input_dict_or_td) is dict:
                 if all_fit(input_dict_or_td, self._kd_desc):
                     put = self._kd_set_leaves if is_dynamo_compiling() else self._kd_entries.update
@@ -329,7 +345,7 @@ def _stage_merge(
     merges: list[tuple[TensorDict, Mapping[str, Entry]]],
 ) -> bool:
     """Record the dicts to merge; return `False` if an entry must be checked first."""
-    if target._kd_desc is not source._kd_desc or not target._kd_desc.plain:
+    if target._kd_desc is not source._kd_desc or target._kd_desc.frozen:
         return False
     if not source._kd_nested:
         merges.append((target, source._kd_entries))

@@ -138,8 +138,8 @@ class Apply(AbstractContainer):
         target = _target(self, batch_size, device, names, inplace, out)
         if call_on_nested:
             is_leaf = _any_type(is_leaf)
-        if not others and filter_empty is None and is_leaf is None:
-            result = _each(self, fn, nested, target, ())
+        if not others and not filter_empty and is_leaf is None:
+            result = _each(self, fn, nested, target, (), filter_empty)
         else:
             walk = _Walk(fn, nested, default, filter_empty, target, is_leaf)
             result = walk.level(self, others, ())
@@ -200,8 +200,8 @@ class Apply(AbstractContainer):
         target = _target(self, batch_size, device, names, inplace, out)
         if call_on_nested:
             is_leaf = _any_type(is_leaf)
-        if not others and filter_empty is None and is_leaf is None:
-            result = _each(self, fn, nested_keys, target, ())
+        if not others and not filter_empty and is_leaf is None:
+            result = _each(self, fn, nested_keys, target, (), filter_empty)
         else:
             walk = _Walk(fn, nested_keys, default, filter_empty, target, is_leaf)
             result = walk.level(self, others, ())
@@ -259,7 +259,12 @@ class Apply(AbstractContainer):
 
 
 def _each(
-    td: W, fn: Callable[..., object], nested: bool | None, target: Target | None, path: KeyPath
+    td: W,
+    fn: Callable[..., object],
+    nested: bool | None,
+    target: Target | None,
+    path: KeyPath,
+    filter_empty: bool | None = None,
 ) -> W:
     """Apply a function without other containers; results are checked in the same loop.
 
@@ -269,10 +274,11 @@ def _each(
         nested: whether `fn` gets the path of a leaf or its last key; `None`: no name.
         target: a function from the descriptor of a level to that of the result; `None`: keep it.
         path: the path of the level.
+        filter_empty: `None`, or `False`: keep nested containers of which nothing is left.
     """
     by_member = target is None or isinstance(target, _OnDevice)
     if not td._kd_owns_leaves and by_member and isinstance(td, Composite):
-        return td._by_member(lambda member: _each(member, fn, nested, target, path))
+        return td._by_member(lambda member: _each(member, fn, nested, target, path, filter_empty))
     desc = td._kd_desc._unlocked if target is None else target(td._kd_desc)
     rows = desc.rows
     entries: dict[str, Entry] = {}
@@ -295,8 +301,8 @@ def _each(
             if not fits:
                 doubtful[key] = found
         elif value.__class__ is td.__class__ or isinstance(value, AbstractContainer):
-            inner = _each(value, fn, nested, target, (*path, key))
-            if holds_entries(inner) or not value._kd_entries:
+            inner = _each(value, fn, nested, target, (*path, key), filter_empty)
+            if holds_entries(inner) or not _leaves_out(value, filter_empty):
                 entries[key] = inner
         elif is_unbatched(value):
             leaf = value._tensor

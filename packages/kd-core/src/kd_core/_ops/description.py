@@ -217,17 +217,20 @@ def redescribe(level: AbstractContainer, desc: Descriptor) -> None:
 def put_on(level: AbstractContainer, device: torch.device | None) -> None:
     """Set the device of a container and of all below; no leaf is moved."""
     below = level._kd_below()
-    if below and level._kd_owns_leaves:
-        for key, value in list(level._kd_entries.items()):
-            if not isinstance(value, Tensor | AbstractContainer):
-                level._kd_set_entry(
-                    key, value._kd_with_descriptor(describe(value._kd_desc.batch, device))
-                )
-        below = level._kd_below()
+    data = False
     for node in below:
         if isinstance(node, AbstractContainer):
             put_on(node, device)
-    if level._kd_desc.device != device:
+        else:
+            data = True
+    if data and level._kd_owns_leaves:
+        for key, value in list(level._kd_entries.items()):
+            if not isinstance(value, (Tensor, AbstractContainer)):
+                level._kd_set_entry(
+                    key, value._kd_with_descriptor(describe(value._kd_desc.batch, device))
+                )
+    old = level._kd_desc.device
+    if old is not device and old != device:
         redescribe(level, describe(level._kd_desc.batch, device))
 
 

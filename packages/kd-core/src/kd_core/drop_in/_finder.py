@@ -311,7 +311,10 @@ def _set(
 ) -> TensorDictBase:
     if inplace or non_blocking:
         return self.set(key, value, inplace=inplace, non_blocking=non_blocking)
-    return self.set(key, value)
+    if key.__class__ is not str:
+        return self.set(key, value)
+    self._kd_put(key, value)  # what `set` does: libraries call this several times a step
+    return self
 
 
 def _get_at(
@@ -352,8 +355,9 @@ def _new_unsafe(
     lock: bool = False,
     **entries: object,
 ) -> TensorDict:
-    for name in _IGNORED:
-        entries.pop(name, None)
+    if entries:
+        for name in _IGNORED:
+            entries.pop(name, None)
     return TensorDict(source, batch_size, device, names, lock=lock, **entries)
 
 

@@ -25,6 +25,7 @@ from kd_core import (
     is_leaf_nontensor,
     is_tensorclass,
 )
+from kd_core._keys import is_key
 
 if TYPE_CHECKING:
     from kd_core._types import Index
@@ -53,12 +54,16 @@ _is_tensorclass = is_tensorclass
 
 
 def _unravel_key_to_tuple(key: NestedKey) -> tuple[str, ...]:
-    return kd_core.unravel_key_to_tuple(key) if _is_key(key) else ()
+    if key.__class__ is str:
+        return (key,)
+    return kd_core.unravel_key_to_tuple(key) if is_key(key) else ()
 
 
 def unravel_key(key: NestedKey) -> NestedKey:
     """Return a key in its normal form; an empty tuple for a tuple that is not a key."""
-    return () if isinstance(key, tuple) and not _is_key(key) else kd_core.unravel_key(key)
+    if key.__class__ is str:
+        return key
+    return () if isinstance(key, tuple) and not is_key(key) else kd_core.unravel_key(key)
 
 
 unravel_key_to_tuple = _unravel_key_to_tuple
@@ -91,13 +96,7 @@ def _maybe_correct_neg_dim(dim: int, shape: Sequence[int] | None, ndim: int | No
 
 def is_seq_of_nested_key(seq: object) -> bool:
     """Return whether a value is a sequence of keys."""
-    return isinstance(seq, str | list | tuple) and all(_is_key(each) for each in seq)
-
-
-def _is_key(value: object) -> bool:
-    return isinstance(value, str) or (
-        isinstance(value, tuple) and bool(value) and all(_is_key(each) for each in value)
-    )
+    return isinstance(seq, str | list | tuple) and all(map(is_key, seq))
 
 
 class _MembersOfStacks:
