@@ -1,5 +1,6 @@
 """Modules and sequences whose distribution has several values, in every way to run them."""
 
+import pickle
 from collections.abc import Callable
 from functools import partial
 
@@ -17,6 +18,7 @@ from kd_probabilistic import (
     ProbabilisticTensorDictModule,
     ProbabilisticTensorDictSequential,
     ScoringModule,
+    set_composite_lp_aggregate,
     set_interaction_type,
 )
 
@@ -206,6 +208,19 @@ def test_a_callable_may_build_it() -> None:
 def test_wrong_keys_are_refused_when_it_is_built(options: dict[str, object], message: str) -> None:
     with pytest.raises((TypeError, KeyError), match=message):
         module(**options)
+
+
+def test_keys_of_log_probs_are_refused_where_the_switch_says_to_sum() -> None:
+    keys = ["a", "b"]
+    with set_composite_lp_aggregate(True):
+        with pytest.raises(RuntimeError, match="asks for one sum, got `a`, `b`"):
+            module(log_prob_keys=keys)
+        own = {"distribution_map": MAP, "aggregate": False}
+        assert module(log_prob_keys=keys, distribution_kwargs=own).log_prob_keys == keys
+    built = module(log_prob_keys=keys)
+    with set_composite_lp_aggregate(True):
+        again = pickle.loads(pickle.dumps(built))
+    assert again.log_prob_keys == keys
 
 
 @pytest.mark.parametrize(

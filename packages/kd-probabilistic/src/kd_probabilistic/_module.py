@@ -315,6 +315,19 @@ def _log_prob_keys(
     return tuple(log_prob_key_of(key) for key in values), False
 
 
+def _check_not_summed(log_prob_keys: object, kwargs: Mapping[str, object]) -> None:
+    """Raise if log-probabilities get a key each while the switch says to sum them."""
+    if log_prob_keys is None or "aggregate" in kwargs or not composite_lp_aggregate():
+        return
+    keys = _listed("log_prob_keys", log_prob_keys)
+    if len(keys) > 1:
+        raise InvalidArgument(
+            f"`log_prob_keys` cannot be combined with `set_composite_lp_aggregate(True)`, which "
+            f"asks for one sum, got {list_keys(keys)}. Give `log_prob_key` for the sum, or call "
+            "`set_composite_lp_aggregate(False).set()` for one entry for each value."
+        )
+
+
 def _check_distinct(values: Sequence[NestedKey], log_probs: Sequence[NestedKey]) -> None:
     keys = [*values, *log_probs]
     twice = [key for place, key in enumerate(keys) if key in keys[:place]]
@@ -531,7 +544,8 @@ class ProbabilisticTensorDictModule(ConfiguredModule):
     Raises:
         InvalidArgument: If the distribution is not callable or takes other arguments, an argument
             is given twice, the out keys are not those of its values, or a setting has a wrong type.
-            Settings that are assigned later are checked in the same way.
+            Settings that are assigned later are checked in the same way. If there are several
+            `log_prob_keys`, while `set_composite_lp_aggregate` says to sum.
         InvalidValue: If a number of samples is negative.
 
     Example:
@@ -566,6 +580,7 @@ class ProbabilisticTensorDictModule(ConfiguredModule):
         generator: Generator = None,
     ) -> None:
         super().__init__()
+        _check_not_summed(log_prob_keys, _keywords(distribution_kwargs))
         self._kd_take_settings(
             Settings(
                 {
