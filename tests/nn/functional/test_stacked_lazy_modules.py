@@ -1,6 +1,7 @@
 """The parameters of lazy modules, stacked before they have shapes."""
 
 import copy
+import pickle
 from collections.abc import Callable
 
 import pytest
@@ -119,3 +120,14 @@ def test_lazy_modules_must_be_all_new_or_all_called() -> None:
 
     made: object = TensorDictParams.from_modules(called, called)
     assert type(made) is TensorDict
+
+
+@AS_MODULE
+def test_they_are_pickled_before_they_have_shapes(as_module: bool) -> None:
+    params = TensorDict.from_modules(lazy_net(), lazy_net(), as_module=as_module)
+    again = pickle.loads(pickle.dumps(params))
+    assert again.batch_size == (2,)
+    net, x = lazy_net(), torch.randn(2, 5, 4)
+    made = over_rows(net)(again, x)
+    assert again["0", "weight"].shape == (2, 3, 4)
+    torch.testing.assert_close(over_rows(net)(again, x), made)

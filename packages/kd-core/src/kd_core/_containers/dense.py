@@ -40,6 +40,7 @@ from kd_core._leaves.loops import (
     zip_each,
 )
 from kd_core._leaves.packing import packed
+from kd_core._leaves.uninitialized import StackedUninitialized
 from kd_core._nodes import Node, is_node, is_row_data, own_attributes
 from kd_core._ops.scopes import WAS_LOCKED, WAS_UNLOCKED
 from kd_core._torch_private import traced_as
@@ -571,7 +572,10 @@ def _built(kind: type[D], entries: dict[str, Entry], free: Descriptor, lock: str
 
 def _check_restored(entries: Mapping[str, object], desc: Descriptor) -> None:
     for key, value in entries.items():
-        if isinstance(value, Tensor):
+        if isinstance(value, StackedUninitialized):
+            found = tuple(value.batch_size)
+            fits = found[: desc.ndim] == desc.batch
+        elif isinstance(value, Tensor):
             fits = leaf_fits(value, desc)
             found = () if fits or is_shapeless(value) else tuple(value.shape)
         else:
