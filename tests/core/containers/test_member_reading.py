@@ -10,6 +10,7 @@ from kd_core import (
     InvalidArgument,
     InvalidValue,
     LazyStackedTensorDict,
+    NestedKey,
     ShapeMismatch,
     TensorDict,
     lazy_stack,
@@ -85,7 +86,16 @@ def test_a_missing_key_gives_the_default() -> None:
     stack = ragged()
     assert stack.get("x", as_list=True) is None
     assert stack.get_nestedtensor("x", 3) == 3
+    assert stack.get_nestedtensor("x", None) is None
     assert stack.get("x") is None
+
+
+@pytest.mark.parametrize("key", ["x", "part", ("n", "x")])
+def test_a_nested_tensor_of_a_missing_key_is_refused(key: NestedKey) -> None:
+    stack = ragged()
+    stack[0]["part"] = torch.zeros(1)
+    with pytest.raises(KeyError, match="not found"):
+        stack.get_nestedtensor(key)
 
 
 def test_a_stack_is_made_dense_with_nested_tensors() -> None:

@@ -630,9 +630,22 @@ class LazyStackedTensorDict(MemberStorage):
         return nested_rows(self, path, how.layout)
 
     def get_nestedtensor(
-        self, key: NestedKey, default: object = None, *, layout: torch.layout | None = None
+        self, key: NestedKey, default: object = NO_DEFAULT, *, layout: torch.layout | None = None
     ) -> Tensor:
-        """Return the entry at `key` as a nested tensor, of strided layout unless it is said."""
+        """Return the entry at `key` as a nested tensor, of strided layout unless it is said.
+
+        Raises:
+            KeyNotFound: if a member lacks it and there is no default.
+        """
+        if default is NO_DEFAULT:
+            path = path_of(key)
+            members = enumerate(self._members)
+            lacking = [k for k, member in members if not has_entry(member._kd_entries, path)]
+            if lacking:
+                raise KeyNotFound(
+                    f"key {format_key(path)} not found in the members {lacking} of the stack. Set "
+                    "it there, or give a default."
+                )
         layout = layout or torch.strided
         return engine(self).get(self, key, default, as_nested_tensor=True, layout=layout)
 
