@@ -152,8 +152,7 @@ class Draw(Leaf):
 
 def suffixed(key: Key) -> Key:
     """Return where the log-probability of a value stands."""
-    last = "sample" if key[-1] == "_" else key[-1]
-    return (*key[:-1], f"{last}_log_prob")
+    return (*key[:-1], f"{key[-1]}_log_prob")
 
 
 def added(parts: Values, dists: Laws, batch: int) -> Tensor:

@@ -194,7 +194,7 @@ def check_call(case: Case) -> bool:
     assert found is out
     made: State = {"kept": out["kept"]}
     for at in case.world.chain.visible():
-        if at != DISCARD and has(wanted, at):
+        if has(wanted, at):
             put(made, at, look_up(wanted, at))
     same(out, made)
     return True

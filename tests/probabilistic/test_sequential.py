@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Bernoulli, Distribution, Normal
 
-from kd_core import InvalidArgument, TensorDict, TensorDictBase
+from kd_core import InvalidArgument, NestedKey, TensorDict, TensorDictBase
 from kd_nn import (
     InputMissing,
     NormalParamExtractor,
@@ -437,6 +437,26 @@ def test_a_discarded_value_is_not_scored_for_another_that_was_discarded(first: s
     assert isinstance(model[1], ProbabilisticTensorDictModule)
     td = model(TensorDict({"loc": ONE, "scale": ONE}, [3]))
     torch.testing.assert_close(td["q"], log_density(Normal(ONE, ONE), ONE))
+
+
+@pytest.mark.parametrize("chosen", [None, ["loc", "_"], ["loc"]])
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_value_at_the_discarded_key_is_stored_where_it_is_drawn(
+    chosen: list[NestedKey] | None, nested: bool
+) -> None:
+    split = TensorDictModule(lambda x: (x, x.exp()), ["x"], ["loc", "scale"])
+    draw = ProbabilisticTensorDictModule(
+        ["loc", "scale"], ["_"], distribution_class=Normal, return_log_prob=True
+    )
+    model = ProbabilisticTensorDictSequential(split, draw)
+    model = ProbabilisticTensorDictSequential(model) if nested else model
+    if chosen is not None:
+        model.select_out_keys(*chosen)
+    keys = ["loc", "scale", "_", "__log_prob"] if chosen is None else chosen
+    for _ in range(2):
+        assert list(model(TensorDict({"x": ONE}, [3])).keys()) == ["x", *keys]
+        out = model(TensorDict({"x": ONE}, [3]), tensordict_out=TensorDict({}, [3]))
+        assert list(out.keys()) == keys
 
 
 def test_scores_that_exist_are_skipped() -> None:

@@ -486,6 +486,11 @@ class ConfiguredModule(TensorDictModuleBase):
             return False
         return not isinstance(self.generator, (str, tuple))
 
+    def _kd_stored_keys(self) -> tuple[NestedKey, ...]:
+        """Return the visible keys in the order in which a container gets them, with `_`."""
+        visible = set(self.out_keys)
+        return tuple([key for key in self.out_keys_source if key in visible])
+
     @property
     def _kd_node_label(self) -> str:
         """The name of the distribution, for tables and pictures."""

@@ -515,10 +515,13 @@ class Resolved:
         self.every = _with_discarded(self.out_keys, [step for _, step in steps])
         self.listed = self.every if selected is None else selected
         self.visible = self.out_keys if chosen is None else chosen
-        entered = [*self.in_keys]  # what is read is there before
+        # What is read is there before, but for `_`, which only steps write.
+        entered = [key for key in self.in_keys if key != DISCARD]
         for _, step in steps:
             entered += stored_keys(step)
-        self.stored = in_order_of_entry(entered, self.visible)
+        # A distribution stores its value at `_`; other modules discard theirs.
+        kept = (DISCARD,) if DISCARD in entered and DISCARD in self.listed else ()
+        self.stored = in_order_of_entry(entered, (*self.visible, *kept))
         self.graph, required = graph, graph.required
         self.optional = tuple(
             key for key in self.in_keys if not any(is_prefix(key, r) for r in required)
