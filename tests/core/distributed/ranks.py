@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo  # once, and not on each rank that trains
 import torch.distributed as dist
 from tests import children
 from tests.repo.tree import ROOT
