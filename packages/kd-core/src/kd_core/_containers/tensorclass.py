@@ -81,18 +81,13 @@ from kd_core._types import NO_DEFAULT
 from kd_core._validation import with_plain_keys
 
 if TYPE_CHECKING:
-    from typing import Self, TypedDict
+    from typing import Self
 
     import torch
 
     from kd_core._descriptor import Descriptor
     from kd_core._nodes import AnyKey
     from kd_core._types import BatchSize, DeviceLike
-
-    class _Start(TypedDict, total=False):
-        batch_size: BatchSize | None
-        device: DeviceLike | None
-        names: Sequence[str | None] | None
 
     _Nested = Mapping[str, object] | TensorDictBase
 
