@@ -2,6 +2,7 @@
 
 import operator
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -112,7 +113,8 @@ def answer(mine: object, its: object) -> list[bool]:
 
     def rows(value: object) -> list[object]:
         if isinstance(value, (Tensor, NonTensorStack)):
-            return list(value.tolist())
+            held: Any = value.tolist()
+            return [*held]
         return [value.data if isinstance(value, NonTensorData) else value] * 2
 
     return [one == other for one, other in zip(rows(mine), rows(its), strict=True)]
