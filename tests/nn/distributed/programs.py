@@ -4,6 +4,7 @@ Each program returns the cases in which losses or gradients differ by a bit.
 """
 
 import copy
+import functools
 import os
 import signal
 from collections.abc import Callable
@@ -146,10 +147,16 @@ def silent(net: Any, wanted: bool) -> Any:
     return nullcontext()
 
 
+@functools.cache
+def values_of_plain(wrap: Wrap, accumulate: bool) -> list[Tensor]:
+    """Return what a wrapped plain network gives; it is trained once for all ways to call ours."""
+    return values_of(wrap(Plain()), on_tensors, accumulate)
+
+
 def difference(wrap: Wrap, plain: Wrap, call: Call, accumulate: bool = False) -> str:
     """Return what differs between a wrapped keyed network and a wrapped plain one."""
     mine = values_of(wrap(keyed()), call, accumulate)
-    expected = values_of(plain(Plain()), on_tensors, accumulate)
+    expected = values_of_plain(plain, accumulate)
     unequal = [at for at, pair in enumerate(zip(mine, expected, strict=True)) if not equal(*pair)]
     return f"{call.__name__} {accumulate}: {unequal}" if unequal else ""
 
@@ -230,22 +237,18 @@ def data_parallel_within_other_modules(rank: int) -> object:
 def sharded_by_step(rank: int) -> object:
     found = []
     for policy in POLICIES:
+        wrap = sharded(policy)
         for call in (*WAYS, from_the_given_container, by_lazy_stack):
-            wrap = sharded(policy)
             found.append(difference(wrap, wrap, call))
-        found.append(difference(sharded(policy, inside=True), sharded(policy), by_container))
-        found.append(difference(sharded(policy), sharded(policy), by_container, True))
+        found.append(difference(sharded(policy, inside=True), wrap, by_container))
+        found.append(difference(wrap, wrap, by_container, True))
     return found
 
 
 @program
 def recomputed_in_the_backward_pass(rank: int) -> object:
-    found = []
-    for call in WAYS:
-        found.append(difference(on_recomputed(parallel), parallel, call))
-        for wrap in map(sharded, POLICIES[:2]):
-            found.append(difference(on_recomputed(wrap), wrap, call))
-    return found
+    wraps = [parallel, *map(sharded, POLICIES[:2])]
+    return [difference(on_recomputed(wrap), wrap, call) for call in WAYS for wrap in wraps]
 
 
 @program
