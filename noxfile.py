@@ -35,11 +35,15 @@ COMPARED = (
     *("tests/fuzz", "tests/probabilistic"),
     *("tests/core/ops", "tests/core/containers", "tests/core/distributed"),
 )
+OTHERS = (
+    *("tests", "packages"),  # pytest does not ignore what it is given itself, nor `testpaths`
+    *(f"--ignore={path}" for path in COMPILED + EXPORTED + COMPARED),
+)
 PARTS = {
     "compiled": (29, COMPILED),
     "exported": (25, EXPORTED),
     "compared": (26, COMPARED),
-    "others": (20, tuple(f"--ignore={path}" for path in COMPILED + EXPORTED + COMPARED)),
+    "others": (20, OTHERS),
 }
 # Libraries whose programs run on kd as they are; `vmas` imports `gym`.
 CLIENTS = (
