@@ -1,6 +1,7 @@
 """Imports follow the arrows of docs/design.md, section 3."""
 
 import ast
+import functools
 import os
 import re
 import shutil
@@ -39,10 +40,16 @@ def imported(tree: ast.AST) -> Iterator[tuple[int, str]]:
             yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
 
 
+@functools.cache
+def parsed(source: str) -> ast.Module:
+    """Parse a module once for all checks."""
+    return ast.parse(source)
+
+
 def private_siblings(source: str, own: str) -> list[str]:
     """Return the private names of other distributions that `source` imports."""
     found = []
-    for line, dotted in imported(ast.parse(source)):
+    for line, dotted in imported(parsed(source)):
         top, *rest = dotted.split(".")
         is_sibling = top in IMPORT_NAMES and top != own
         if is_sibling and any(part.startswith("_") and part != "__version__" for part in rest):
@@ -78,7 +85,7 @@ def test_tests_of_a_package_need_what_its_wheel_brings(area: str) -> None:
     above = {
         f"{path.relative_to(ROOT)}, line {line}: {dotted}"
         for path in (ROOT / "tests" / area).rglob("*.py")
-        for line, dotted in imported(ast.parse(path.read_text(encoding="utf-8")))
+        for line, dotted in imported(parsed(path.read_text(encoding="utf-8")))
         if dotted.split(".")[0] in set(IMPORT_NAMES) - BELOW[area]
     }
     assert above == set()
@@ -88,14 +95,19 @@ def test_tests_of_a_package_need_what_its_wheel_brings(area: str) -> None:
 DOCUMENTED = ("foreach_", "inductor")
 
 
+def spelt(node: ast.expr) -> str:
+    """Return names and attributes as they are written, `?` for what else they are read from."""
+    if isinstance(node, ast.Attribute):
+        return f"{spelt(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else "?"
+
+
 def private_torch_names(source: str) -> list[str]:
     """Return the private names of torch that `source` imports or reads from `torch`, by line."""
-    tree = ast.parse(source)
+    tree = parsed(source)
     dotted = [*imported(tree)]
     dotted += [
-        (node.lineno, ast.unparse(node))
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Attribute)
+        (node.lineno, spelt(node)) for node in ast.walk(tree) if isinstance(node, ast.Attribute)
     ]
     private = re.compile(rf"torch(\.\w+)*?\._(?!_|{'|'.join(DOCUMENTED)})\w+(\.\w+)*")
     return [f"line {line}: {name}" for line, name in dotted if private.fullmatch(name)]
@@ -117,17 +129,19 @@ IN_PLACE = {"_parameters", "_buffers", "_modules", "_validate_args"}
 
 def private_attributes(source: str) -> dict[str, int]:
     """Return the private attributes that `source` reads of others than `self`, with a line."""
+    nodes = list(ast.walk(parsed(source)))
     return {
         node.attr: node.lineno
-        for node in ast.walk(ast.parse(source))
+        for node in nodes
         if isinstance(node, ast.Attribute)
         and re.match(r"_(?!_|kd_)", node.attr)
-        and ast.unparse(node.value) != "self"
+        and not (isinstance(node.value, ast.Name) and node.value.id == "self")
     } | {
         str(node.args[1].value): node.lineno
-        for node in ast.walk(ast.parse(source))
+        for node in nodes
         if isinstance(node, ast.Call)
-        and ast.unparse(node.func) == "getattr"
+        and isinstance(node.func, ast.Name)
+        and node.func.id == "getattr"
         and isinstance(node.args[1], ast.Constant)
         and re.match(r"_(?!_|kd_)", str(node.args[1].value))
     }
