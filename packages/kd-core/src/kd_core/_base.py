@@ -337,7 +337,7 @@ class TensorDictBase(Concerns):
             KeySetMismatch: if only some members of a lazy stack hold an entry.
         """
         with writing(self, filename, "to_h5", exist_ok):
-            return registry.write_h5(self, filename, options)
+            return registry.persistent.from_dict(self, filename, **options)
 
     @classmethod
     def from_h5(
@@ -364,7 +364,7 @@ class TensorDictBase(Concerns):
         Raises:
             MissingDependency: if h5py is not installed.
         """
-        return registry.open_h5(
+        return registry.persistent.from_h5(
             filename,
             mode=mode,
             auto_batch_size=auto_batch_size,

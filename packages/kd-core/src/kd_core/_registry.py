@@ -30,6 +30,12 @@ if TYPE_CHECKING:
 
         def __call__(self, *args: object, **options: object) -> C: ...  # type: ignore[type-var]  # so
 
+    class Persistent(Protocol):
+        """A class of containers that lie in a file."""
+
+        from_dict: Maker
+        from_h5: Maker
+
 
 T = TypeVar("T")
 C = TypeVar("C", bound="Node", covariant=True)
@@ -84,11 +90,9 @@ maybe_dense_stack: Maker
 swap_of: Maker
 """Make a container of what an exchange took out of a module; set by `_containers.tensordict`."""
 
-write_h5: Maker
-"""Write a container to a file of HDF5; set by `_containers.persistent`."""
-
-open_h5: Maker
-"""Open a file of HDF5 as a container; set by `_containers.persistent`."""
+persistent: Persistent
+"""The class that writes a container to a file of HDF5, and opens one; set by
+`_containers.persistent`."""
 
 to_store: Maker
 """Send a container to a server of Redis; set by `_containers.redis_store`."""
@@ -135,8 +139,7 @@ def kind_named(kind: object, base: type[T]) -> type[T]:
 LATER: Final = {
     "foreign_node": "kd_core._convert.plain",
     "from_dataclass": "kd_core._containers.declaring",
-    "write_h5": "kd_core._containers.persistent",
-    "open_h5": "kd_core._containers.persistent",
+    "persistent": "kd_core._containers.persistent",
     "to_store": "kd_core._containers.redis_store",
 }
 """Modules that few programs need, by the roles that they fill: imported at the first use of one."""

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from kd_core._descriptor import Descriptor
-    from kd_core._nodes import Entry, Node
+    from kd_core._nodes import Entry
     from kd_core._types import BatchSize, DeviceLike
 
 Group: TypeAlias = Any
@@ -550,9 +550,4 @@ _TORCH: Final = {
 }
 
 
-def _write_h5(td: TensorDictBase, filename: PathLike, options: dict[str, Any]) -> Node:
-    return PersistentTensorDict.from_dict(td, filename, **options)
-
-
-registry.register("write_h5", _write_h5)
-registry.register("open_h5", PersistentTensorDict.from_h5)
+registry.register("persistent", PersistentTensorDict)
