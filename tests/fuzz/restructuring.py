@@ -327,7 +327,11 @@ def level_keys(rng: Random, s: Subject, name: str) -> Call:
 
     def change(tree: Plain) -> Plain:
         if name == "flatten_keys":
-            return flattened(tree, separator)
+            flat = flattened(tree, separator)
+            if inplace:  # keys that stay come first
+                order = sorted(flat.entries, key=lambda key: key not in tree.entries)
+                flat.entries = {key: flat.entries[key] for key in order}
+            return flat
         if not separator:
             raise Refusal("empty separator")
         return unflattened(tree, separator)

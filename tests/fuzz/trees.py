@@ -208,7 +208,8 @@ def flattened(tree: Plain, separator: str) -> Plain:
 def unflattened(tree: Plain, separator: str) -> Plain:
     new = Plain(tree.batch)
     made: set[int] = set()
-    for key, value in tree.entries.items():
+    # Keys that are not split come first.
+    for key, value in sorted(tree.entries.items(), key=lambda pair: separator in pair[0]):
         level = new
         *above, last = key.split(separator)
         for part in above:

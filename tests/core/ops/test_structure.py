@@ -248,7 +248,7 @@ def test_keys_that_would_collide_are_refused() -> None:
 
 def test_deep_keys_keep_their_places() -> None:
     td = TensorDict({"a.b.c": 1.0, "d": 2.0, "a.e": 3.0, "a.b.f": 4.0}).unflatten_keys()
-    leaves = [("a", "b", "c"), ("a", "b", "f"), ("a", "e"), "d"]
+    leaves = ["d", ("a", "b", "c"), ("a", "b", "f"), ("a", "e")]
     assert list(td.keys(True, True)) == leaves
 
 
@@ -574,3 +574,15 @@ def test_keys_to_update_do_not_matter_without_a_source() -> None:
     td = TensorDict({"a": torch.ones(2)}, [2])
     assert td.update(keys_to_update=["b"]) is td
     assert td.update_(keys_to_update=["b"]) is td
+
+
+def test_entries_that_keep_their_keys_come_first() -> None:
+    td = TensorDict({"n.c": 0.0, "a": 0.0, "m.x.y": 0.0, "n.b": 0.0, "m.z": 0.0, "e": 0.0})
+    nested = ["a", "e", ("n", "c"), ("n", "b"), ("m", "x", "y"), ("m", "z")]
+    split = td.unflatten_keys(".")
+    assert list(split.keys(True, True)) == nested
+    assert list(td.copy().unflatten_keys(".", inplace=True).keys(True, True)) == nested
+    split["last"] = torch.zeros(())
+    joined = ["n.c", "n.b", "m.x.y", "m.z"]
+    assert list(split.flatten_keys(".").keys()) == ["a", "e", *joined, "last"]
+    assert list(split.flatten_keys(".", inplace=True).keys()) == ["a", "e", "last", *joined]

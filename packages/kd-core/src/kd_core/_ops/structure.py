@@ -318,6 +318,8 @@ class Structure(AbstractContainer):
         if separator.__class__ is not str:
             separator = _checked_separator(separator)
         _flatten_into(self._kd_entries, separator, "", flat, is_leaf)
+        if inplace:  # entries that stay come first, as where the others are renamed
+            flat = {key: flat[key] for key in self._kd_entries if key in flat} | flat
         result = self._kd_like(flat, self._kd_desc._unlocked)
         if inplace:
             return self._kd_replace_entries(result, "flatten keys in place")
@@ -325,6 +327,8 @@ class Structure(AbstractContainer):
 
     def unflatten_keys(self, separator: str = ".", inplace: bool = False) -> Self:
         """Split keys at a separator into nested containers: the inverse of `flatten_keys`.
+
+        Entries whose keys are not split come first.
 
         Raises:
             KeyCollision: if a name would be a leaf and a container at once.
@@ -471,7 +475,10 @@ _PLACE: Final = cast("Entry", None)
 def _unflattened(
     entries: Entries, separator: str, prefix: str, desc: Descriptor
 ) -> dict[str, Entry]:
-    """Return the entries of a level whose keys are split at a separator."""
+    """Return the entries of a level whose keys are split at a separator.
+
+    At the root, those whose keys are not split come first.
+    """
     if len(prefix) > MAX_DEPTH and prefix.count(separator) > MAX_DEPTH:
         raise too_deep(tuple(prefix.split(separator)))
     level: dict[str, Entry] = {}
@@ -492,6 +499,9 @@ def _unflattened(
         if deeper or prefix:
             inner = _unflattened(inner, separator, prefix + name + separator, desc)
         level[name] = registry.make_dense(inner, desc)
+    if not prefix:
+        for name in below:
+            level[name] = level.pop(name)
     return level
 
 
