@@ -296,11 +296,36 @@ def test_arrays_that_torch_cannot_share_are_copied(array: numpy.ndarray[Any, Any
     assert TensorDict({"a": array})["a"].tolist() == array.tolist()
 
 
-@pytest.mark.parametrize("name", ["non_blocking"])
-def test_what_looks_like_an_option_is_no_entry_by_keyword(name: str) -> None:
-    with pytest.raises(InvalidArgument, match=f"`{name}` is not a valid option of the constructor"):
-        TensorDict({}, [3], **{name: None})  # type: ignore[arg-type]  # wrong on purpose
-    assert TensorDict({name: "x"})[name] == "x"
+def test_all_options_are_taken_by_position() -> None:
+    td = TensorDict({"a": {"b": torch.ones(3)}}, [3], "meta", ["n"], True, True)
+    assert (td.device, td["a", "b"].device) == (torch.device("meta"),) * 2
+    assert (td.names, td.is_locked) == (["n"], True)
+    assert td.nested("a", TensorDict).device == torch.device("meta")
+    made = TensorDict(a=torch.ones(2), batch_size=[2], device="cpu", non_blocking=True)
+    assert (list(made.keys()), made.device) == (["a"], torch.device("cpu"))
+    assert TensorDict({"non_blocking": "x"})["non_blocking"] == "x"
+    with pytest.raises(ShapeMismatch):
+        TensorDict({"a": torch.ones(2)}, [3], "cpu", None, True)
+
+
+def test_a_subclass_may_pass_all_options_on_by_position() -> None:
+    class Posed(TensorDict):
+        def __init__(  # as programs write it
+            self,
+            source: Any = None,
+            batch_size: Any = None,
+            device: Any = None,
+            names: Any = None,
+            non_blocking: bool | None = None,
+            lock: bool = False,
+        ) -> None:
+            super().__init__(source, batch_size, device, names, non_blocking, lock)
+            self.auto_batch_size_(1)
+
+    made = Posed({"a": torch.ones(3, 2)}, lock=False)
+    assert made.batch_size == (3,)
+    assert type(made[:2]) is type(made + 1) is Posed
+    assert Posed({"a": torch.ones(3)}, [3], "meta", None, True)["a"].is_meta
 
 
 def test_make_tensordict_takes_a_mapping_and_keywords() -> None:

@@ -3,6 +3,7 @@ import inspect
 import pydoc
 import sys
 import weakref
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, ClassVar, cast
 
@@ -173,9 +174,20 @@ def test_key_called_self_is_given_by_position_or_in_a_container() -> None:
             module(self=X)
 
 
-def test_separator_source_and_dest_can_be_chosen() -> None:
+Decorates = Callable[[Callable[..., TensorDictBase]], Any]
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        dispatch(separator="__", source=["x", ("in", "y")], dest=["sum", "_"]),
+        dispatch("__", ["x", ("in", "y")], ["sum", "_"], True),
+    ],
+    ids=["by keyword", "by position"],
+)
+def test_separator_source_and_dest_can_be_chosen(chosen: Decorates) -> None:
     class Custom(nn.Module):
-        @dispatch(separator="__", source=["x", ("in", "y")], dest=["sum", "_"])
+        @chosen
         def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
             return tensordict.set("sum", tensordict["x"] + tensordict["in", "y"])
 

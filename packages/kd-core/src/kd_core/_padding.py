@@ -70,9 +70,8 @@ def pad_sequence(
     list_of_tensordicts: Sequence[C],
     pad_dim: int = 0,
     padding_value: float = 0.0,
-    return_mask: bool | str = False,
-    *,
     out: C | None = None,
+    return_mask: bool | str = False,
     padding_side: Literal["right", "left"] = "right",
 ) -> C:
     """Stack containers of different lengths, the shorter ones padded at one side.

@@ -660,17 +660,13 @@ Decorator = Callable[[Callable[..., TensorDictBase]], Dispatched[nn.Module]]
 def dispatch(function: Callable[..., TensorDictBase], /) -> Dispatched[nn.Module]: ...
 @overload
 def dispatch(
-    *,
     separator: str = "_",
     source: str | list[NestedKey] = "in_keys",
     dest: str | list[NestedKey] = "out_keys",
     auto_batch_size: bool = True,
 ) -> Decorator: ...
 def dispatch(
-    function: Callable[..., TensorDictBase] | None = None,
-    /,
-    *,
-    separator: str = "_",
+    separator: str | Callable[..., TensorDictBase] = "_",
     source: str | list[NestedKey] = "in_keys",
     dest: str | list[NestedKey] = "out_keys",
     auto_batch_size: bool = True,
@@ -682,8 +678,8 @@ def dispatch(
     `separator`), and the destination entries are returned: one value, or a tuple.
 
     Args:
-        function: The method, where the decorator is used without parentheses.
-        separator: What joins the parts of a nested key into an argument name.
+        separator: What joins the parts of a nested key into an argument name; the method, where
+            the decorator is used without parentheses.
         source: The attribute that lists the keys to read, or the keys.
         dest: The attribute that lists the keys to return, or the keys; `"_"` is left out.
         auto_batch_size: Whether the container made from the tensors has the largest batch size
@@ -712,14 +708,17 @@ def dispatch(
         >>> inspect.signature(Scale().forward)
         <WrittenSignature (tensordict=None)>
     """
+    if not isinstance(separator, str):
+        return dispatch()(separator)
+    joined = separator
 
     def decorate(function: Callable[..., TensorDictBase]) -> Dispatched[nn.Module]:
         parameters = _parameters_of_method(function)
         reads = source if isinstance(source, str) else parse_keys(source, "source")
         writes = dest if isinstance(dest, str) else parse_keys(dest, "dest")
-        return Dispatched(function, separator, reads, writes, auto_batch_size, parameters)
+        return Dispatched(function, joined, reads, writes, auto_batch_size, parameters)
 
-    return decorate if function is None else decorate(function)
+    return decorate
 
 
 def _parameters_of_method(function: object) -> Sequence[inspect.Parameter]:

@@ -302,7 +302,7 @@ class NonTensorDataBase(Values):
         """Return the value for the key "data", and the default for any other."""
         return self._kd_item() if key == _HELD and isinstance(self, NonTensorData) else default
 
-    def set(self, key: object, value: object, **options: object) -> Self:
+    def set(self, key: object, value: object, *args: object, **options: object) -> Self:
         """Write the value, under its only key, "data"; return self.
 
         Raises:
@@ -318,7 +318,9 @@ class NonTensorDataBase(Values):
         """Return the value, or those of all rows as nested lists: what `to_dict` shows of it."""
         return plain_value(self._kd_item(), False)
 
-    def update(self, input_dict_or_td: NonTensorDataBase | None = None, **options: object) -> Self:
+    def update(
+        self, input_dict_or_td: NonTensorDataBase | None = None, *args: object, **options: object
+    ) -> Self:
         """Write the value of another entry, or those of its rows."""
         if isinstance(input_dict_or_td, NonTensorDataBase):
             self._write_all(input_dict_or_td)
@@ -483,9 +485,11 @@ class NonTensorDataBase(Values):
             "repeat_interleave", repeats, **({} if dim is None else {"dim": dim}), **options
         )
 
-    def gather(self, dim: int, index: Tensor, **options: object) -> NonTensorDataBase:
+    def gather(
+        self, dim: int, index: Tensor, *args: object, **options: object
+    ) -> NonTensorDataBase:
         """Return the entry of the rows that an index names along a dimension."""
-        return self._called("gather", dim, index, **options)
+        return self._called("gather", dim, index, *args, **options)
 
     def masked_select(self, mask: Tensor, **options: object) -> NonTensorDataBase:
         """Return the entry of the rows where a mask is true."""
@@ -520,7 +524,11 @@ class NonTensorDataBase(Values):
         return False
 
     def load_state_dict(
-        self, state_dict: Mapping[str, object], strict: bool = True, **options: object
+        self,
+        state_dict: Mapping[str, object],
+        strict: bool = True,
+        *args: object,
+        **options: object,
     ) -> Self:
         """Load a state dict, which has nothing for values that are not tensors; return self.
 
@@ -534,7 +542,9 @@ class NonTensorDataBase(Values):
             )
         return self
 
-    def update_at_(self, input_dict_or_td: object, idx: object, **options: object) -> Self:
+    def update_at_(
+        self, input_dict_or_td: object, idx: object, *args: object, **options: object
+    ) -> Self:
         """Write the values of another entry to rows; return self."""
         resolve(idx, self._kd_desc.batch)
         if isinstance(input_dict_or_td, Mapping):

@@ -676,7 +676,9 @@ class NonTensorStack(NonTensorDataBase, RowData):
         self._positions = torch.cat([head, added, tail])
         self._kd_desc = self._kd_desc.with_batch((batch[0] + 1, *batch[1:]))
 
-    def setdefault(self, key: NestedKey, default: object, **options: object) -> object:
+    def setdefault(
+        self, key: NestedKey, default: object, *args: object, **options: object
+    ) -> object:
         """Refuse any key.
 
         Raises:
@@ -701,7 +703,9 @@ class NonTensorStack(NonTensorDataBase, RowData):
         """The entry itself: values have no gradients."""
         return self._kd_shallow()
 
-    def auto_batch_size_(self, batch_dims: int | None = None, **options: object) -> Self:
+    def auto_batch_size_(
+        self, batch_dims: int | None = None, *args: object, **options: object
+    ) -> Self:
         """Return self: the batch size is that of the values."""
         return self
 

@@ -11,7 +11,7 @@ from torch.compiler import is_dynamo_compiling
 
 from kd_core import _registry as registry
 from kd_core._containers.dense import Dense, GeneralMethods, holds_nodes
-from kd_core._descriptor import Descriptor, describe, describe_on
+from kd_core._descriptor import Descriptor, describe, describe_on, device_of
 from kd_core._errors import InvalidArgument, given_twice, wrong_type
 from kd_core._keys import format_key
 from kd_core._leaves.loops import MANY, all_fit, common_batch, leaf_fits
@@ -19,6 +19,7 @@ from kd_core._naming import ELSEWHERE, USUAL_KEYS, KeyAsAttribute, NamedElsewher
 from kd_core._ops.conversion import build
 from kd_core._ops.description import named
 from kd_core._ops.modules import Scope
+from kd_core._ops.placement import moved
 from kd_core._protocol import AbstractContainer
 from kd_core._shapes import batch_of
 from kd_core._torch_private import traced_as
@@ -45,6 +46,7 @@ class TensorDict(Dense):
         batch_size: the leading dimensions of every entry; `None` means `()`, it is never inferred.
         device: where every entry is moved; `None` leaves them where they are.
         names: the name of each batch dimension, or `None` for one without; see `names`.
+        non_blocking: do not wait for copies between pinned memory and a GPU.
         lock: lock the container once it is built.
         **entries: more entries, by keyword.
 
@@ -75,10 +77,13 @@ class TensorDict(Dense):
         batch_size: BatchSize | None = None,
         device: DeviceLike | None = None,
         names: Sequence[str | None] | None = None,
-        *,
+        non_blocking: bool | None = None,
         lock: bool = False,
         **entries: object,
     ) -> None:
+        later = None if device is None or not non_blocking else device_of(device)
+        if later is not None:
+            device = None
         if batch_size is None:
             batch: Batch = ()
         elif batch_size.__class__ is list:
@@ -90,8 +95,6 @@ class TensorDict(Dense):
             batch = batch_of(batch_size)
         desc = self._kd_desc = describe(batch) if device is None else describe_on(batch, device)
         if entries:
-            if "non_blocking" in entries:
-                raise _reserved()
             if "batchsize" in entries and isinstance(entries["batchsize"], (list, tuple)):
                 raise _misspelt(entries["batchsize"])
             if source is not None:
@@ -107,6 +110,9 @@ class TensorDict(Dense):
         if names is not None:
             other = named(self, names)  # nested containers of the caller keep their names
             self._kd_entries, self._kd_desc = other._kd_entries, other._kd_desc
+        if later is not None:
+            there = moved(self, later, True)
+            self._kd_entries, self._kd_desc = there._kd_entries, there._kd_desc
         if lock:
             self.lock_()
 
@@ -263,7 +269,6 @@ class TensorDict(Dense):
         cls,
         module: nn.Module,
         as_module: Literal[False] = False,
-        *,
         lock: bool = False,
         use_state_dict: bool = False,
         filter_empty: bool = True,
@@ -274,7 +279,6 @@ class TensorDict(Dense):
         cls,
         module: nn.Module,
         as_module: bool,
-        *,
         lock: bool = False,
         use_state_dict: bool = False,
         filter_empty: bool = True,
@@ -284,7 +288,6 @@ class TensorDict(Dense):
         cls,
         module: nn.Module,
         as_module: bool = False,
-        *,
         lock: bool = False,
         use_state_dict: bool = False,
         filter_empty: bool = True,
@@ -466,15 +469,6 @@ def _misspelt(sizes: object) -> InvalidArgument:
     )
 
 
-def _reserved() -> InvalidArgument:
-    """Build the error for a keyword that is an option in other libraries, but not here."""
-    return InvalidArgument(
-        "`non_blocking` is not a valid option of the constructor. Call `to(device, "
-        "non_blocking=True)`, or put an entry of that name in the source: "
-        "`TensorDict({'non_blocking': ...})`."
-    )
-
-
 def _merged(source: Mapping[str, object], entries: dict[str, Any]) -> dict[str, Any]:
     twice = [key for key in entries if key in source]
     if twice:
@@ -571,7 +565,6 @@ def make_tensordict(
     source: Mapping[str, object] | None = None,
     batch_size: BatchSize | None = None,
     device: DeviceLike | None = None,
-    *,
     auto_batch_size: bool = False,
     **entries: object,
 ) -> TensorDict:
@@ -600,7 +593,6 @@ def make_tensordict(
 def from_module(
     module: nn.Module,
     as_module: bool = False,
-    *,
     lock: bool = False,
     use_state_dict: bool = False,
     filter_empty: bool = True,

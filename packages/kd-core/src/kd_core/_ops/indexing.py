@@ -508,7 +508,6 @@ class Indexing(AbstractContainer):
         key: str | tuple[str, ...],
         value: object,
         index: Index,
-        *,
         non_blocking: bool = False,
     ) -> Self:
         """Write rows of one entry in place; allowed on a locked container.

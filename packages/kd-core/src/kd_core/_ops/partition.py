@@ -173,7 +173,7 @@ class Partition(AbstractContainer):
         return map_by(plan(batch, takes(lambda leaf: take_rows(leaf, index, at), where), new), self)
 
     def gather(
-        self, dim: int | str, index: Tensor, *, out: Self | None = None, inplace: bool = False
+        self, dim: int | str, index: Tensor, out: Self | None = None, *, inplace: bool = False
     ) -> Self:
         """Copy rows by number along one batch dimension, as `torch.gather` does.
 

@@ -782,7 +782,7 @@ class ArithmeticInPlace(AbstractContainer):
     def __iadd__(self, other: Operand) -> Self:
         return binary_(self, other, torch.Tensor.add_, torch._foreach_add_, add_tensor_)
 
-    def sub_(self, other: Operand, *, alpha: float = 1) -> Self:
+    def sub_(self, other: Operand, alpha: float = 1) -> Self:
         """Write the difference into every leaf; return self."""
         if type(alpha) is not int or alpha != 1:
             return binary_(self, other, partial(torch.Tensor.sub_, alpha=alpha))

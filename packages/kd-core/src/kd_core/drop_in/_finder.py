@@ -36,6 +36,7 @@ from kd_core import (
     TensorClass,
     TensorDict,
     TensorDictBase,
+    is_non_tensor,
     is_tensor_collection,
     stack,
     unravel_key,
@@ -358,7 +359,7 @@ def _new_unsafe(
     if entries:
         for name in _IGNORED:
             entries.pop(name, None)
-    return TensorDict(source, batch_size, device, names, lock=lock, **entries)
+    return TensorDict(source, batch_size, device, names, non_blocking, lock, **entries)
 
 
 def _from_tensordict(
@@ -442,6 +443,61 @@ def _has_exclusive_keys(self: LazyStackedTensorDict) -> bool:
     )
 
 
+def _maybe_names(self: TensorDictBase) -> list[str | None] | None:
+    return list(self.names) if _has_names(self) else None
+
+
+def _pairs(
+    self: TensorDictBase,
+    include_nested: bool = False,
+    leaves_only: bool = False,
+    *,
+    collapse: bool = False,
+    is_leaf: Callable[[type], bool] | None = None,
+    sorting_keys: Sequence[NestedKey] | None = None,
+    default: object = None,
+) -> list[tuple[NestedKey, object]]:
+    found: list[tuple[NestedKey, object]] = []
+    if isinstance(self, LazyStackedTensorDict) and not collapse:
+        for number, member in enumerate(self.tensordicts):
+            for key, value in _pairs(member, include_nested, leaves_only, is_leaf=is_leaf):
+                path = key if isinstance(key, tuple) else (key,)
+                found.append(((str(number), *path), value))
+    else:
+        for key, value in self.items(include_nested, leaves_only, is_leaf=is_leaf):
+            if not (leaves_only and is_leaf is None and is_non_tensor(value)):
+                found.append((key, value))
+    if sorting_keys is None:
+        return found
+    values = dict(found)
+    return [
+        (key, values[key] if default is None else values.get(key, default)) for key in sorting_keys
+    ]
+
+
+def _values_list(self: TensorDictBase, *args: Any, **options: Any) -> list[object]:
+    return [value for _, value in _pairs(self, *args, **options)]
+
+
+def _items_list(
+    self: TensorDictBase, *args: Any, **options: Any
+) -> tuple[list[NestedKey], list[object]]:
+    found = _pairs(self, *args, **options)
+    return [key for key, _ in found], [value for _, value in found]
+
+
+def _select(
+    self: TensorDictBase, *keys: NestedKey, set_shared: bool = True, **options: bool
+) -> TensorDictBase:
+    return self.select(*keys, **options)
+
+
+def _exclude(
+    self: TensorDictBase, *keys: NestedKey, set_shared: bool = True, **options: bool
+) -> TensorDictBase:
+    return self.exclude(*keys, **options)
+
+
 def _sync_all(self: TensorDictBase) -> None:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
@@ -461,6 +517,12 @@ def serve_containers() -> None:
         "_fast_apply": _apply,
         "_apply_nest": _apply,
         "_has_names": _has_names,
+        "_maybe_names": _maybe_names,
+        "_values_list": _values_list,
+        "_items_list": _items_list,
+        "_clone": TensorDictBase.clone,
+        "_select": _select,
+        "_exclude": _exclude,
         "_stack_onto_": _stack_onto_,
         "_sync_all": _sync_all,
         "_get_sub_tensordict": TensorDictBase.__getitem__,
