@@ -552,7 +552,7 @@ class Arithmetic(Addable):
 
     __slots__ = ()
 
-    def add(self, other: Operand, *, alpha: float = 1, default: Default | None = None) -> Self:
+    def add(self, other: Operand, alpha: float = 1, *, default: Default | None = None) -> Self:
         """Return the sum, leaf by leaf: `torch.add`."""
         if default is not None:
             from kd_core._ops.blending import binary_with_default
@@ -568,7 +568,7 @@ class Arithmetic(Addable):
     def __radd__(self, other: Operand) -> Self:
         return binary_swapped(self, other, torch.add, torch._foreach_add, add_tensor)
 
-    def sub(self, other: Operand, *, alpha: float = 1, default: Default | None = None) -> Self:
+    def sub(self, other: Operand, alpha: float = 1, *, default: Default | None = None) -> Self:
         """Return the difference, leaf by leaf: `torch.sub`."""
         if default is not None:
             from kd_core._ops.blending import binary_with_default
@@ -773,7 +773,7 @@ class ArithmeticInPlace(AbstractContainer):
 
     __slots__ = ()
 
-    def add_(self, other: Operand, *, alpha: float = 1) -> Self:
+    def add_(self, other: Operand, alpha: float = 1) -> Self:
         """Write the sum into every leaf; return self."""
         if type(alpha) is not int or alpha != 1:
             return binary_(self, other, partial(torch.Tensor.add_, alpha=alpha))

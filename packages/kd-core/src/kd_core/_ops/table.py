@@ -164,7 +164,7 @@ UNARY: Final = (
     *(UnaryRow(name, text, in_place=False) for name, text in _TESTS.items()),
 )
 
-_ALPHA: Final = (Option("alpha", "float", "1"),)
+_ALPHA: Final = (Option("alpha", "float", "1", keyword=False),)
 _ROUNDING: Final = (Option("rounding_mode", "str | None", "None"),)
 
 ARITHMETIC: Final = (
