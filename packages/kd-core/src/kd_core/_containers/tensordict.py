@@ -174,9 +174,9 @@ class TensorDict(Dense):
     ) -> Self:
         # Overridden for speed: "update(2 leaves)" and "update(td), nested" in the benchmarks.
         alone = keys_to_update is None and is_leaf is None and not entries
-        if not (clone or inplace or update_batch_size) and alone and not self._kd_desc.frozen:
+        if not (clone or inplace) and alone and not self._kd_desc.frozen:
             if type(input_dict_or_td) is dict:
-                if all_fit(input_dict_or_td, self._kd_desc):
+                if not update_batch_size and all_fit(input_dict_or_td, self._kd_desc):
                     put = self._kd_set_leaves if is_dynamo_compiling() else self._kd_entries.update
                     put(input_dict_or_td)
                     return self
