@@ -39,10 +39,11 @@ from kd_core import (
     TensorClass,
     TensorDict,
     TensorDictBase,
+    is_tensor_collection,
     unravel_key,
     unravel_key_to_tuple,
 )
-from kd_core.extending import plain_str
+from kd_core.extending import assume_constant_result, plain_str
 from kd_nn._dispatch import (
     ForwardSignature,
     Inplace,
@@ -50,6 +51,7 @@ from kd_nn._dispatch import (
     Outputs,
     Value,
     add_call_note,
+    anyone_skips,
     describe,
     entry,
     has_entry,
@@ -81,6 +83,7 @@ from kd_nn._plan.program import (
     WAIT,
     Outcome,
     Plan,
+    is_observed,
     is_sequence,
     keyed,
     runs_on_values,
@@ -693,6 +696,7 @@ class TensorDictModuleBase(Flagged):
     _kd_checks: ClassVar[Mapping[str, Check]] = {}
     """The check of each setting, by name."""
     __signature__ = ForwardSignature()
+    _kd_traced: Plan
 
     if TYPE_CHECKING:
         # Of any type, so that a decorated method may take its place for pyright too.
@@ -1012,7 +1016,41 @@ class TensorDictModuleBase(Flagged):
 
     def _kd_call_traced(self, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         """Run in the form that is cheap to compile; `BUSY` if there is none."""
-        return BUSY
+        if not self._kd_prepare() or anyone_skips:
+            return BUSY
+        traced = self._kd_traced
+        if args and args[0].__class__ is TensorDict:
+            alone = len(args) == 1 and not kwargs
+            return traced.container(self, args[0]) if alone else BUSY
+        if len(args) > len(traced.names):
+            return BUSY
+        # Loops, since a generator costs dynamo a frame for each element.
+        for arg in args:
+            if is_tensor_collection(arg):
+                return BUSY
+        for name in kwargs:
+            if name not in traced.names[len(args) :]:
+                return BUSY
+        return traced.tensors(self, *args, **kwargs)
+
+    @assume_constant_result
+    def _kd_prepare(self) -> bool:
+        """Make what dynamo inlines for a call, and tell whether there is any.
+
+        dynamo runs it as it is, before it reads what was made: a function made of text cannot be
+        traced, and what is out of date would be replaced while the guards are made. It leaves no
+        guard of hooks, as dynamo leaves none itself.
+        """
+        self._kd_refresh_keys()
+        state = self.__dict__
+        plan: Plan | None = state.get("_kd_traced")
+        if self._kd_computes_keys or is_observed(self):
+            return False
+        if plan is None or plan.dependency is None or plan.dependency.changed:
+            from kd_nn._plan.plans import make_plan  # what is not compiled needs none
+
+            plan = state["_kd_traced"] = make_plan(self, traced=True)
+        return plan is not NO_PLAN
 
     def _kd_plan_again(self) -> Plan:
         # An export takes the general path, and must not find attributes that were made in between.

@@ -7,7 +7,6 @@ with a working copy of the container. Both leave the caller's container alone if
 from __future__ import annotations
 
 import warnings
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, TypeAlias, TypeGuard, cast
 
@@ -22,13 +21,11 @@ from kd_core import (
     TensorDict,
     TensorDictBase,
     format_key,
-    is_tensor_collection,
     lazy_stack,
 )
-from kd_core.extending import assume_constant_result, is_prefix
+from kd_core.extending import is_prefix
 from kd_nn._dispatch import (
     MISSING,
-    CallNames,
     Dispatched,
     Inplace,
     add_output_note,
@@ -77,7 +74,7 @@ from kd_nn._modules.base import (
 from kd_nn._modules.module import TensorDictModule
 from kd_nn._modules.steps import Modules, StepList, store_steps
 from kd_nn._plan.invalidation import Flag, Flagged, depend_on, lists_in
-from kd_nn._plan.program import BUSY, Path, Plan, keyed, opens, resolve, stored_keys
+from kd_nn._plan.program import Path, keyed, opens, stored_keys
 from kd_nn._torch_private import RECOMPUTED, is_watched
 
 # Running a sequence step by step on a container, and the note that a failing step leaves.
@@ -473,7 +470,6 @@ class Resolved:
         listed: The same with `_`, where a step discards a value.
         every: `out_keys` with `_`.
         optional: Those of `in_keys` that no step requires.
-        traced: The functions that dynamo inlines, if every step can be called on values.
         unsure: Empty while no edit was announced, and every edit is announced.
     """
 
@@ -490,7 +486,6 @@ class Resolved:
         "optional",
         "out_keys",
         "stored",
-        "traced",
         "unsure",
         "visible",
     )
@@ -528,7 +523,6 @@ class Resolved:
         )
         announced = all(_announces(holder) for holder, _ in self._members)
         self.unsure = self._changed if announced and not self._computed else _ALWAYS
-        self.traced: Plan | None = None
 
     @property
     def is_computed(self) -> bool:
@@ -569,30 +563,6 @@ class Resolved:
             elif "_kd_in_spec" not in step.__dict__:  # it may say the keys of what is inside
                 self._compare(each for each in step._modules.values() if hasattr(each, "in_keys"))
 
-    def prepare(self, root: StepList) -> bool:
-        """Return whether dynamo may inline the calls of a sequence; `traced` is made once."""
-        if self.traced is None and self.is_current():
-            program = resolve(root, self.in_keys, self.visible)
-            if program is not None:
-                from kd_nn._plan.plans import traced_plan  # what is not compiled needs none
-
-                names, watched = CallNames(self.in_keys, "_"), _watch(root, self)
-                self.traced = traced_plan(program, names, watched, self._changed, root)
-        return self.traced is not None
-
-
-def _watch(sequence: StepList, resolved: Resolved) -> Callable[[], bool]:
-    """Return a function that tells whether a hook asks for the steps one by one."""
-    owner, made = weakref.ref(sequence), weakref.ref(resolved)
-
-    def watched() -> bool:
-        root, resolved = owner(), made()
-        if root is None or resolved is None or not resolved.is_current():
-            return True
-        return any(map(is_watched, _members(root)))
-
-    return watched
-
 
 def resolve_sequence(sequence: StepList) -> Resolved:
     """Return the graph of a sequence, all of one moment even if another thread changes steps."""
@@ -613,13 +583,6 @@ def _asked(step: nn.Module) -> tuple[object, ...]:
     """Return what a step answers that no assignment needs to announce."""
     keys = keyed(step)
     return list(keys.in_keys), list(keys.out_keys), getattr(step, "_kd_has_value_form", False)
-
-
-def _members(sequence: StepList) -> Iterator[nn.Module]:
-    """Yield a sequence, and all steps in it and in the sequences inside."""
-    yield sequence
-    for _, step in sequence._kd_named_steps():
-        yield from _members(step) if isinstance(step, StepList) else (step,)
 
 
 def _with_writes(graph: KeyGraph, more: Mapping[int, Keys]) -> KeyGraph:
@@ -925,26 +888,6 @@ class TensorDictSequential(StepList, TensorDictModule):  # type: ignore[misc]  #
             resolved = self._kd_resolve()
         return resolved.in_keys, resolved.optional
 
-    def _kd_call_traced(self, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
-        prepare: Callable[[], bool] | None = getattr(self, "_kd_prepare", None)
-        if prepare is None or not prepare() or anyone_skips:
-            return BUSY
-        traced = cast(Resolved, self._kd_resolved).traced
-        assert traced is not None
-        if args and args[0].__class__ is TensorDict:
-            alone = len(args) == 1 and not kwargs
-            return traced.container(self, args[0]) if alone else BUSY
-        if len(args) > len(traced.names):
-            return BUSY
-        # Loops, since a generator costs dynamo a frame for each element.
-        for arg in args:
-            if is_tensor_collection(arg):
-                return BUSY
-        for name in kwargs:
-            if name not in traced.names[len(args) :]:
-                return BUSY
-        return traced.tensors(self, *args, **kwargs)
-
     def extra_repr(self) -> str:
         """Return the keys, for printing."""
         tolerant = ", partial_tolerant=True" if self.partial_tolerant else ""
@@ -973,8 +916,7 @@ class TensorDictSequential(StepList, TensorDictModule):  # type: ignore[misc]  #
         resolved = resolve_sequence(self)
         if not torch.compiler.is_dynamo_compiling():
             self.__dict__["_kd_resolved"] = resolved
-            if "_kd_prepare" not in self.__dict__:
-                self.__dict__["_kd_prepare"] = _preparation(self)
+            self.__dict__.pop("_kd_traced", None)
         return resolved
 
     def _kd_refresh_keys(self) -> None:
@@ -999,18 +941,3 @@ class TensorDictSequential(StepList, TensorDictModule):  # type: ignore[misc]  #
                 KeyGraphWarning,
                 stacklevel=3,
             )
-
-
-def _preparation(sequence: TensorDictSequential) -> Callable[[], bool]:
-    """Return a function that makes what dynamo inlines, and tells whether there is any.
-
-    dynamo runs it as it is, before it reads what is known of the steps: a function made of text
-    cannot be traced, and what is out of date would be replaced while the guards are made.
-    """
-    owner = weakref.ref(sequence)
-
-    def prepare() -> bool:
-        root = owner()
-        return root is not None and root._kd_resolve().prepare(root)
-
-    return assume_constant_result(prepare)

@@ -90,7 +90,7 @@ def raise_flags(state: dict[str, object]) -> None:
 
 _SEEN: Final = "_kd_seen"
 """The attribute of a list of steps that holds its members, as they were when last looked at."""
-_NEVER_COPIED = (FLAGS, _SEEN, "_kd_plan", "_kd_plans_made", "_kd_prepare", "_kd_resolved")
+_NEVER_COPIED = (FLAGS, _SEEN, "_kd_plan", "_kd_plans_made", "_kd_resolved", "_kd_traced")
 """What belongs to one object alone: its flags, and what was derived from it."""
 _ABSENT = object()
 RUNNING: Final = (
@@ -226,3 +226,4 @@ def _invalidate(state: dict[str, object]) -> None:
     raise_flags(state)
     state.pop("_kd_plan", None)
     state.pop("_kd_resolved", None)
+    state.pop("_kd_traced", None)

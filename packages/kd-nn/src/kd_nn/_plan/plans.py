@@ -19,7 +19,7 @@ import torch.nn.functional as F  # as everywhere
 from torch import Tensor, nn
 
 from kd_core import NestedKey, NonTensorDataBase, TensorDict, TensorDictBase, UnbatchedTensor
-from kd_core.extending import assign_levels, assume_constant_result, is_exporting
+from kd_core.extending import assign_levels, is_exporting
 from kd_nn._dispatch import (
     MISSING,
     CallNames,
@@ -684,24 +684,32 @@ class Watch:
         return True
 
 
-def make_plan(module: nn.Module) -> Plan:
-    """Return the plan of a keyed module, `NO_PLAN` if it must be interpreted."""
+def make_plan(module: nn.Module, traced: bool = False) -> Plan:
+    """Return the plan of a keyed module, `NO_PLAN` if it must be interpreted.
+
+    Args:
+        module: A keyed module.
+        traced: Whether dynamo is to inline the functions of the plan.
+    """
     if not runs_on_values(module):
         return NO_PLAN
     # Before anything is read: what another thread changes meanwhile makes the plan stale.
     dependency = depend_on(module)
-    plan = _plan_of(module, dependency)
+    plan = _plan_of(module, dependency, traced)
     return NO_PLAN if dependency.changed else plan
 
 
-def _plan_of(module: nn.Module, dependency: Dependency) -> Plan:
-    keys = keyed(module)
+def _plan_of(module: nn.Module, dependency: Dependency, traced: bool) -> Plan:
+    keys, changed = keyed(module), dependency.changed
     in_keys, out_keys = tuple(keys.in_keys), tuple(k for k in keys.out_keys if k != DISCARD)
     program = resolve(module, in_keys, out_keys)
     if program is None:
         return NO_PLAN
-    names = CallNames(in_keys, "_")
-    plan = functions_of(lambda: FastCalls(module, program, dependency.changed), names, module)
+
+    def calls() -> Calls:
+        return TracedCalls(program, changed) if traced else FastCalls(module, program, changed)
+
+    plan = functions_of(calls, CallNames(in_keys, "_"), module)
     plan.dependency = dependency
     return plan
 
@@ -986,45 +994,23 @@ def by_level(outputs: Sequence[tuple[NestedKey, int]]) -> dict[str, int | dict[s
     return levels if any(isinstance(level, dict) for level in levels.values()) else None
 
 
-# The calls of a sequence as dynamo should see them: straight-line, and little of it.
+# The calls of a keyed module as dynamo should see them: straight-line, and little of it.
 #
 # Everything that dynamo traces costs compile time and leaves a guard to test on each call. These
 # functions reach every module from the root, as `parameters()` does, so that an exported graph
 # names its parameters after the sequence and not after whatever else holds them.
 
 
-def traced_plan(
-    program: Program,
-    names: CallNames,
-    watched: Callable[[], bool],
-    changed: Flag,
-    sequence: nn.Module,
-) -> Plan:
-    """Return the functions that dynamo inlines for a call of a sequence.
-
-    Args:
-        program: The calls to make.
-        names: The argument names of the sequence.
-        watched: Tells whether a hook asks for the steps one by one.
-        changed: The flag that is raised when a step changes.
-        sequence: The sequence; it is not kept.
-    """
-    # dynamo calls it while it traces, and leaves no guard: it does not guard hooks of modules
-    # either. To trace one look-up per step and kind of hook took a seventh of a first call.
-    watched = assume_constant_result(watched)
-    return functions_of(lambda: TracedCalls(program, watched, changed), names, sequence)
-
-
 class TracedCalls(Calls):
     """Calls of modules that are reached from the root, by `__call__`."""
 
-    def __init__(self, program: Program, watched: Callable[[], bool], changed: Flag) -> None:
+    def __init__(self, program: Program, changed: Flag) -> None:
         super().__init__(program)
-        self.text.names.update(_BUSY=BUSY, _changed=changed, _watched=watched)
+        self.text.names.update(_BUSY=BUSY, _changed=changed)
 
     def write_guard(self) -> None:
-        """Write the tests that nothing watches and nothing has changed."""
-        self.text.add(1, "if _changed or _watched():", "    return _BUSY")
+        """Write the test that nothing has changed."""
+        self.text.add(1, "if _changed:", "    return _BUSY")
 
     def write_input_test(self) -> None:
         """Write the test that every input is there, and is what a step receives.

@@ -17,7 +17,7 @@ from kd_core import NestedKey
 from kd_nn._dispatch import Inplace, keys_of
 from kd_nn._keys import DISCARD, KeyFlow, Keys, in_order_of_entry, strictly_overlaps
 from kd_nn._plan.invalidation import Dependency, is_patched, running_classes
-from kd_nn._torch_private import runs_as_its_class
+from kd_nn._torch_private import is_watched, runs_as_its_class
 
 
 class Keyed(Protocol):
@@ -288,6 +288,14 @@ def is_sequence(step: nn.Module) -> bool:
 def opens(step: nn.Module) -> bool:
     """Return whether a step is a sequence whose steps may run as those of the one around it."""
     return is_sequence(step) and runs_on_values(step) and inplace_of(step) in (True, None)
+
+
+def is_observed(module: nn.Module) -> bool:
+    """Return whether a hook sees the calls of a keyed module, or of a step in it."""
+    if is_watched(module):
+        return True
+    steps = cast("_Sequence", module)._kd_named_steps() if is_sequence(module) else []
+    return any(is_observed(step) for _, step in steps)
 
 
 def inplace_of(module: nn.Module) -> Inplace:
