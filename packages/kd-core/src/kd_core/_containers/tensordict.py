@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
 
 from kd_core import _registry as registry
-from kd_core._containers.dense import Dense, GeneralMethods, holds_nodes
+from kd_core._containers.dense import Dense, GeneralMethods, holds_nodes, overlay
 from kd_core._descriptor import Descriptor, describe, describe_on, device_of
 from kd_core._errors import InvalidArgument, given_twice, wrong_type
 from kd_core._keys import format_key
@@ -643,31 +643,38 @@ def assign_levels(td: TensorDictBase, entries: dict[str, object], levels: tuple[
         >>> td.to_dict()
         {'a': {'b': tensor(0.), 'c': tensor(1.)}, 'd': tensor(2.)}
     """
-    if td.__class__ is not TensorDict or is_dynamo_compiling() or not _fit(td, entries, levels):
+    if td.__class__ is not TensorDict or not _fit(td, entries, levels):
         td.assign(_by_path(entries, levels))
         return
-    own, desc = td._kd_entries, td._kd_desc
+    own, desc, traced = td._kd_entries, td._kd_desc, is_dynamo_compiling()
     checked: dict[str, Any] = entries
+    stored: dict[str, Any] = {} if traced else own
     for key, value in checked.items():
         if key not in levels:
-            own[key] = value
+            stored[key] = value
             continue
         below = own.get(key)
-        if isinstance(below, TensorDict):
-            below._kd_entries.update(value)
-        else:
-            own[key] = make_dense(value, desc, False)
+        if not isinstance(below, TensorDict):
+            stored[key] = make_dense(value, desc, False)
             td._kd_nested = True
+        elif traced:
+            overlay(below, value)
+        else:
+            below._kd_entries.update(value)
+    if traced and stored:
+        overlay(td, stored)
 
 
 def _fit(td: TensorDict, entries: dict[str, Any], levels: tuple[str, ...]) -> bool:
     """Return whether nothing has to be checked any more: locks, keys, shapes, what is there."""
     own, desc = td._kd_entries, td._kd_desc
-    if not desc.plain:
+    if desc.frozen:
         return False
     for key, value in entries.items():
         if key not in levels:
             if value.__class__ is not Tensor or not leaf_fits(value, desc):
+                return False
+            if not desc.plain and value.device != desc.device:
                 return False
             continue
         level = own.get(key)

@@ -60,6 +60,8 @@ if TYPE_CHECKING:
     """A module, and what its parameters, its buffers and some of its other attributes were."""
     Taken: TypeAlias = tuple[list[tuple[Store, Store]], list[RNNBase], list[Moved]]
     Place: TypeAlias = tuple[nn.Module, KeyPath, Tensor]
+    Change: TypeAlias = tuple[Store, str, Tensor | None, Tensor]
+    """Where a module keeps a tensor, which one it is, and which one takes its place."""
 
 
 _PLAIN: Final = (Tensor, nn.Parameter)
@@ -742,48 +744,52 @@ def _unknown(path: KeyPath, what: str, module: nn.Module, names: list[str]) -> K
 
 def _exchange_traced(entries: Entries, module: nn.Module) -> Callable[[], None]:
     """Exchange with plain loops, which a tracer can follow; return what undoes it."""
-    slots: list[tuple[Store, str, Tensor]] = []
+    changes: list[Change] = []
     recurrent: list[RNNBase] = []
-    _find_slots(entries, module, (), slots, recurrent)
-    held = [store[name] for store, name, _ in slots]
-    first: dict[Tensor, Tensor] = {}
-    for (_, _, entry), tensor in zip(slots, held, strict=True):
-        if tensor is not None:
-            first.setdefault(tensor, entry)
+    _find_changes(entries, module, (), changes, {}, recurrent)
+    back = changes[::-1]  # of a slot that is there twice, the first counts
+    for store, name, _, new in back:
+        store[name] = new
+    for member in recurrent:
+        rebuild_weights(member)
 
-    def write(tensors: list[Tensor | None]) -> None:
-        # Of a slot that is there twice, the first counts.
-        for (store, name, _), tensor in reversed(list(zip(slots, tensors, strict=True))):
-            store[name] = tensor
+    def undo() -> None:
+        for store, name, old, _ in back:
+            store[name] = old
         for member in recurrent:
             rebuild_weights(member)
 
-    write([entry if t is None else first[t] for (*_, entry), t in zip(slots, held, strict=True)])
-    return lambda: write(held)
+    return undo
 
 
-def _find_slots(
+def _find_changes(
     entries: Entries,
     module: nn.Module,
     path: KeyPath,
-    slots: list[tuple[Store, str, Tensor]],
+    changes: list[Change],
+    first: dict[Tensor, Tensor],
     recurrent: list[RNNBase],
 ) -> None:
     # One function a level, and no calls within: a tracer pays for each.
-    found = 0
-    for home in ("_parameters", "_buffers"):
-        store: Store = module.__dict__[home]  # not `cast`: dynamo would copy a dict of Nones
-        for name in store:
-            entry = entries.get(name)
-            if isinstance(entry, Tensor):
-                slots.append((store, name, entry))
+    state = module.__dict__
+    count = len(changes)
+    for store in (state["_parameters"], state["_buffers"]):
+        for name, old in store.items():
+            if name in entries:
+                new = entries[name]
+                if isinstance(new, Tensor):
+                    # What shares a tensor takes one value, that of its first name.
+                    changes.append(
+                        (store, name, old, new if old is None else first.setdefault(old, new))
+                    )
+    found = len(changes) - count
+    for name, child in state["_modules"].items():
+        if name in entries and child is not None:
+            entry = entries[name]
+            inner = None if isinstance(entry, Tensor) else entries_of(entry)
+            if inner is not None:
+                _find_changes(inner, child, (*path, name), changes, first, recurrent)
                 found += 1
-    for name, child in module._modules.items():
-        entry = entries.get(name)
-        if entry is not None and child is not None and not isinstance(entry, Tensor):
-            inner, child = _child(module, name, entry, (*path, name))
-            _find_slots(inner, child, (*path, name), slots, recurrent)
-            found += 1
     if found != len(entries):
         _refuse(entries, module, path)
     if isinstance(module, RNNBase):

@@ -229,12 +229,25 @@ class Calls:
             ((key, slot),) = outputs
             text.add(depth, f"_td.set({key!r}, _v{slot})")
         else:
-            self.write_assignment(depth)
+            self._write_assignment(depth)
 
-    def write_assignment(self, depth: int) -> None:
-        """Write that all outputs are stored at once."""
-        pairs = ", ".join(f"{key!r}: _v{slot}" for key, slot in self.program.stored)
-        self.text.add(depth, f"_td.assign({{{pairs}}})")
+    def _write_assignment(self, depth: int) -> None:
+        """Write that all outputs are stored at once, by level."""
+        levels = by_level(self.program.stored)
+        if levels is None:
+            pairs = [f"{key!r}: _v{slot}" for key, slot in self.program.stored]
+            self.text.add(depth, f"_td.assign({{{', '.join(pairs)}}})")
+            return
+        pairs = []
+        for key, value in levels.items():
+            if isinstance(value, int):
+                pairs.append(f"{key!r}: _v{value}")
+            else:
+                below = ", ".join(f"{name!r}: _v{slot}" for name, slot in value.items())
+                pairs.append(f"{key!r}: {{{below}}}")
+        heads = tuple(key for key, value in levels.items() if not isinstance(value, int))
+        self.text.names.update(_assign_levels=assign_levels)
+        self.text.add(depth, f"_assign_levels(_td, {{{', '.join(pairs)}}}, {heads!r})")
 
     def write_holders(self) -> None:
         """Write that the dicts in which the steps are found get names: each is looked up once."""
@@ -847,23 +860,6 @@ class FastCalls(Calls):
     def sees_scope(self, calls: range) -> bool:
         """Return whether some of the calls run code of others."""
         return any(self.runs_others[idx] for idx in calls)
-
-    def write_assignment(self, depth: int) -> None:
-        """Write that all outputs are stored at once, sorted by level here and not on each call."""
-        levels = by_level(self.program.stored)
-        if levels is None:
-            super().write_assignment(depth)
-            return
-        pairs = []
-        for key, value in levels.items():
-            if isinstance(value, int):
-                pairs.append(f"{key!r}: _v{value}")
-            else:
-                below = ", ".join(f"{name!r}: _v{slot}" for name, slot in value.items())
-                pairs.append(f"{key!r}: {{{below}}}")
-        heads = tuple(key for key, value in levels.items() if not isinstance(value, int))
-        self.text.names.update(_assign_levels=assign_levels)
-        self.text.add(depth, f"_assign_levels(_td, {{{', '.join(pairs)}}}, {heads!r})")
 
     def _watch_containers(self) -> None:
         sequences = [self.root] if self.program.is_sequence else []
