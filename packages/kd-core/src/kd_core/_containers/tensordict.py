@@ -129,7 +129,7 @@ class TensorDict(Dense):
                 and (desc.ndim == 0 or leaf_fits(value, desc))
             ):
                 if is_dynamo_compiling():
-                    self._kd_set_entry(key, value)
+                    overlay(self, {key: value})
                 else:
                     self._kd_entries[key] = value
                 return

@@ -771,9 +771,9 @@ def _find_changes(
     recurrent: list[RNNBase],
 ) -> None:
     # One function a level, and no calls within: a tracer pays for each.
-    state = module.__dict__
     count = len(changes)
-    for store in (state["_parameters"], state["_buffers"]):
+    stores = cast("tuple[Store, Store]", (module._parameters, module._buffers))
+    for store in stores:
         for name, old in store.items():
             if name in entries:
                 new = entries[name]
@@ -783,7 +783,7 @@ def _find_changes(
                         (store, name, old, new if old is None else first.setdefault(old, new))
                     )
     found = len(changes) - count
-    for name, child in state["_modules"].items():
+    for name, child in module._modules.items():
         if name in entries and child is not None:
             entry = entries[name]
             inner = None if isinstance(entry, Tensor) else entries_of(entry)

@@ -36,7 +36,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar, Final, Self, TypeAlias, cast
 
 from torch import nn
+from torch.compiler import is_dynamo_compiling
 
+from kd_core.extending import assume_constant_result
 from kd_nn._torch_private import CALLS, MARKS
 
 Flag: TypeAlias = list[bool]
@@ -90,7 +92,17 @@ def raise_flags(state: dict[str, object]) -> None:
 
 _SEEN: Final = "_kd_seen"
 """The attribute of a list of steps that holds its members, as they were when last looked at."""
-_NEVER_COPIED = (FLAGS, _SEEN, "_kd_plan", "_kd_plans_made", "_kd_resolved", "_kd_traced")
+CHANGED_IN_TRACE: Final = "_kd_changed_in_trace"
+"""The attribute of a module that compiled code changes: compiled code has no plan of it then."""
+_NEVER_COPIED = (
+    CHANGED_IN_TRACE,
+    FLAGS,
+    _SEEN,
+    "_kd_plan",
+    "_kd_plans_made",
+    "_kd_resolved",
+    "_kd_traced",
+)
 """What belongs to one object alone: its flags, and what was derived from it."""
 _ABSENT = object()
 RUNNING: Final = (
@@ -173,6 +185,8 @@ class Flagged(nn.Module):
         is_harmless = name in MARKS or (name == "training" and self._kd_changes_by_assignment)
         if is_same or is_harmless:
             return
+        if is_dynamo_compiling():
+            self._kd_note_traced_change()
         _invalidate(state)
         if name == "__dict__":  # the new one may hold copies of the old one's caches
             _invalidate(self.__dict__)
@@ -197,7 +211,17 @@ class Flagged(nn.Module):
 
     def _kd_flag_change(self) -> None:
         """Invalidate what was derived from the module."""
+        if is_dynamo_compiling():
+            self._kd_note_traced_change()
         _invalidate(self.__dict__)
+
+    @assume_constant_result
+    def _kd_note_traced_change(self) -> None:
+        """Note that compiled code changes the module, so that plans are made of no later call.
+
+        dynamo runs it as it is, and makes the change itself only once all is traced.
+        """
+        self.__dict__[CHANGED_IN_TRACE] = True
 
 
 def running_classes(kind: type) -> list[type[Flagged]]:

@@ -16,7 +16,7 @@ from torch import nn
 from kd_core import NestedKey
 from kd_nn._dispatch import Inplace, keys_of
 from kd_nn._keys import DISCARD, KeyFlow, Keys, in_order_of_entry, strictly_overlaps
-from kd_nn._plan.invalidation import Dependency, is_patched, running_classes
+from kd_nn._plan.invalidation import CHANGED_IN_TRACE, Dependency, is_patched, running_classes
 from kd_nn._torch_private import is_watched, runs_as_its_class
 
 
@@ -291,8 +291,11 @@ def opens(step: nn.Module) -> bool:
 
 
 def is_observed(module: nn.Module) -> bool:
-    """Return whether a hook sees the calls of a keyed module, or of a step in it."""
-    if is_watched(module):
+    """Return whether a hook sees the calls of a keyed module or of a step in it.
+
+    Or whether what is compiled changes one of them.
+    """
+    if is_watched(module) or CHANGED_IN_TRACE in module.__dict__:
         return True
     steps = cast("_Sequence", module)._kd_named_steps() if is_sequence(module) else []
     return any(is_observed(step) for _, step in steps)
