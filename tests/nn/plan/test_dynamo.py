@@ -1,8 +1,10 @@
 """A compiled sequence sees what has changed, and returns what any other call returns."""
 
+import copy
 from collections.abc import Callable
 from typing import cast
 
+import pytest
 import torch
 from tests.nn.plans import X
 from torch import Tensor
@@ -56,3 +58,68 @@ def test_a_step_inside_that_gets_another_module_is_traced_anew() -> None:
         assert torch.equal(compiled(TensorDict(a=a, batch_size=[3]))["c"], td["c"])
         assert torch.equal(on_tensors(a=a)[1], td["c"])
         step.module = function
+
+
+@pytest.fixture(params=["alone", "in a sequence", "in a copy"])
+def model(request: pytest.FixtureRequest) -> TensorDictModule:
+    torch.compiler.reset()  # other models were compiled, and they count together
+    step = TensorDictModule(torch.neg, ["x"], ["y"])
+    if request.param == "alone":
+        return step
+    sequence = TensorDictSequential(step)
+    return sequence if request.param == "in a sequence" else copy.deepcopy(sequence)
+
+
+def step_of(model: TensorDictModule) -> TensorDictModule:
+    return cast(TensorDictModule, model[0]) if isinstance(model, TensorDictSequential) else model
+
+
+def test_an_attribute_is_assigned_in_compiled_code(model: TensorDictModule) -> None:
+    def run(td: TensorDict) -> Tensor:
+        model.calls = 1
+        step_of(model).calls = 2
+        return model(td)["y"]
+
+    compiled = torch.compile(run, backend="eager", fullgraph=True)
+    for _ in range(2):
+        torch.testing.assert_close(compiled(TensorDict(x=X)), -X)
+
+
+def test_keys_that_compiled_code_assigns_are_read_and_written(model: TensorDictModule) -> None:
+    def run(td: TensorDict) -> TensorDict:
+        step_of(model).out_keys = ["z"]
+        return model(td)
+
+    compiled = torch.compile(run, backend="eager", fullgraph=True)
+    for _ in range(2):
+        assert list(compiled(TensorDict(x=X)).keys()) == ["x", "z"]
+    assert model.out_keys == ["z"]
+
+
+def test_a_setting_that_changes_between_calls_is_seen(model: TensorDictModule) -> None:
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(TensorDict(x=X))["y"], -X)
+    step_of(model).module = torch.exp
+    torch.testing.assert_close(compiled(TensorDict(x=X))["y"], X.exp())
+    step_of(model).out_keys = ["z"]
+    assert list(compiled(TensorDict(x=X)).keys()) == ["x", "z"]
+    step_of(model).register_forward_hook(lambda module, args, td: td.set("seen", X))
+    torch.compiler.reset()  # dynamo has no guard of hooks
+    assert "seen" in compiled(TensorDict(x=X))
+
+
+def test_a_missing_input_is_named_in_compiled_code(model: TensorDictModule) -> None:
+    compiled = torch.compile(model, backend="eager")
+    with pytest.raises(KeyError, match="`x`"):
+        compiled(TensorDict(y=X))
+
+
+def test_a_lone_module_writes_where_it_is_told_in_compiled_code() -> None:
+    torch.compiler.reset()
+    td, out = TensorDict(x=X), TensorDict()
+    fresh = TensorDictModule(torch.neg, ["x"], [("n", "y")], inplace=False)
+    compiled = torch.compile(fresh, backend="eager", fullgraph=True)
+    assert list(compiled(td).keys(True)) == ["n", ("n", "y")]
+    assert list(td.keys()) == ["x"]
+    assert compiled(td, tensordict_out=out) is out
+    torch.testing.assert_close(out["n", "y"], -X)

@@ -1020,8 +1020,9 @@ class TensorDictModuleBase(Flagged):
             return BUSY
         traced = self._kd_traced
         if args and args[0].__class__ is TensorDict:
-            alone = len(args) == 1 and not kwargs
-            return traced.container(self, args[0]) if alone else BUSY
+            if kwargs or len(args) > 1:  # dynamo has no guard of what is kept as `not kwargs`
+                return BUSY
+            return traced.container(self, args[0])
         if len(args) > len(traced.names):
             return BUSY
         # Loops, since a generator costs dynamo a frame for each element.
@@ -1041,11 +1042,11 @@ class TensorDictModuleBase(Flagged):
         traced, and what is out of date would be replaced while the guards are made. It leaves no
         guard of hooks, as dynamo leaves none itself.
         """
+        if self._kd_computes_keys or is_observed(self):
+            return False
         self._kd_refresh_keys()
         state = self.__dict__
         plan: Plan | None = state.get("_kd_traced")
-        if self._kd_computes_keys or is_observed(self):
-            return False
         if plan is None or plan.dependency is None or plan.dependency.changed:
             from kd_nn._plan.plans import make_plan  # what is not compiled needs none
 
