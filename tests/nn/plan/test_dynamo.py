@@ -60,6 +60,11 @@ def test_a_step_inside_that_gets_another_module_is_traced_anew() -> None:
         step.module = function
 
 
+traces_assignments = pytest.mark.skipif(
+    torch.__version__ < "2.11", reason="torch 2.10 does not trace writes into `__dict__`"
+)
+
+
 @pytest.fixture(params=["alone", "in a sequence", "in a copy"])
 def model(request: pytest.FixtureRequest) -> TensorDictModule:
     torch.compiler.reset()  # other models were compiled, and they count together
@@ -74,6 +79,7 @@ def step_of(model: TensorDictModule) -> TensorDictModule:
     return cast(TensorDictModule, model[0]) if isinstance(model, TensorDictSequential) else model
 
 
+@traces_assignments
 def test_an_attribute_is_assigned_in_compiled_code(model: TensorDictModule) -> None:
     def run(td: TensorDict) -> Tensor:
         model.calls = 1
@@ -85,6 +91,7 @@ def test_an_attribute_is_assigned_in_compiled_code(model: TensorDictModule) -> N
         torch.testing.assert_close(compiled(TensorDict(x=X)), -X)
 
 
+@traces_assignments
 def test_keys_that_compiled_code_assigns_are_read_and_written(model: TensorDictModule) -> None:
     def run(td: TensorDict) -> TensorDict:
         step_of(model).out_keys = ["z"]
@@ -106,12 +113,6 @@ def test_a_setting_that_changes_between_calls_is_seen(model: TensorDictModule) -
     step_of(model).register_forward_hook(lambda module, args, td: td.set("seen", X))
     torch.compiler.reset()  # dynamo has no guard of hooks
     assert "seen" in compiled(TensorDict(x=X))
-
-
-def test_a_missing_input_is_named_in_compiled_code(model: TensorDictModule) -> None:
-    compiled = torch.compile(model, backend="eager")
-    with pytest.raises(KeyError, match="`x`"):
-        compiled(TensorDict(y=X))
 
 
 def test_a_lone_module_writes_where_it_is_told_in_compiled_code() -> None:
