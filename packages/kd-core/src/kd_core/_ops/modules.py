@@ -772,7 +772,8 @@ def _find_changes(
 ) -> None:
     # One function a level, and no calls within: a tracer pays for each.
     count = len(changes)
-    stores = cast("tuple[Store, Store]", (module._parameters, module._buffers))
+    # As torch reads them, or there is a guard that both are one; and dynamo copies what is `cast`.
+    stores: tuple[Any, ...] = module._parameters, module._buffers
     for store in stores:
         for name, old in store.items():
             if name in entries:
