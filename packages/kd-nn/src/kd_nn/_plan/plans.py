@@ -227,7 +227,10 @@ class Calls:
             text.add(depth, "_td.assign(_out)")
         elif len(outputs) == 1:
             ((key, slot),) = outputs
-            text.add(depth, f"_td[{key!r}] = _v{slot}")  # not `set`: dynamo guards its defaults
+            if isinstance(key, str):  # not `set`, whose defaults dynamo guards
+                text.add(depth, f"_td[{key!r}] = _v{slot}")
+            else:
+                text.add(depth, f"_td.set({key!r}, _v{slot})")
         else:
             self._write_assignment(depth)
 
