@@ -395,6 +395,7 @@ def test_sequence_without_a_distribution_runs() -> None:
 
 
 def test_compiled_actor_follows_the_interaction_type() -> None:
+    torch.compiler.reset()  # other models were compiled, and they count together
     actor = ProbabilisticTensorDictSequential(*steps()).select_out_keys("action")
     compiled = torch.compile(actor, fullgraph=True, backend="eager")
     td = data()

@@ -1,7 +1,7 @@
 """A compiled sequence sees what has changed, and returns what any other call returns."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import cast
 
 import pytest
@@ -46,7 +46,6 @@ def test_a_nested_result_is_returned_by_a_call_of_tensors() -> None:
 
 
 def test_a_step_inside_that_gets_another_module_is_traced_anew() -> None:
-    torch.compiler.reset()  # other models were compiled, and they count together
     step = TensorDictModule(torch.neg, ["a"], ["b"])
     inner = TensorDictSequential(step, TensorDictModule(torch.tanh, ["b"], ["c"]))
     model = TensorDictSequential(inner, partial_tolerant=True)  # interpreted, unlike the inner one
@@ -65,9 +64,15 @@ traces_assignments = pytest.mark.skipif(
 )
 
 
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    torch.compiler.reset()  # other models were compiled, and they count together
+    yield
+    torch.compiler.reset()
+
+
 @pytest.fixture(params=["alone", "in a sequence", "in a copy"])
 def model(request: pytest.FixtureRequest) -> TensorDictModule:
-    torch.compiler.reset()  # other models were compiled, and they count together
     step = TensorDictModule(torch.neg, ["x"], ["y"])
     if request.param == "alone":
         return step
@@ -116,7 +121,6 @@ def test_a_setting_that_changes_between_calls_is_seen(model: TensorDictModule) -
 
 
 def test_a_lone_module_writes_where_it_is_told_in_compiled_code() -> None:
-    torch.compiler.reset()
     td, out = TensorDict(x=X), TensorDict()
     fresh = TensorDictModule(torch.neg, ["x"], [("n", "y")], inplace=False)
     compiled = torch.compile(fresh, backend="eager", fullgraph=True)

@@ -677,10 +677,12 @@ def _fit(td: TensorDict, entries: dict[str, Any], levels: tuple[str, ...]) -> bo
             if not desc.plain and value.device != desc.device:
                 return False
             continue
-        level = own.get(key)
-        if level is not None and (level.__class__ is not TensorDict or level._kd_desc is not desc):
-            return False
-        if not all_fit(value, desc):
+        level, inner = own.get(key), desc
+        if level is not None:
+            if level.__class__ is not TensorDict or level._kd_desc.frozen:
+                return False
+            inner = level._kd_desc
+        if not all_fit(value, inner):
             return False
     return True
 
