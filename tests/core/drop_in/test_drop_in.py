@@ -212,6 +212,8 @@ def test_this_process_is_left_alone() -> None:
 
 
 HELPERS = """
+    from importlib import import_module
+
     import torch
     from tensordict import TensorDict, LazyStackedTensorDict, lazy_stack, TensorClass, NonTensorData
     from tensordict.utils import (
@@ -235,6 +237,14 @@ CALLS = [
     ("_is_leaf_nontensor(torch.Tensor), _default_is_leaf(TensorDict)", "(True, False)"),
     ("_default_is_leaf(int), _is_leaf_nontensor(type(None)), _is_leaf_nontensor(TensorDict)",
      "(True, True, False)"),
+    ("[import_module(f'tensordict.{n}').T.__bound__.__name__ for n in ('base', 'utils')]",
+     "['TensorDictBase', 'TensorDictBase']"),
+    ("import_module('tensordict.prototype').symbolic_trace.__module__", "kd_nn.fx"),
+    ("import_module('tensordict.prototype.fx').TDGraphModule.__name__", "TracedModule"),
+    ("import_module('tensordict.nn.tensorclass_module').TensorClassModuleBase.__name__",
+     "TensorClassModuleBase"),
+    ("[import_module(f'tensordict.{n}').TensorDict is TensorDict for n in ('testing', 'tabular')]",
+     "[True, True]"),
     ("TensorDict(a=1)._get_str('a', None)", "tensor(1)"),
     ("TensorDict(a=1)._get_str('b', None)", "None"),
     ("TensorDict()._set_str('a', torch.ones(()), inplace=False, validated=True)['a']",

@@ -117,7 +117,8 @@ _MODULES: Final = """
     _contextlib _lazy _nestedkey _pytree _reductions _td _tensordict _tensorcollection _torch_func
     _unbatched _utils base functional memmap persistent tensorclass tensordict typedtensordict utils
     nn.common nn.cudagraphs nn.ensemble nn.functional_modules nn.params nn.probabilistic nn.sequence
-    nn.utils nn.distributions.composite nn.distributions.continuous nn.distributions.discrete
+    nn.tensorclass_module nn.utils tabular testing nn.distributions.composite
+    nn.distributions.continuous nn.distributions.discrete
     nn.distributions.truncated_normal nn.distributions.utils prototype.fx
 """
 NAMES: Final = frozenset(f"{TOP}.{each}".rstrip(".") for each in (*_PACKAGES, *_MODULES.split()))
@@ -132,7 +133,11 @@ _SOURCES: Final = (
     "kd_core.convert",
 )
 # Of these, the whole module stands in: names mean there what they mean nowhere else.
-_FIRST: Final = {f"{TOP}.nn.distributions": "kd_nn.distributions"}
+_FIRST: Final = {
+    f"{TOP}.nn.distributions": "kd_nn.distributions",
+    f"{TOP}.prototype": "kd_nn.fx",
+    f"{TOP}.prototype.fx": "kd_nn.fx",
+}
 _CHILDREN: Final = str(Path(__file__).with_name("_children"))
 
 

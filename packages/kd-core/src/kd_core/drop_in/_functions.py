@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from importlib import import_module
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn, TypeVar
 
 import torch
 from torch import Size
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 _ACCEPTED_CLASSES: Final = (torch.Tensor, TensorDictBase)
 logger: Final = logging.getLogger("kd")
 Buffer: Final = torch.nn.Buffer
+T = TypeVar("T", bound=TensorDictBase)
 PYTREE_REGISTERED_TDS: Final = True
 
 
@@ -160,7 +161,7 @@ def _drawing_from(generator: torch.Generator) -> Iterator[None]:
 
 SERVED: Final = frozenset(
     """
-    Buffer unravel_key unravel_key_to_tuple
+    Buffer T unravel_key unravel_key_to_tuple
     NO_DEFAULT PYTREE_REGISTERED_TDS logger _default_is_leaf _is_leaf_nontensor
     _unravel_key_to_tuple _is_tensorclass _zip_strict _is_non_tensor _getitem_batch_size
     _shape _ACCEPTED_CLASSES _maybe_correct_neg_dim is_seq_of_nested_key _NESTED_TENSORS_AS_LISTS
@@ -183,5 +184,12 @@ def _expln() -> object:
     return import_module("kd_nn.distributions").mappings("expln")
 
 
+def _traced() -> object:
+    return import_module("kd_nn.fx").TracedModule
+
+
 # Names whose value is found in a package above this one, when a program asks: package and value.
-LATER: Final[dict[str, tuple[str, Callable[[], object]]]] = {"expln": ("kd_nn", _expln)}
+LATER: Final[dict[str, tuple[str, Callable[[], object]]]] = {
+    "expln": ("kd_nn", _expln),
+    "TDGraphModule": ("kd_nn", _traced),
+}
