@@ -77,11 +77,13 @@ class Gpu(TypedDict):
     Keys:
         card: The name of the GPU.
         versions: What it ran with.
+        earlier: The rows that an earlier run on such a card gave.
         rows: By row and contender, the time in microseconds.
     """
 
     card: str
     versions: str
+    earlier: list[str]
     rows: dict[str, dict[str, float]]
 
 
