@@ -35,8 +35,12 @@ class Branching(nn.Module):
 
 
 @pytest.mark.parametrize("strict", [False, True])
-def test_a_branch_on_values_is_named(capfd: pytest.CaptureFixture[str], strict: bool) -> None:
-    module = TensorDictModule(Branching(), in_keys=["x"], out_keys=["y"])
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_branch_on_values_is_named(
+    capfd: pytest.CaptureFixture[str], strict: bool, alone: bool
+) -> None:
+    step = TensorDictModule(Branching(), in_keys=["x"], out_keys=["y"])
+    module = step if alone else TensorDictSequential(step)
     with pytest.raises(NotExportable, match=r"values of a tensor at `.*`.*torch.cond") as raised:
         export(module, {"x": torch.ones(3)}, strict=strict)
     assert "x.sum() > 0" in str(raised.value)

@@ -216,7 +216,8 @@ def place_of(node: fx.Node) -> str:
 
 def line_of(text: str) -> str:
     """Name the innermost line of the user's that a stack trace shows, nothing if it shows none."""
-    found = re.findall(r'File "([^"]+)", line (\d+), in (\w+)\n\s+(\S.*)', text)
+    # A frame of generated code shows no line: the frame behind it follows.
+    found = re.findall(r'File "([^"]+)", line (\d+), in (\w+)\n\s+(?!File ")(\S.*)', text)
     own = [place for place in found if is_own(place[0])]
     if not own:
         return ""
