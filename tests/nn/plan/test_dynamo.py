@@ -8,6 +8,7 @@ import pytest
 import torch
 from tests.nn.plans import X
 from torch import Tensor
+from torch._dynamo.testing import CompileCounter
 
 from kd_core import TensorDict
 from kd_nn import TensorDictModule, TensorDictSequential
@@ -128,3 +129,15 @@ def test_a_lone_module_writes_where_it_is_told_in_compiled_code() -> None:
     assert list(td.keys()) == ["x"]
     assert compiled(td, tensordict_out=out) is out
     torch.testing.assert_close(out["n", "y"], -X)
+
+
+def test_a_lone_module_that_changes_between_calls_is_compiled_few_times() -> None:
+    model = TensorDictModule(torch.neg, ["x"], ["y"])
+    counter = CompileCounter()
+    compiled = torch.compile(model, backend=counter)
+    for number in range(12):
+        model.count = number
+        torch.testing.assert_close(compiled(TensorDict(x=X))["y"], -X)
+    assert counter.frame_count <= 5
+    model.out_keys = ["z"]
+    assert list(compiled(TensorDict(x=X)).keys()) == ["x", "z"]

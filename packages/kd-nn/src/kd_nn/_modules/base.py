@@ -337,6 +337,9 @@ def _same(old: Sequence[Tensor], new: Sequence[Tensor]) -> bool:
 
 _FSDP: Final = "torch.distributed.fsdp."
 
+MOST_TRACED: Final = 3
+"""So many plans are made of one module for compiled code."""
+
 
 def is_of_fsdp(hook: object) -> bool:
     """Return whether FSDP registers a hook."""
@@ -1041,6 +1044,9 @@ class TensorDictModuleBase(Flagged):
         dynamo runs it as it is, before it reads what was made: a function made of text cannot be
         traced, and what is out of date would be replaced while the guards are made. It leaves no
         guard of hooks, as dynamo leaves none itself.
+
+        Each change of a module makes a new plan, and so a new graph. One that changes between its
+        calls, as by a counter, is traced without a plan in the end.
         """
         if self._kd_computes_keys or is_observed(self):
             return False
@@ -1048,6 +1054,9 @@ class TensorDictModuleBase(Flagged):
         state = self.__dict__
         plan: Plan | None = state.get("_kd_traced")
         if plan is None or plan.dependency is None or plan.dependency.changed:
+            made = state["_kd_traced_made"] = state.get("_kd_traced_made", 0) + 1
+            if made > MOST_TRACED:
+                return False
             from kd_nn._plan.plans import make_plan  # what is not compiled needs none
 
             plan = state["_kd_traced"] = make_plan(self, traced=True)

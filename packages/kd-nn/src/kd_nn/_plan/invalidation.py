@@ -102,6 +102,7 @@ _NEVER_COPIED = (
     "_kd_plans_made",
     "_kd_resolved",
     "_kd_traced",
+    "_kd_traced_made",
 )
 """What belongs to one object alone: its flags, and what was derived from it."""
 _ABSENT = object()
