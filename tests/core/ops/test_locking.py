@@ -19,14 +19,23 @@ def test_locking_twice_is_locking_once() -> None:
     assert not inner(td, ("n", "m")).is_locked
 
 
-def test_a_lock_of_its_own_stays_when_the_outer_one_goes() -> None:
-    td = make()
-    inner(td, "n").lock_()
-    td.lock_()
-    td.unlock_()
-    assert inner(td, "n").is_locked
-    assert inner(td, ("n", "m")).is_locked
-    assert not td.is_locked
+@pytest.mark.parametrize("outer", [False, True])
+@pytest.mark.parametrize("stacked", [False, True])
+def test_unlocking_unlocks_what_was_locked_on_its_own(outer: bool, stacked: bool) -> None:
+    td = TensorDict({"s": lazy_stack([make(), make()])} if stacked else {"s": make()})
+    # Levels of a stack are stacks, made anew, that would hold what is in the members.
+    below = [] if stacked else [inner(td, ("s", "n", "m")), inner(td, ("s", "n"))]
+    for level in [*below, inner(td, "s"), *([td] if outer else [])]:
+        level.lock_()
+    assert td.unlock_() is td
+    for path in ("s", ("s", "n"), ("s", "n", "m")):
+        assert not inner(td, path).is_locked
+        level = inner(td, path)
+        level["new"] = torch.zeros(level.batch_size)
+    td.is_locked = True
+    inner(td, "s").is_locked = True
+    td.is_locked = False
+    assert not inner(td, ("s", "n")).is_locked
 
 
 def test_a_container_in_two_locked_ones_is_free_when_both_are() -> None:

@@ -7,6 +7,7 @@ reader must find the content of a generation that was there while it read.
 """
 
 import json
+import math
 import os
 import random
 import signal
@@ -155,9 +156,9 @@ def committed(log: Log) -> dict[int, Content]:
 def run(folder: Path, seconds: float, seed: int) -> None:
     rng = random.Random(seed)
     path, commits, reads = folder / "td.kd", Log(folder / "commits"), Log(folder / "reads")
-    start = time.monotonic()
-    end = start + seconds
-    assert not os.waitpid(forked(partial(write, path, commits, seed + 1, end, 1)), 0)[1]
+    first = forked(partial(write, path, commits, seed + 1, math.inf, 1))
+    assert not os.waitpid(first, 0)[1]
+    end = time.monotonic() + seconds
     readers = [forked(partial(read, path, reads, commits, end)) for _ in range(2)]
     writers: list[int] = []
     number, kills = seed + 2, 0

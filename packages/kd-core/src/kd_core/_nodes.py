@@ -82,8 +82,12 @@ class Node:
             """Return the nodes that it encloses."""
 
         @abstractmethod
-        def _kd_hold(self, count: int) -> None:
-            """Count `count` more enclosing containers that are locked."""
+        def _kd_hold(self, count: int) -> bool:
+            """Count `count` more enclosing containers that are locked.
+
+            Returns:
+                Whether it or a node below has a lock of its own.
+            """
 
 
 def is_node(value: object) -> TypeIs[Node]:

@@ -343,15 +343,21 @@ class AbstractContainer(Node):
         """Return an unlocked copy of all levels that shares the tensors."""
         return self._kd_map_each(_same)
 
-    def _kd_hold(self, count: int) -> None:
+    def _kd_hold(self, count: int) -> bool:
         desc = self._kd_desc
         self._kd_describe(desc.with_lock(desc.lock, desc.held + count))
-        self._kd_hold_below(count)
+        return self._kd_hold_below(count) or desc.lock is not None
 
-    def _kd_hold_below(self, count: int) -> None:
-        """Add `count` to the number of enclosing locks of all nested containers."""
+    def _kd_hold_below(self, count: int) -> bool:
+        """Add `count` to the number of enclosing locks of all nested containers.
+
+        Returns:
+            Whether one of them has a lock of its own.
+        """
+        found = False
         for node in self._kd_below():
-            node._kd_hold(count)
+            found |= node._kd_hold(count)
+        return found
 
     def _kd_below(self) -> Sequence[Node]:
         if not self._kd_nested:
@@ -448,6 +454,14 @@ def unlock(container: W) -> W:
         container._kd_describe(desc._unlocked)
         container._kd_hold_below(-1)
     return container
+
+
+def unlock_below(container: AbstractContainer) -> None:
+    """Undo the locks of all containers below; what another container holds keeps its lock."""
+    for node in container._kd_below():
+        if isinstance(node, AbstractContainer) and not node._kd_desc.held:
+            unlock(node)
+            unlock_below(node)
 
 
 def check_not_held(desc: Descriptor) -> None:

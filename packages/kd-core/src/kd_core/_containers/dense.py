@@ -43,6 +43,7 @@ from kd_core._leaves.packing import packed
 from kd_core._leaves.uninitialized import StackedUninitialized
 from kd_core._nodes import Node, is_node, is_row_data, own_attributes
 from kd_core._ops.scopes import WAS_LOCKED, WAS_UNLOCKED
+from kd_core._protocol import unlock_below
 from kd_core._torch_private import traced_as
 from kd_core._validation import as_entry
 
@@ -383,12 +384,12 @@ class Dense(TensorDictBase):
             return super().unlock_()
         self._kd_scope = WAS_LOCKED
         self._kd_desc = desc._unlocked
-        if self._kd_nested:
-            self._kd_hold_below(-1)
+        if self._kd_nested and self._kd_hold_below(-1):
+            unlock_below(self)
         return self
 
     @traced_as(TensorDictBase._kd_hold)  # type: ignore[arg-type]  # `self` is a `Dense`
-    def _kd_hold(self, count: int) -> None:
+    def _kd_hold(self, count: int) -> bool:
         # Overridden for speed: "lock" in the benchmarks.
         desc = self._kd_desc
         if count == 1 and desc._held_once is not None:
@@ -397,18 +398,20 @@ class Dense(TensorDictBase):
             self._kd_desc = desc._unlocked
         else:
             self._kd_desc = desc.with_lock(desc.lock, desc.held + count)
-        if self._kd_nested:
-            self._kd_hold_below(count)
+        own = desc.lock is not None
+        return self._kd_hold_below(count) or own if self._kd_nested else own
 
-    def _kd_hold_below(self, count: int) -> None:
+    def _kd_hold_below(self, count: int) -> bool:
         # Overridden for speed: "lock" in the benchmarks.
+        found = False
         if self._kd_nested:
             own = self.__class__
             entries: Mapping[str, Any] = self._kd_entries
             for value in entries.values():
                 kind = value.__class__
                 if kind is own or (kind is not Tensor and isinstance(value, Node)):
-                    value._kd_hold(count)
+                    found |= value._kd_hold(count)
+        return found
 
     def _kd_with_descriptor(self, desc: Descriptor) -> Self:
         if desc.batch == self._kd_desc.batch and desc.device == self._kd_desc.device:

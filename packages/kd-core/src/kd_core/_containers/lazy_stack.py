@@ -50,7 +50,7 @@ from kd_core._nodes import as_read
 from kd_core._ops.binary import written_to
 from kd_core._ops.conversion import build
 from kd_core._ops.description import StaysLazy, named, resize, shapes_of
-from kd_core._ops.scopes import Flattened, Unflattened, record
+from kd_core._ops.scopes import Flattened, Unflattened, note_lock, record
 from kd_core._ops.shaping import name_dims
 from kd_core._protocol import (
     AbstractContainer,
@@ -61,6 +61,8 @@ from kd_core._protocol import (
     engine,
     reading,
     relock,
+    unlock,
+    unlock_below,
 )
 from kd_core._shapes import (
     as_int,
@@ -319,14 +321,13 @@ class LazyStackedTensorDict(MemberStorage):
             Locked: if an enclosing container is locked, or one that encloses a member.
         """
         reason = self._kd_desc.lock
-        super().unlock_()
+        unlock(self)
         for member in self._members:  # what the stack held is free, however often it holds it
             if member._kd_desc.held:
                 relock(self, reason)
                 check_not_held(member._kd_desc)
-        for member in self._members:
-            if _is_frozen(member):
-                member._kd_engine.unlock_(member)
+        unlock_below(self)
+        note_lock(self, reason)
         return self
 
     @overload

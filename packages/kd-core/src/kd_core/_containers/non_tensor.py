@@ -731,13 +731,14 @@ class NonTensorDataBase(Values):
     def _kd_below(self) -> tuple[()]:
         return ()
 
-    def _hold_traced(self, count: int) -> None:
+    def _hold_traced(self, count: int) -> bool:
         # One that took the place of another in a locked container is not held.
         desc = self._kd_desc
         self._kd_desc = desc.with_lock(desc.lock, max(desc.held + count, 0))
+        return False  # what it encloses is not unlocked
 
     @traced_as(_hold_traced)
-    def _kd_hold(self, count: int) -> None:
+    def _kd_hold(self, count: int) -> bool:
         desc = self._kd_desc  # as in `Dense`: "lock" in the benchmarks
         if count == 1 and desc._held_once is not None:
             self._kd_desc = desc._held_once
@@ -745,6 +746,7 @@ class NonTensorDataBase(Values):
             self._kd_desc = desc._unlocked
         else:
             self._hold_traced(count)
+        return False
 
 
 class Constant:

@@ -378,8 +378,8 @@ class UnbatchedTensor(TensorData, metaclass=ABCMeta):
     def _kd_below(self) -> tuple[()]:
         return ()
 
-    def _kd_hold(self, count: int) -> None:
-        pass  # it does not have a structure to lock
+    def _kd_hold(self, count: int) -> bool:
+        return False  # it does not have a structure to lock
 
     def __deepcopy__(self, memo: dict[int, object]) -> Self:
         return self._with(copy.deepcopy(self._tensor, memo), self._kd_desc)

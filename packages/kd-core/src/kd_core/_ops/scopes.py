@@ -31,6 +31,7 @@ from kd_core._protocol import (
     relock,
     unchanged_on_error,
     unlock,
+    unlock_below,
 )
 from kd_core._shapes import numel, unchanged
 from kd_core._torch_private import traced_as
@@ -275,9 +276,9 @@ WAS_LOCKED: Final[Origin[str | None]] = None, Relocked, LOCKED_BY_USER
 """The origin of a container that `lock_` had locked before its lock was changed."""
 
 
-def was_locked(reason: str) -> Origin[str | None]:
-    """Return the origin of a container that was locked before its lock was changed."""
-    return None, Relocked, reason
+def note_lock(td: AbstractContainer, reason: str | None) -> None:
+    """Note what locked a container, if anything, before its lock was changed."""
+    note(td, WAS_UNLOCKED if reason is None else (None, Relocked, reason))
 
 
 # Locks, and containers as context managers: the operation that made one is undone on exit.
@@ -334,7 +335,7 @@ class Contexts(AbstractContainer):
 
     @is_locked.setter
     def is_locked(self, locked: bool) -> None:
-        lock(self) if locked else unlock(self)
+        lock(self) if locked else self.unlock_()
 
     def lock_(self) -> Self:
         """Forbid changes of structure, in nested containers too; return self.
@@ -348,11 +349,13 @@ class Contexts(AbstractContainer):
             kd_core.Locked: cannot set `b`: the container is locked by `lock_()`. ...
         """
         reason = self._kd_desc.lock
-        note(self, WAS_UNLOCKED if reason is None else was_locked(reason))
+        note_lock(self, reason)
         return lock(self)
 
     def unlock_(self) -> Self:
-        """Allow changes of structure again; return self.
+        """Allow changes of structure again, in nested containers too; return self.
+
+        A nested container that another locked one holds as well keeps its lock.
 
         `with td.unlock_():` locks a container that was locked again at the end of the block.
 
@@ -361,7 +364,8 @@ class Contexts(AbstractContainer):
         """
         reason = self._kd_desc.lock
         unlock(self)
-        note(self, WAS_UNLOCKED if reason is None else was_locked(reason))
+        unlock_below(self)
+        note_lock(self, reason)
         return self
 
     def locked(self) -> LockScope[Self]:
