@@ -57,6 +57,15 @@ print(type(one) is type(both) is tensordict.nn.TensorDictParams)
 """
 
 
+PLACES = """
+from tensordict.nn.tensorclass_module import TensorClassModuleBase
+from tensordict.prototype import symbolic_trace
+from tensordict.prototype.fx import TDGraphModule, symbolic_trace as same
+print(TensorClassModuleBase.__name__, symbolic_trace.__module__, same is symbolic_trace)
+print(TDGraphModule.__name__)
+"""
+
+
 def run(folder: Path, program: str, *options: str) -> subprocess.CompletedProcess[str]:
     path = folder / "program.py"
     path.write_text(program, encoding="utf-8")
@@ -77,6 +86,12 @@ def test_methods_get_what_they_are_called_with(tmp_path: Path) -> None:
 def test_parameters_become_a_module_without_an_import_of_modules(tmp_path: Path) -> None:
     ran = run(tmp_path, PARAMETERS)
     assert ran.stdout.splitlines() == ["True 2 (2, 3)", "True"], ran.stderr
+
+
+def test_names_are_in_the_modules_where_programs_look_for_them(tmp_path: Path) -> None:
+    result = run(tmp_path, PLACES)
+    expected = ["TensorClassModuleBase kd_nn.fx True", "TracedModule"]
+    assert result.stdout.splitlines() == expected, result.stderr
 
 
 def test_the_report_lists_attributes_that_modules_lack(tmp_path: Path) -> None:

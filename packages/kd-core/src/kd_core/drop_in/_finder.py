@@ -133,11 +133,7 @@ _SOURCES: Final = (
     "kd_core.convert",
 )
 # Of these, the whole module stands in: names mean there what they mean nowhere else.
-_FIRST: Final = {
-    f"{TOP}.nn.distributions": "kd_nn.distributions",
-    f"{TOP}.prototype": "kd_nn.fx",
-    f"{TOP}.prototype.fx": "kd_nn.fx",
-}
+_FIRST: Final = {f"{TOP}.nn.distributions": "kd_nn.distributions"}
 _CHILDREN: Final = str(Path(__file__).with_name("_children"))
 
 

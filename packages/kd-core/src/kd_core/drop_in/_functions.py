@@ -188,8 +188,13 @@ def _traced() -> object:
     return import_module("kd_nn.fx").TracedModule
 
 
+def _symbolic_trace() -> object:
+    return import_module("kd_nn.fx").symbolic_trace
+
+
 # Names whose value is found in a package above this one, when a program asks: package and value.
 LATER: Final[dict[str, tuple[str, Callable[[], object]]]] = {
     "expln": ("kd_nn", _expln),
     "TDGraphModule": ("kd_nn", _traced),
+    "symbolic_trace": ("kd_nn", _symbolic_trace),
 }
