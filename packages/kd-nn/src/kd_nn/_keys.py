@@ -192,13 +192,16 @@ def in_order_of_entry(entered: Iterable[NestedKey], keys: Keys) -> Keys:
         entered: The keys that the container gets.
         keys: Those of them to return, and others, which come last.
     """
+    wanted, places = set(keys), dict.fromkeys(entered)
+    if all(key.__class__ is str for key in places):  # "build 10 layers" in the benchmarks
+        return unique([*filter(wanted.__contains__, places), *keys])
     tree: Tree = {}
-    for key in entered:
+    for key in places:
         level = tree
         for part in unravel_key_to_tuple(key):
             level = level.setdefault(part, {})
     found: list[NestedKey] = []
-    _add_wanted(tree, (), set(keys), found)
+    _add_wanted(tree, (), wanted, found)
     return unique([*found, *keys])
 
 
