@@ -640,8 +640,12 @@ class LazyStackedTensorDict(MemberStorage):
         """
         if default is NO_DEFAULT:
             path = path_of(key)
-            members = enumerate(self._members)
-            lacking = [k for k, member in members if not has_entry(member._kd_entries, path)]
+            lacking = [
+                number
+                for number, member in enumerate(self._members)
+                if not has_entry(member._kd_entries, path)
+                and not isinstance(member._kd_entries.get(path[0]), Tensor)  # what `get` refuses
+            ]
             if lacking:
                 raise KeyNotFound(
                     f"key {format_key(path)} not found in the members {lacking} of the stack. Set "
