@@ -1,5 +1,6 @@
 """All leaves in one tensor: what is packed comes out again, and what cannot be packed is named."""
 
+import copy
 import pickle
 
 import pytest
@@ -145,3 +146,16 @@ def test_a_tensor_of_another_size_is_refused(shape: tuple[int, ...]) -> None:
     layout = sample().pack()[1]
     with pytest.raises(ShapeMismatch, match="must have 6 features in dimension -1, got shape"):
         layout.unpack(torch.zeros(shape))
+
+
+def test_a_layout_does_not_change() -> None:
+    layout = TensorDict({"a": torch.zeros(3, 2), "b": torch.ones(3)}, [3]).pack()[1]
+    for name in ("keys", "dim", "new"):
+        with pytest.raises(AttributeError, match=f"cannot set `{name}`: a layout does not change"):
+            setattr(layout, name, 1)
+    with pytest.raises(AttributeError, match="cannot delete `dim`"):
+        del layout.dim
+    for made in (pickle.loads(pickle.dumps(layout)), copy.deepcopy(layout), copy.copy(layout)):
+        assert made == layout
+        assert hash(made) == hash(layout)
+        assert made.unpack(torch.zeros(2, 3)).batch_size == (2,)

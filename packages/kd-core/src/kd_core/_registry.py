@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kd_core._nodes import Entry, Node, RowData, Values
 
     class WrapsData(Protocol):
-        """Wraps a value that is no tensor."""
+        """Wraps a value that is not a tensor."""
 
         def __call__(
             self, data: object, desc: Descriptor, state: tuple[bool, bool] | None = None

@@ -45,7 +45,7 @@ from kd_core._torch_private import flatten, storage_of, unflatten
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from typing import Self, TypeVar
+    from typing import Never, Self
 
     from kd_core._nodes import Node
     from kd_core._types import DeviceLike, NestedKey
@@ -364,14 +364,28 @@ class PackLayout(Generic[C_co]):
     """
 
     __slots__ = ("_row", "dim", "keys", "shapes")
+    keys: tuple[NestedKey, ...]
+    shapes: tuple[torch.Size, ...]
+    dim: int
+    _row: C_co
 
     def __init__(
         self, keys: tuple[NestedKey, ...], shapes: tuple[torch.Size, ...], dim: int, row: C_co
     ) -> None:
-        self.keys: Final = keys
-        self.shapes: Final = shapes
-        self.dim: Final = dim
-        self._row: Final = row
+        values = {"keys": keys, "shapes": shapes, "dim": dim, "_row": row}
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    def __setattr__(self, name: str, value: object) -> Never:
+        raise AttributeError(
+            f"cannot set `{name}`: a layout does not change. Pack a container to get another one."
+        )
+
+    def __delattr__(self, name: str) -> Never:
+        raise AttributeError(f"cannot delete `{name}`: a layout does not change.")
+
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
+        return type(self), (self.keys, self.shapes, self.dim, self._row)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, PackLayout):
