@@ -1,12 +1,22 @@
 """Directories of the package tensordict, written here as that package was seen to write them."""
 
 import json
+import pickle
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
 import pytest
 import torch
 
-from kd_core import FormatError, LazyStackedTensorDict, TensorDict
+from kd_core import (
+    FormatError,
+    InvalidValue,
+    LazyStackedTensorDict,
+    MemoryMappedTensor,
+    TensorClass,
+    TensorDict,
+    store,
+)
 from kd_core.convert import from_tensordict_directory
 
 KIND = "<class 'tensordict._td.TensorDict'>"
@@ -68,6 +78,68 @@ def test_members_of_a_stack_are_read_in_order(tmp_path: Path) -> None:
     assert [len(member["x"]) for member in stack.unbind(0)] == list(range(1, 12))
 
 
+def test_load_reads_a_directory_and_writes_nothing_to_it(tmp_path: Path) -> None:
+    path = tmp_path / "old"
+    sample(path)
+    td = TensorDict.load(path, keys=["a", "n"])
+    assert set(td.keys()) == {"a", "n"}
+    td["a"].zero_()
+    assert TensorDict.load(path)["a"].tolist() == [[0, 1], [2, 3]]
+    assert TensorDict.load(path / "n")["b"].tolist() == [1, 1]
+
+
+def test_writes_to_a_mapped_directory_go_to_its_files(tmp_path: Path) -> None:
+    path = tmp_path / "old"
+    sample(path)
+    td = TensorDict.load_memmap(path)
+    assert td.is_memmap()
+    assert isinstance(td["n", "b"], MemoryMappedTensor)
+    td["a"].add_(10)
+    assert TensorDict.load_memmap(path, mode="r")["a"].tolist() == [[10, 11], [12, 13]]
+    assert TensorDict.load_memmap(path, subpath="n")["b"].tolist() == [1, 1]
+    assert TensorDict({}, [2]).load_memmap_(path)["a"].tolist() == [[10, 11], [12, 13]]
+    again = pickle.loads(ForkingPickler.dumps(td))
+    again["n", "b"].fill_(5)
+    assert td["n", "b"].tolist() == [5, 5]
+
+
+def test_no_rows_are_added_to_a_directory(tmp_path: Path) -> None:
+    sample(tmp_path / "old")
+    with pytest.raises(InvalidValue, match="to which rows are not added"):
+        TensorDict({"a": torch.zeros(1, 2)}, [1]).append_to(tmp_path / "old")
+    assert len(TensorDict.load(tmp_path / "old")) == 2
+    with pytest.raises(FileNotFoundError, match=r"`TensorDict\.load` reads"):
+        store.check(tmp_path / "old")
+
+
+class Pair(TensorClass):
+    x: torch.Tensor
+    y: torch.Tensor | None = None
+
+
+def test_classes_and_names_are_found(tmp_path: Path) -> None:
+    kind = f"<class '{__name__}.Pair'>"
+    path = tmp_path / "pair"
+    path.mkdir()
+    (path / "meta.json").write_text(json.dumps({"_type": kind}))
+    folder(path / "_tensordict", [2], x=torch.ones(2), _names=["time"])
+    pair = TensorDict.load(path)
+    assert isinstance(pair, Pair)
+    assert pair.names == ["time"]
+    assert pair.x.tolist() == [1, 1]
+    assert pair.y is None
+    (path / "meta.json").write_text(json.dumps({"_type": "<class 'elsewhere.Pair'>"}))
+    with pytest.warns(UserWarning, match=r"'elsewhere\.Pair'"):
+        assert type(TensorDict.load(path)) is TensorDict
+
+
+def test_other_files_in_a_directory_are_left_alone(tmp_path: Path) -> None:
+    sample(tmp_path / "old")
+    (tmp_path / "old" / "storage_metadata.json").write_text("{}")
+    (tmp_path / "old" / "stale.memmap").write_bytes(b"x")
+    assert len(TensorDict.load(tmp_path / "old")) == 2
+
+
 def damaged(path: Path, what: str) -> None:
     match what:
         case "pickle":
@@ -91,7 +163,8 @@ def damaged(path: Path, what: str) -> None:
             folder(path, [2], a=torch.ones(2))
             (path / "shape.memmap").write_bytes(b"")
         case "class":
-            folder(path, [2], kind="<class '__main__.Data'>")
+            path.mkdir()
+            (path / "meta.json").write_text(json.dumps({"_type": "<class '__main__.Data'>"}))
         case "json":
             path.mkdir()
             (path / "meta.json").write_text("[]")
@@ -109,9 +182,9 @@ def damaged(path: Path, what: str) -> None:
         ("dtype", "which cannot be read"),
         ("shape", "which is not valid"),
         ("batch", "batch_size"),
-        ("key", "is not the name of a file"),
-        ("file", "does not name"),
-        ("class", "a `Data`, which only tensordict can read"),
+        ("key", "which is not there"),
+        ("file", "does not name its dtype"),
+        ("class", "which only tensordict can read"),
         ("json", "is not one of tensordict"),
         ("link", "Errno"),
     ],

@@ -395,8 +395,9 @@ def from_tensordict_library(value: object) -> TensorDictBase:
 def from_tensordict_directory(path: str | Path) -> TensorDictBase:
     """Return the container in a directory that the package tensordict wrote with `memmap`.
 
-    Everything is read into memory; `save` the result to keep it. Pickles are refused: load such a
-    directory with tensordict, and convert the container.
+    `TensorDict.load` and `load_memmap` read such a directory, too. Tensors stay in its files, and
+    writes to them in this process. Pickles are refused: load a directory with pickles with
+    tensordict, and convert the container.
 
     Args:
         path: the directory.
@@ -421,9 +422,9 @@ def from_tensordict_directory(path: str | Path) -> TensorDictBase:
         >>> from_tensordict_directory(folder)["a"]
         tensor([1, 2], dtype=torch.uint8)
     """
-    from kd_core._store.single import read_directory
+    from kd_core._store.foreign import load
 
-    return cast("TensorDictBase", read_directory(Path(path)))
+    return cast("TensorDictBase", load(Path(path)))
 
 
 def to_tensordict_library(td: TensorDictBase) -> object:

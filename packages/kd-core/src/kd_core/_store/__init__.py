@@ -11,7 +11,8 @@ rename is the only commit. One idea a module, from the lowest:
 | `segments` | header, order, checksums and views of the tensors of one file |
 | `codec` | a container as nodes of a manifest, and back; whether the rows of two fit |
 | `commit` | lock, temporary files, renames; parts as one; what a store holds |
-| `directory`, `single` | the forms of a store, and the directories of another package |
+| `directory`, `single` | the forms of a store |
+| `foreign` | directories that the package tensordict wrote |
 | `arena` | a store that is filled in place, and grows |
 | `forms` | which form a path stands for |
 

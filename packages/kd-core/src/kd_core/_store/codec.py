@@ -649,7 +649,7 @@ class Decoder:
                 if wanted is not None and len(entries) < len(level["entries"]):
                     return _as_container(registry.make_dense(entries, desc))
                 if stored is None:
-                    return _instance_of(name, version, entries, desc)
+                    return instance_of(name, version, entries, desc)
                 state = read(level["state"]) if "state" in level else None
                 return _as_container(stored.build(entries, desc, state))
             case "lazy", {"dim": int(dim), "name": None | str() as name, "members": list(members)}:
@@ -763,7 +763,7 @@ class Decoder:
                 values, sizes = self.leaf_of(values_node), self.leaf_of(sizes_node)
                 ragged = id(values), id(sizes)
                 if ragged not in self._ragged:
-                    _check_rows(values, sizes)
+                    check_rows(values, sizes)
                     self._ragged[ragged] = strided_view(values, sizes)
                 return self._ragged[ragged]
         raise _invalid("strided", value)
@@ -814,7 +814,7 @@ _LEAVES: Final = frozenset({"tensor", "jagged", "strided"})
 LEVELS: Final = frozenset({"td", "class", "lazy"})
 
 
-def _instance_of(
+def instance_of(
     name: object, version: object, entries: dict[str, Entry], desc: Descriptor
 ) -> AbstractContainer:
     """Return an instance of a class that is not registered, or a plain container and a warning."""
@@ -894,7 +894,7 @@ def _end_of(offsets: Tensor, lengths: Tensor | None) -> int:
     return int(ends.max()) if len(ends) else 0
 
 
-def _check_rows(values: Tensor, sizes: Tensor) -> None:
+def check_rows(values: Tensor, sizes: Tensor) -> None:
     """Check that rows of some sizes are all the values, which torch does not check."""
     if values.ndim != 1 or sizes.ndim != 2 or sizes.dtype is not torch.int64 or not sizes.shape[1]:
         raise _invalid("tensor of sizes", tuple(sizes.shape))

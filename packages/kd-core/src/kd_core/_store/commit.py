@@ -40,6 +40,9 @@ from kd_core._store.manifest import (
 T = TypeVar("T")
 
 MANIFEST: Final = "manifest.json"
+META: Final = "meta.json"
+"""What a directory of tensordict has in place of a manifest."""
+
 LOCK: Final = ".lock"
 TEMPORARY: Final = re.compile(r"\.tmp-[0-9a-f]{32}")
 
@@ -62,8 +65,8 @@ def read_manifest(folder: int, path: Path | str) -> Manifest:
             data = files.read(file, 0, min(file.size, MOST_BYTES + 1))
     except FileNotFoundError:
         text = f"there is not a store: no container was saved here, which writes `{MANIFEST}`"
-        if "meta.json" in files.names_in(folder):
-            text = "use `kd_core.convert.from_tensordict_directory` for a directory of tensordict"
+        if META in files.names_in(folder):
+            text = "not a store. `TensorDict.load` reads a directory of tensordict; save the result"
         raise FileNotFoundError(ENOENT, text, str(path)) from None
     return manifest_of(data, f"`{path}/{MANIFEST}`")
 

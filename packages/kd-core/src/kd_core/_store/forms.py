@@ -20,7 +20,7 @@ from kd_core._errors import (
 from kd_core._keys import format_key, path_of
 from kd_core._progress import Task
 from kd_core._protocol import AbstractContainer
-from kd_core._store import arena, directory, files, single
+from kd_core._store import arena, directory, files, foreign, single
 from kd_core._store.commit import MANIFEST, read_manifest
 
 if TYPE_CHECKING:
@@ -100,6 +100,9 @@ def load(
         inner = place.parts[len(above.parts) :]
         below = None if keys is None else [(*inner, *path_of(key)) for key in keys]
         return _nested(load(above, verify, below), inner, place)
+    if foreign.is_foreign(place):
+        found = foreign.load(place)
+        return found if keys is None else found._kd_engine.select(found, *keys)
     read = directory.load if place.is_dir() else single.load
     if verify == "fast":
         return read(place, keys=keys)
@@ -128,6 +131,11 @@ def _nested(found: AbstractContainer, keys: tuple[str, ...], path: Path) -> Abst
 def append(td: AbstractContainer, path: str | Path) -> None:
     """Add the rows of a container to the store at a path."""
     place = _directory(path, "append to")
+    if foreign.is_foreign(place):
+        raise InvalidValue(
+            f"`{place}` is a directory of tensordict, to which rows are not added. Save what "
+            "`TensorDict.load` returns to another path, and append to that."
+        )
     with Task(f"append to `{place.name}`"):
         (arena if is_arena(place) else directory).append(td, place)
 
@@ -189,7 +197,7 @@ def load_arena(path: str | Path, *, private: bool = False) -> AbstractContainer:
     """Return the container in the store at a path, not locked; writes to its tensors go to it.
 
     A saved store is made an arena first; a single file, and what must not be written to, is opened
-    as `load` does.
+    as `load` does. A directory of tensordict is mapped as it is.
 
     Args:
         path: the directory or the file.
@@ -201,6 +209,8 @@ def load_arena(path: str | Path, *, private: bool = False) -> AbstractContainer:
         return arena.load(os.fspath(path))  # without a `Path`, which is slow: "io" of benchmarks
     except FileNotFoundError:
         place = Path(path)
+        if foreign.is_foreign(place):
+            return foreign.load(place, shared=True)
         above = _store_above(place)
         if above is None:
             raise
