@@ -113,6 +113,40 @@ def test_a_wrapper_is_stored_as_it_is() -> None:
     assert td[0]["other"] == "small"
 
 
+@pytest.mark.parametrize("given", [[5], [1], [3, 4], [2, 3, 2], []])
+@pytest.mark.parametrize(
+    "store",
+    [
+        lambda word: TensorDict({"word": word}, [3, 2]),
+        lambda word: TensorDict({"n": {"word": word}}, [3, 2])["n"],
+        lambda word: TensorDict(batch_size=[3, 2]).set("word", word),
+        lambda word: TensorDict(batch_size=[3, 2]).update({"word": word}),
+    ],
+)
+def test_a_wrapper_takes_the_batch_size_of_its_container(
+    store: Callable[[NonTensorData], TensorDictBase], given: list[int]
+) -> None:
+    word = NonTensorData(["a", "b"], batch_size=given)
+    td = store(word)
+    found: object = td.get("word")
+    assert isinstance(found, NonTensorData)
+    assert (found.batch_size, found.data) == ((3, 2), ["a", "b"])
+    assert word.batch_size == tuple(given)
+
+
+def test_values_of_rows_keep_their_rows() -> None:
+    with pytest.raises(ShapeMismatch, match=r"batch_size \(3,\) does not fit entry `word`"):
+        TensorDict({"word": NonTensorStack("a", "b")}, [3])
+
+
+def test_an_array_of_words_that_does_not_fit_is_one_value() -> None:
+    words = numpy.array(["a", "b"])
+    td = TensorDict({"word": words, "n": {"word": words}}, [3])
+    found: object = td["word"]
+    below: object = td[0]["n", "word"]
+    assert found is below is words
+
+
 def test_the_value_is_kept_by_reference() -> None:
     words = ["a", "b"]
     assert make(NonTensorData(words))[0].get_non_tensor(("n", "word")) is words

@@ -77,9 +77,13 @@ def as_entry(key: str, value: object, desc: Descriptor, path: tuple[str, ...] = 
             desc = desc.with_batch(shape_of_lists(rows)) if listed else desc
         if rows is None or not desc.batch:
             return registry.wrap_data(value, desc)
-        return registry.wrap_rows(
-            values_of_rows(rows, desc.batch, f"entry {format_key((*path, key))}"), None, desc
-        )
+        try:
+            values = values_of_rows(rows, desc.batch, f"entry {format_key((*path, key))}")
+        except ShapeMismatch:
+            if isinstance(value, (list, tuple)):
+                raise
+            return registry.wrap_data(value, desc)  # an array is one value where it does not fit
+        return registry.wrap_rows(values, None, desc)
     return _tensor_as_entry(key, converted, desc, path)
 
 
@@ -180,7 +184,8 @@ def _node_as_entry(key: str, value: Node, desc: Descriptor, path: tuple[str, ...
     batch, device = own.batch, own.device
     smaller = own.size[:ndim] != desc.size
     if smaller:
-        if own.size != desc.size[: own.ndim] or is_row_data(value):  # values of rows
+        one_value = is_data(value) and not is_row_data(value)  # it has whichever batch size
+        if not one_value and (own.size != desc.size[: own.ndim] or is_row_data(value)):
             raise batch_does_not_fit(format_key((*path, key)), desc.batch, batch)
         batch = desc.batch  # extend it to the parent's if the leaves fit
     if desc.device is not None and device != desc.device:
