@@ -157,7 +157,10 @@ class TensorDict(Dense):
                     (desc.plain or (desc.plain_on_cpu and value.is_cpu))
                     and (desc.ndim == 0 or leaf_fits(value, desc))
                 ):
-                    child._kd_set_entry(path[1], value)
+                    if is_dynamo_compiling():
+                        overlay(child, {path[1]: value})
+                    else:
+                        child._kd_entries[path[1]] = value
                     return
         super()._kd_store(path, value)
 

@@ -351,7 +351,9 @@ class Access(AbstractContainer):
             >>> td.nested("next", TensorDict).select("obs")["obs"]
             tensor(1.)
         """
-        entry: object = self._kd_read(path_of(key))
+        entry: object = self._kd_entries.get(key) if key.__class__ is str else None
+        if entry is None:
+            entry = self._kd_read(path_of(key))
         if not isinstance(entry, kind):
             raise wrong_type(
                 f"entry {format_key(path_of(key))}", with_article(kind.__name__), entry

@@ -142,7 +142,9 @@ class Modules(AbstractContainer):
         if not isinstance(module, nn.Module):
             raise InvalidArgument(f"`module` must be an `nn.Module`, got {kind.__name__}.")
         if is_compiling() and not (inplace or use_state_dict or swap_dest is not None):
-            return cast("Self", TracedScope(self._kd_entries, module))
+            made = object.__new__(TracedScope)  # calling a class is slow to trace
+            made.undo = _exchange_traced(self._kd_entries, module)
+            return cast("Self", made)
         if inplace or use_state_dict:
             scope: Scope = CopyingScope(self._kd_entries, module, use_state_dict, non_blocking)
         elif not preserve_module_state and _changes_kinds(self._kd_entries, module):
@@ -182,16 +184,15 @@ class Scope(Protocol):
 class TracedScope:
     """An exchange that a tracer follows."""
 
-    __slots__ = ("_undo",)
+    __slots__ = ("undo",)
 
-    def __init__(self, entries: Entries, module: nn.Module) -> None:
-        self._undo = _exchange_traced(entries, module)
+    undo: Callable[[], None]
 
     def __enter__(self) -> None:
         return None
 
     def __exit__(self, *exc_info: object) -> None:
-        self._undo()
+        self.undo()
 
 
 class ModuleScope:
