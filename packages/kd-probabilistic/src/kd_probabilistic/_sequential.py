@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal, Self, TypeAlias, cast, overload
 
 from torch import Size, Tensor, nn
+from torch.compiler import is_dynamo_compiling
 from torch.distributions import Distribution
 
 from kd_core import (
@@ -21,7 +22,7 @@ from kd_core import (
     format_key,
     unravel_key_to_tuple,
 )
-from kd_core.extending import is_exporting
+from kd_core.extending import assume_constant_result, is_exporting
 from kd_nn import InputMissing, TensorDictModuleBase, TensorDictSequential, dispatch, skip_existing
 from kd_probabilistic._composite import CompositeDistribution, list_keys, only_key
 from kd_probabilistic._interaction import (
@@ -444,10 +445,29 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
             >>> model.get_dist(TensorDict(probs=torch.tensor(0.25))).mean
             tensor(0.2500)
         """
+        if is_dynamo_compiling() and tensordict_out is None and tensordict.__class__ is TensorDict:
+            name, holder = self._kd_prepare_dist(), self._modules["module"]
+            last = None if name is None or holder is None else holder._modules[name]
+            if isinstance(last, LEAVES) and self._kd_run_first(tensordict):
+                return last.build_dist_from_params(tensordict)
         walk = self._kd_walked(tensordict, False, tensordict_out)
         dist = walk.composite(tensordict) if walk.whole else walk.found[-1][1]
         self._kd_written(walk, tensordict, tensordict_out)
         return dist
+
+    @assume_constant_result
+    def _kd_prepare_dist(self) -> str | None:
+        """Make what dynamo inlines for `get_dist`; see `_kd_prepare`.
+
+        Returns:
+            The name of the step whose distribution is asked for; None where only a `Walk` finds it.
+        """
+        if self.return_composite:
+            return None
+        index, last = self._kd_last_probabilistic()
+        if isinstance(last, ProbabilisticTensorDictSequential) or not self._kd_prepare_first(index):
+            return None
+        return self._kd_named_steps()[index][0]
 
     def _kd_written(
         self, walk: Walk, tensordict: TensorDictBase, out: TensorDictBase | None

@@ -1048,18 +1048,27 @@ class TensorDictModuleBase(Flagged):
         Each change of a module makes a new plan, and so a new graph. One that changes between its
         calls, as by a counter, is traced without a plan in the end.
         """
+        from kd_nn._plan.plans import make_plan  # what is not compiled needs none
+
+        return self._kd_prepare_as("_kd_traced", lambda: make_plan(self, traced=True))
+
+    def _kd_prepare_as(self, name: str, make: Callable[[], Plan]) -> bool:
+        """Make a plan for dynamo where there is none of the module as it is.
+
+        Args:
+            name: The attribute that keeps it.
+            make: What makes it.
+        """
         if self._kd_computes_keys or is_observed(self):
             return False
         self._kd_refresh_keys()
         state = self.__dict__
-        plan: Plan | None = state.get("_kd_traced")
+        plan: Plan | None = state.get(name)
         if plan is None or plan.dependency is None or plan.dependency.changed:
-            made = state["_kd_traced_made"] = state.get("_kd_traced_made", 0) + 1
+            made = state[f"{name}_made"] = state.get(f"{name}_made", 0) + 1
             if made > MOST_TRACED:
                 return False
-            from kd_nn._plan.plans import make_plan  # what is not compiled needs none
-
-            plan = state["_kd_traced"] = make_plan(self, traced=True)
+            plan = state[name] = make()
         return plan is not NO_PLAN
 
     def _kd_plan_again(self) -> Plan:

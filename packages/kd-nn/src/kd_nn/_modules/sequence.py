@@ -74,7 +74,7 @@ from kd_nn._modules.base import (
 from kd_nn._modules.module import TensorDictModule
 from kd_nn._modules.steps import Modules, StepList, store_steps
 from kd_nn._plan.invalidation import Flag, Flagged, depend_on, lists_in
-from kd_nn._plan.program import Path, keyed, opens, stored_keys
+from kd_nn._plan.program import Path, Plan, keyed, opens, stored_keys
 from kd_nn._torch_private import RECOMPUTED, is_watched
 
 # Running a sequence step by step on a container, and the note that a failing step leaves.
@@ -635,6 +635,7 @@ class TensorDictSequential(StepList, TensorDictModule):  # type: ignore[misc]  #
 
     _kd_changes_by_assignment = True
 
+    _kd_traced_first: Plan
     _kd_writes_by_inplace: ClassVar[bool] = True
     _kd_checks: ClassVar[Mapping[str, Check]] = {
         "inplace": checked_inplace,
@@ -917,7 +918,22 @@ class TensorDictSequential(StepList, TensorDictModule):  # type: ignore[misc]  #
         if not torch.compiler.is_dynamo_compiling():
             self.__dict__["_kd_resolved"] = resolved
             self.__dict__.pop("_kd_traced", None)
+            self.__dict__.pop("_kd_traced_first", None)
         return resolved
+
+    def _kd_prepare_first(self, count: int) -> bool:
+        """Make `_kd_traced_first`, which runs so many of the steps, and tell whether it can.
+
+        For methods that dynamo runs and does not trace; `count` must be less than all, and the same
+        while nothing changes.
+        """
+        from kd_nn._plan.plans import make_plan_of_first  # what is not compiled needs none
+
+        return self._kd_prepare_as("_kd_traced_first", lambda: make_plan_of_first(self, count))
+
+    def _kd_run_first(self, tensordict: TensorDict) -> bool:
+        """Run the steps that were prepared, and tell whether they ran; they write the container."""
+        return not anyone_skips and self._kd_traced_first.container(self, tensordict) is tensordict
 
     def _kd_refresh_keys(self) -> None:
         if not torch.compiler.is_dynamo_compiling():

@@ -102,6 +102,8 @@ _NEVER_COPIED = (
     "_kd_plans_made",
     "_kd_resolved",
     "_kd_traced",
+    "_kd_traced_first",
+    "_kd_traced_first_made",
     "_kd_traced_made",
 )
 """What belongs to one object alone: its flags, and what was derived from it."""
@@ -252,3 +254,4 @@ def _invalidate(state: dict[str, object]) -> None:
     state.pop("_kd_plan", None)
     state.pop("_kd_resolved", None)
     state.pop("_kd_traced", None)
+    state.pop("_kd_traced_first", None)

@@ -12,13 +12,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import BuiltinFunctionType, CodeType
-from typing import Final, Protocol, cast
+from typing import ClassVar, Final, Protocol, cast
 
 import torch
 import torch.nn.functional as F  # as everywhere
 from torch import Tensor, nn
 
-from kd_core import NestedKey, NonTensorDataBase, TensorDict, TensorDictBase, UnbatchedTensor
+from kd_core import (
+    NestedKey,
+    NonTensorDataBase,
+    TensorDict,
+    TensorDictBase,
+    UnbatchedTensor,
+    unravel_key_to_tuple,
+)
 from kd_core.extending import assign_levels, is_exporting
 from kd_nn._dispatch import (
     MISSING,
@@ -46,6 +53,7 @@ from kd_nn._plan.program import (
     keyed,
     never,
     resolve,
+    resolve_first,
     runs_on_values,
 )
 from kd_nn._torch_private import (
@@ -71,6 +79,7 @@ _NAMES: dict[str, object] = {
     "_KeyError": KeyError,
     "_MISSING": MISSING,
     "_Tensor": Tensor,
+    "_isinstance": isinstance,
     "_len": len,
     "_locals": locals,
     "_tuple": tuple,
@@ -122,7 +131,14 @@ class Calls:
 
     Steps are looked up in `_root`, and called. A plan says what its guard and its inputs must
     fulfil; it is used for one function.
+
+    Attributes:
+        device: How the device of a container is read.
+        batch: How its batch size is read.
     """
+
+    device: ClassVar[str] = "device"
+    batch: ClassVar[str] = "batch_size"
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -147,9 +163,7 @@ class Calls:
         self.in_container = True
         text.add(0, "def _call(_root, _td):")
         self.write_guard()
-        default = ", _MISSING" if program.tolerant else ""  # `get` without one is the fastest read
-        for key, slot in program.inputs:
-            text.add(1, f"_v{slot} = _td.get({key!r}{default})")
+        self.write_reads()
         self._write_body("_td")
         if inplace not in (True, None):
             text.name("_destination", destination)
@@ -203,6 +217,19 @@ class Calls:
     def write_test_again(self, depth: int, idx: int) -> None:
         """Write a test before call `idx` that what has run has changed nothing that follows."""
 
+    def write_reads(self) -> None:
+        """Write that the inputs are read from the container."""
+        default = ", _MISSING" if self.program.tolerant else ""  # without one, `get` is fastest
+        for key, slot in self.program.inputs:
+            self.text.add(1, f"_v{slot} = _td.get({key!r}{default})")
+
+    def write_store(self, depth: int, key: NestedKey, value: str) -> None:
+        """Write that the only output is stored."""
+        if isinstance(key, str):
+            self.text.add(depth, f"_td[{key!r}] = {value}")
+        else:
+            self.text.add(depth, f"_td.set({key!r}, {value})")
+
     def write_input_test(self) -> None:
         """Write the tests that the inputs are what the calls can work with."""
         raise NotImplementedError
@@ -227,10 +254,7 @@ class Calls:
             text.add(depth, "_td.assign(_out)")
         elif len(outputs) == 1:
             ((key, slot),) = outputs
-            if isinstance(key, str):  # not `set`, whose defaults dynamo guards
-                text.add(depth, f"_td[{key!r}] = _v{slot}")
-            else:
-                text.add(depth, f"_td.set({key!r}, _v{slot})")
+            self.write_store(depth, key, f"_v{slot}")
         else:
             self._write_assignment(depth)
 
@@ -293,11 +317,11 @@ class Calls:
         read = {slot for call in self.program.calls for slot in call.reads}
         self._moved = read.difference(slot for _, slot in self.program.inputs)
         if self._moved:
-            text.add(1, "_device = _like.device")
+            text.add(1, f"_device = _like.{self.device}")
         made = {(slot, idx) for idx, call in enumerate(self.program.calls) for slot in call.writes}
         self.checks_batch = any(slot is not None for slot, _ in made - self._stored)
         if self.checks_batch:
-            text.add(1, "_batch = _like.batch_size", "_rank = _len(_batch)")
+            text.add(1, f"_batch = _like.{self.batch}", "_rank = _len(_batch)")
 
     def write_call(self, depth: int, idx: int) -> None:
         """Write call `idx`, skipped where the program tolerates missing inputs."""
@@ -715,6 +739,25 @@ def make_plan(module: nn.Module, traced: bool = False) -> Plan:
     return NO_PLAN if dependency.changed else plan
 
 
+def make_plan_of_first(sequence: nn.Module, count: int) -> Plan:
+    """Return the plan of the first steps of a sequence for dynamo, `NO_PLAN` if it has none.
+
+    It writes all that these steps show into the container that it is given.
+
+    Args:
+        sequence: A sequence.
+        count: How many steps: less than all.
+    """
+    dependency = depend_on(sequence)
+    program = resolve_first(sequence, count)
+    if program is None or dependency.changed:
+        return NO_PLAN
+    calls = TracedCalls(program, dependency.changed)
+    plan = Plan(calls.container_function(True))
+    plan.dependency = dependency
+    return plan
+
+
 def _plan_of(module: nn.Module, dependency: Dependency, traced: bool) -> Plan:
     keys, changed = keyed(module), dependency.changed
     in_keys, out_keys = tuple(keys.in_keys), tuple(k for k in keys.out_keys if k != DISCARD)
@@ -1003,6 +1046,9 @@ def by_level(outputs: Sequence[tuple[NestedKey, int]]) -> dict[str, int | dict[s
 class TracedCalls(Calls):
     """Calls of modules that are reached from the root, by `__call__`."""
 
+    device = "_kd_desc.device"  # each property costs seven guards
+    batch = "_kd_desc.batch"
+
     def __init__(self, program: Program, changed: Flag) -> None:
         super().__init__(program)
         self.text.names.update(_BUSY=BUSY, _changed=changed)
@@ -1010,6 +1056,32 @@ class TracedCalls(Calls):
     def write_guard(self) -> None:
         """Write the test that nothing has changed."""
         self.text.add(1, "if _changed:", "    return _BUSY")
+
+    def write_reads(self) -> None:
+        """Write that the inputs are read level by level, without methods of the container."""
+        if self.program.tolerant:
+            super().write_reads()
+            return
+        text = self.text
+        text.names["_Container"] = TensorDictBase
+        levels: dict[tuple[str, ...], str] = {(): "_e0"}
+        text.add(1, "_e0 = _td._kd_entries")
+        for key, slot in self.program.inputs:
+            *heads, last = unravel_key_to_tuple(key)
+            path: tuple[str, ...] = ()
+            for head in heads:
+                above, path = levels[path], (*path, head)
+                if path not in levels:
+                    level = levels[path] = f"_e{len(levels)}"
+                    text.add(1, f"{level} = {above}.get({head!r})")
+                    text.add(1, f"if not _isinstance({level}, _Container):", "    return _BUSY")
+                    text.add(1, f"{level} = {level}._kd_entries")
+            text.add(1, f"_v{slot} = {levels[path]}.get({last!r})")
+
+    def write_store(self, depth: int, key: NestedKey, value: str) -> None:
+        """Write that the only output is stored, without the defaults of `set`: each is a guard."""
+        put = "_kd_put" if isinstance(key, str) else "_kd_store"
+        self.text.add(depth, f"_td.{put}({key!r}, {value})")
 
     def write_input_test(self) -> None:
         """Write the test that every input is there, and is what a step receives.
@@ -1020,8 +1092,10 @@ class TracedCalls(Calls):
         self.text.names["_wrappers"] = NonTensorDataBase, UnbatchedTensor
         for _, slot in self.program.inputs:
             absent = "" if self.program.tolerant else f"_v{slot} is None or "
-            wrapped = f"isinstance(_v{slot}, _wrappers)"
-            self.text.add(1, f"if {absent}{wrapped}:", "    return _BUSY")
+            wrapped = f"{absent}_isinstance(_v{slot}, _wrappers)"
+            # What `_wrappers` are is not read for a tensor: three guards less.
+            self.text.add(1, f"if _v{slot}.__class__ is not _Tensor and ({wrapped}):")
+            self.text.add(2, "return _BUSY")
 
     def unbatched(self) -> str:
         """Return the expression for a container that the compiled code makes.
@@ -1052,8 +1126,9 @@ class TracedCalls(Calls):
 
     def sees_scope(self, calls: range) -> bool:
         """Return whether some of the calls run code that is not torch's: a scope costs guards."""
-        wrapped = [self.program.calls[idx].step.__dict__.get("module", "") for idx in calls]
-        inside = [part for idx in calls for part in self.program.calls[idx].step.modules()]
-        return any(map(callable, wrapped)) or not all(
-            type(part).__module__.startswith(("torch.nn.modules.", "kd_nn.")) for part in inside
-        )
+        for idx in calls:
+            for part in self.program.calls[idx].step.modules():
+                known = f"{type(part).__module__}.".startswith(_CLOSED)
+                if not known or callable(part.__dict__.get("module")):
+                    return True
+        return False

@@ -165,17 +165,27 @@ class _Resolver:
         scope[key] = self.slot()
         return scope[key]
 
-    def enter(self, root: nn.Module, scope: Values) -> None:
-        """Visit the root: its own keys are not asked for, since they follow from this."""
+    def enter(self, root: nn.Module, scope: Values, count: int | None = None) -> None:
+        """Visit the root, or so many of its steps.
+
+        Its own keys are not asked for, since they follow from this.
+        """
         if not runs_on_values(root):
             raise Unresolvable
         if not is_sequence(root):
             self._call(root, (), (), scope)
             return
         self.is_sequence = True
-        self._visit_steps(root, (), (), scope)
+        self._visit_steps(root, (), (), scope, count)
 
-    def _visit_steps(self, root: nn.Module, path: Path, index: Path, values: Values) -> None:
+    def _visit_steps(
+        self,
+        root: nn.Module,
+        path: Path,
+        index: Path,
+        values: Values,
+        count: int | None = None,
+    ) -> None:
         """Visit the steps of a sequence, also those whose outputs are not returned."""
         if "_kd_listed" in root.__dict__:  # its keys are not those that it reads and writes
             raise Unresolvable
@@ -186,6 +196,8 @@ class _Resolver:
             if scope is not None and idx in (0, scope[0]):
                 self.in_scope = idx < scope[0]
                 self.scopes[start] = (len(self.calls), scope[1])
+            if idx == count:
+                break
             if not runs_on_values(step) or inplace_of(step) not in (True, None):
                 raise Unresolvable
             place = (*path, name), (*index, str(idx))
@@ -216,6 +228,29 @@ class _Resolver:
         self.calls.append(Call(step, path, (".".join(index), ".".join(path)), reads, writes))
 
 
+def resolve_first(root: nn.Module, count: int) -> Program | None:
+    """Return the program of the first steps of a sequence, or None if they have none.
+
+    Its outputs are all that these steps show, whatever is selected.
+
+    Args:
+        root: A sequence.
+        count: How many steps: less than all.
+    """
+    if root.__dict__.get("partial_tolerant") is True:
+        return None
+    resolver = _Resolver(tolerant=False)
+    scope: Values = {}
+    try:
+        resolver.enter(root, scope, count)
+    except Unresolvable:
+        return None
+    written = {slot for call in resolver.calls for slot in call.writes}
+    outputs = tuple((key, slot) for key, slot in scope.items() if slot in written)
+    inputs = tuple(resolver.inputs.items())
+    return _program(resolver, inputs, outputs, outputs)
+
+
 def resolve(root: nn.Module, in_keys: Keys, out_keys: Keys) -> Program | None:
     """Return the program of a keyed module, or None if it has none.
 
@@ -241,11 +276,26 @@ def resolve(root: nn.Module, in_keys: Keys, out_keys: Keys) -> Program | None:
     used = {slot for call in resolver.calls for slot in call.reads}
     ordered = [*in_keys, *(key for key in resolver.inputs if key not in in_keys)]
     inputs = ((key, resolver.inputs[key]) for key in ordered if key in resolver.inputs)
-    return Program(
+    return _program(
+        resolver,
         tuple((key, slot) for key, slot in inputs if slot in used or resolver.tolerant),
-        tuple(resolver.calls),
         outputs,
         tuple((key, scope[key]) for key in stored),
+    )
+
+
+def _program(
+    resolver: _Resolver,
+    inputs: tuple[tuple[NestedKey, int], ...],
+    outputs: tuple[tuple[NestedKey, int], ...],
+    stored: tuple[tuple[NestedKey, int], ...],
+) -> Program:
+    """Return the calls that a resolver has found, with what enters and leaves."""
+    return Program(
+        inputs,
+        tuple(resolver.calls),
+        outputs,
+        stored,
         resolver.tolerant,
         resolver.is_sequence,
         tuple(resolver.containers),
