@@ -37,6 +37,25 @@ def test_a_program_gets_kd_and_its_arguments(tmp_path: Path) -> None:
     assert printed(run(tmp_path, program)) == ["True x __main__", "True True", "0.15.3 True"]
 
 
+def test_an_import_in_a_function_calls_nothing_of_kd(tmp_path: Path) -> None:
+    program = """
+        import sys
+
+        def step():
+            from tensordict.base import TensorDictBase
+            from tensordict.nn import dispatch
+            from tensordict.utils import unravel_key
+
+        called = []
+        step()
+        sys.setprofile(lambda frame, event, _: event == "call" and called.append(frame.f_code))
+        step()
+        sys.setprofile(None)
+        print([code.co_qualname for code in called if "kd_core" in code.co_filename])
+        """
+    assert printed(run(tmp_path, program)) == ["[]"]
+
+
 def test_a_module_runs_by_name(tmp_path: Path) -> None:
     (tmp_path / "named.py").write_text("import sys, tensordict; print(sys.argv[1:], __name__)")
     result = children.run("-m", "kd_core.drop_in", "-m", "named", "--flag", cwd=tmp_path)

@@ -16,6 +16,7 @@ import warnings
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -112,8 +113,8 @@ def rendered(counts: dict[str, int]) -> str:
 TOP: Final = "tensordict"
 # The release whose names and behaviour kd offers.
 VERSION: Final = "0.15.3"
-_PACKAGES: Final = ("", "nn", "nn.distributions", "prototype", "store", "_base")
 _MODULES: Final = """
+    nn nn.distributions prototype store _base
     _contextlib _lazy _nestedkey _pytree _reductions _td _tensordict _tensorcollection _torch_func
     _unbatched _utils base functional memmap persistent tensorclass tensordict typedtensordict utils
     nn.common nn.cudagraphs nn.ensemble nn.functional_modules nn.params nn.probabilistic nn.sequence
@@ -121,7 +122,7 @@ _MODULES: Final = """
     nn.distributions.continuous nn.distributions.discrete
     nn.distributions.truncated_normal nn.distributions.utils prototype.fx
 """
-NAMES: Final = frozenset(f"{TOP}.{each}".rstrip(".") for each in (*_PACKAGES, *_MODULES.split()))
+NAMES: Final = frozenset((TOP, *(f"{TOP}.{each}" for each in _MODULES.split())))
 # Modules whose name is that of a function, too, which is what an attribute of the package means.
 _SHADOWED: Final = ("memmap", "tensorclass")
 _SOURCES: Final = (
@@ -137,23 +138,26 @@ _FIRST: Final = {f"{TOP}.nn.distributions": "kd_nn.distributions"}
 _CHILDREN: Final = str(Path(__file__).with_name("_children"))
 
 
-class StandIn(ModuleType):
-    """A module of tensordict; its names are looked for in kd when they are first used."""
+def _found_in(module: ModuleType, name: str) -> object:
+    """Return what a name of a module of tensordict means: it is looked for when it is first used.
 
-    def __getattr__(self, name: str) -> object:
-        full = f"{self.__name__}.{name}"
-        if full in NAMES:
-            return import_module(full)
-        if name == "__all__":
-            return _public()
-        if name.startswith("__"):
-            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
-        value = lookup(self.__name__, name)
-        setattr(self, name, value)
-        return value
+    Raises:
+        AttributeError: if kd has no such name.
+    """
+    full = f"{module.__name__}.{name}"
+    if full in NAMES:
+        return import_module(full)
+    if name == "__all__":
+        return _public()
+    if name.startswith("__"):
+        raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
+    value = lookup(module.__name__, name)
+    setattr(module, name, value)
+    return value
 
-    def __dir__(self) -> list[str]:
-        return sorted({*vars(self), *_public()})
+
+def _names_in(module: ModuleType) -> list[str]:
+    return sorted({*vars(module), *_public()})
 
 
 def _public() -> list[str]:
@@ -186,18 +190,24 @@ class DropIn(MetaPathFinder, Loader):
     ) -> ModuleSpec | None:
         """Return the spec of a module of tensordict; `None` for other modules."""
         if fullname in NAMES:
-            place = fullname.removeprefix(TOP).lstrip(".")
-            return ModuleSpec(fullname, self, origin="kd", is_package=place in _PACKAGES)
+            # All are packages: a `from ... import` in a function, which libraries have in each
+            # step, asks any other module for `__path__`, and so `_found_in`: "clients".
+            return ModuleSpec(fullname, self, origin="kd", is_package=True)
         if fullname.startswith(f"{TOP}."):
             record_missing(fullname)
         return None
 
-    def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """Return an empty module."""
-        return StandIn(spec.name, "A module of tensordict, whose names are those of kd.")
+    def create_module(self, spec: ModuleSpec) -> None:
+        """Leave it to Python to make an empty module."""
 
     def exec_module(self, module: ModuleType) -> None:
-        """Fill in what must be there at once."""
+        """Fill in what must be there at once, and what finds the rest."""
+        module.__doc__ = "A module of tensordict, whose names are those of kd."
+        # As functions of the module, and not methods of a class, Python asks for them only where
+        # a name is not there yet.
+        module.__dict__.update(
+            __getattr__=partial(_found_in, module), __dir__=partial(_names_in, module)
+        )
         if module.__name__ == TOP:
             serve_containers()
             for name in _SHADOWED:
