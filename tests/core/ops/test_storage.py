@@ -119,6 +119,27 @@ def test_a_replaced_leaf_is_elsewhere(td: TensorDict) -> None:
     assert not one.is_consolidated()
 
 
+def passed_on(td: TensorDictBase) -> TensorDictBase:
+    made: TensorDictBase = pickle.loads(pickle.dumps(td))
+    return made
+
+
+def test_a_pickled_copy_of_one_storage_can_change(td: TensorDict) -> None:
+    made = passed_on(td.consolidate())
+    made["new"] = made["top"] + 1
+    made["inner", "new"] = made["top"]
+    assert not made.is_locked
+    assert not passed_on(lazy_stack([td, td.clone()]).consolidate()).is_locked
+    assert not passed_on(td.clone().consolidate(inplace=True)).is_locked
+    assert passed_on(td.consolidate().unlock_().lock_()).is_locked
+    assert passed_on(td.lock_().consolidate()).is_locked
+
+
+def test_one_storage_says_how_it_changes(td: TensorDict) -> None:
+    with pytest.raises(Locked, match=r"locked by `consolidate`.* call `unlock_\(\)` or"):
+        del td.consolidate()["top"]
+
+
 def test_copies_are_outside_the_graph() -> None:
     one = TensorDict({"w": torch.ones(2, requires_grad=True), "b": torch.ones(1)}).consolidate()
     assert not one.requires_grad

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 LOCKED_BY_USER: Final = "`lock_()`"
 LOCKED_BY_ARENA: Final = "its memory map"
 LOCKED_BY_SHARING: Final = "`share_memory_()`"
+LOCKED_BY_CONSOLIDATING: Final = "`consolidate`"
 LOCKED_BY_PARENT: Final = "the lock of an enclosing container"
 LOCKED_WITH_ROWS: Final = (LOCKED_BY_ARENA, LOCKED_BY_SHARING)
 """What locks rows, too, where they are views: other processes have the same memory."""
@@ -176,6 +177,11 @@ class Descriptor:
             elif lock is not None and held == 0:
                 self._locked_alone = twin
         return twin
+
+    @property
+    def pickled_lock(self) -> str | None:
+        """The lock of a copy in a pickle, which has not the one storage of `consolidate`."""
+        return None if self.lock == LOCKED_BY_CONSOLIDATING else self.lock
 
     @property
     def locked_by(self) -> str:

@@ -253,7 +253,7 @@ def locked(action: str, reason: str) -> Locked:
     return Locked(
         f"cannot {action}: the container is locked by {reason}. Write values in place (`set_`, "
         "`update_`, `td[idx] = ...`), or for a container that can change call "
-        + ("`unlock_()` or " if reason == "`lock_()`" else "")
+        + ("`unlock_()` or " if reason in {"`lock_()`", "`consolidate`"} else "")
         + "`clone(recurse=False)`, which shares the tensors."
     )
 

@@ -430,7 +430,7 @@ class Dense(TensorDictBase):
             key: packed(value, number) if isinstance(value, Tensor) else value
             for key, value in self._kd_entries.items()
         }
-        args = (self.__class__, entries, desc.batch, desc.device, desc.lock)
+        args = (self.__class__, entries, desc.batch, desc.device, desc.pickled_lock)
         own = own_attributes(self)
         return restore_dense, (*args, own) if own else args
 

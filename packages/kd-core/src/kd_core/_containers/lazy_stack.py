@@ -548,7 +548,7 @@ class LazyStackedTensorDict(MemberStorage):
         return all(member._kd_engine.is_empty(member) for member in self._members)
 
     def __reduce__(self) -> tuple[object, ...]:
-        lock = self._kd_desc.lock
+        lock = self._kd_desc.pickled_lock
         kind = self.__class__
         if self._kd_tensor_class is not None:
             kind = plain_class(kind)

@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeAlias, TypeVar, 
 import torch
 from torch import Tensor
 
-from kd_core._descriptor import LOCKED_BY_ARENA, describe, device_of
+from kd_core._descriptor import (
+    LOCKED_BY_ARENA,
+    LOCKED_BY_CONSOLIDATING,
+    LOCKED_BY_USER,
+    describe,
+    device_of,
+)
 from kd_core._errors import (
     InvalidArgument,
     InvalidValue,
@@ -106,7 +112,7 @@ class Storage(AbstractContainer):
 
         Returns:
             A locked container, whose leaves are views of that storage: it would not hold one that
-            takes their place.
+            takes their place. Pickled and loaded again it is not locked, unless this one was.
 
         Raises:
             InvalidValue: if the leaves are on several devices, or one is sparse.
@@ -143,10 +149,11 @@ class Storage(AbstractContainer):
         made = self._kd_rebuild(iter(placed))
         if inplace:
             take_leaves(self, made)
-            return lock(self)
+            return lock(self, LOCKED_BY_CONSOLIDATING)
+        reason = LOCKED_BY_USER if self._kd_desc.frozen else LOCKED_BY_CONSOLIDATING
         if place.device is None or place.device == self._kd_desc.device:
-            return lock(made)
-        return lock(moved(made, place.device, non_blocking, stated=False))
+            return lock(made, reason)
+        return lock(moved(made, place.device, non_blocking, stated=False), reason)
 
     def is_consolidated(self) -> bool:
         """Return whether it is locked, as `consolidate` does, and all leaves are in one storage.
