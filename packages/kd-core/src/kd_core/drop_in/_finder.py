@@ -45,7 +45,7 @@ from kd_core import (
 )
 from kd_core._naming import homes
 from kd_core._registry import LATER
-from kd_core.drop_in import _functions
+from kd_core.drop_in import _functions, _pickles
 
 if TYPE_CHECKING:
     from kd_core._types import Index
@@ -210,12 +210,14 @@ class DropIn(MetaPathFinder, Loader):
         )
         if module.__name__ == TOP:
             serve_containers()
+            _pickles.serve_pickles()
             for name in _SHADOWED:
                 import_module(f"{TOP}.{name}")
                 setattr(module, name, lookup(TOP, name))
             module.__dict__["__version__"] = VERSION
         elif module.__name__ == f"{TOP}.nn" and _is_there("kd_nn"):
             serve_modules()
+            _pickles.serve_pickled_modules()
 
 
 def lookup(module: str, name: str) -> object:
@@ -227,6 +229,8 @@ def lookup(module: str, name: str) -> object:
             `AttributeError`, too: `from tensordict.nn import name` would hide such an error behind
             a message of its own.
     """
+    if name in _pickles.SERVED:
+        return _pickles.SERVED[name]
     if name in vars(_functions) and name in _functions.SERVED:
         served: object = getattr(_functions, name)
         return served
