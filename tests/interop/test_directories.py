@@ -55,6 +55,24 @@ def test_what_tensordict_wrote_is_loaded(
     assert type(ours).__name__ == type(again).__name__
 
 
+@pytest.mark.parametrize("make", [sample, stacked])
+@pytest.mark.parametrize("form", ["archive", "compressed", "consolidated"])
+def test_files_of_tensordict_are_loaded(
+    make: Callable[[Any], Any], form: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "td.tdz"
+    if form == "consolidated":
+        td = make(theirs).exclude("m", "e", "a b/..")  # of which it says other things, or nothing
+        td.consolidate(filename=path)
+        ours, again = TensorDict.from_consolidated(path), theirs.from_consolidated(path)
+    else:
+        make(theirs).memmap(
+            path, archive=True, compression="deflate" if form == "compressed" else None
+        )
+        ours, again = TensorDict.load(path), theirs.TensorDict.load_memmap(path)
+    assert described(ours, kd_core) == described(again, theirs)
+
+
 def described(td: Any, library: Any) -> Any:
     """Return the kinds, sizes, names and values of a container, in the order of its keys."""
     if isinstance(td, torch.Tensor):

@@ -2,8 +2,11 @@
 
 import json
 import pickle
+import random
+import struct
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
+from shutil import make_archive
 
 import pytest
 import torch
@@ -138,6 +141,67 @@ def test_other_files_in_a_directory_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "old" / "storage_metadata.json").write_text("{}")
     (tmp_path / "old" / "stale.memmap").write_bytes(b"x")
     assert len(TensorDict.load(tmp_path / "old")) == 2
+
+
+def consolidated(path: Path) -> bytes:
+    """Write a file as tensordict's `consolidate` was seen to write it; return its bytes."""
+    about = {"device": None, "names": ["time"], "batch_size": [2], "is_locked": True}
+    level = {"cls": "TensorDict", "non_tensors": {}, "leaves": {}, "cls_metadata": about}
+    inner = {**level, "leaves": {"b": ["torch.int16", [2], 16, 24, 4]}}
+    tree = {
+        **level,
+        "leaves": {"a": ["torch.float32", [2, 2], 0, 16, 0]},
+        "non_tensors": {"s": ["word", [2], None]},
+        "n": inner,
+    }
+    text = json.dumps(tree).encode()
+    octets = struct.pack("<4f2h4x", 1, 2, 3, 4, 5, 6)
+    content = octets + text + struct.pack("<Q", len(text))
+    path.write_bytes(content)
+    return content
+
+
+def test_a_consolidated_file_is_read(tmp_path: Path) -> None:
+    content = consolidated(tmp_path / "td.bin")
+    for td in (TensorDict.load(tmp_path / "td.bin"), TensorDict.load_memmap(tmp_path / "td.bin")):
+        assert (td.batch_size, td.names, td.is_locked) == ((2,), ["time"], True)
+        assert td["a"].tolist() == [[1, 2], [3, 4]]
+        assert td["n", "b"].tolist() == [5, 6]
+        words: object = td["s"]
+        assert words == "word"
+        td["a"].zero_()
+    assert (tmp_path / "td.bin").read_bytes() == content
+
+
+def test_an_archive_is_read(tmp_path: Path) -> None:
+    sample(tmp_path / "old")
+    make_archive(str(tmp_path / "old"), "zip", tmp_path / "old")
+    for keys in (None, ["n"]):
+        td = TensorDict.load(tmp_path / "old.zip", keys=keys)
+        assert td["n", "b"].tolist() == [1, 1]
+        assert ("a" in td) == (keys is None)
+
+
+def test_what_is_changed_in_a_file_is_an_error_or_other_data(tmp_path: Path) -> None:
+    whole = consolidated(tmp_path / "td.bin")
+    sample(tmp_path / "old")
+    make_archive(str(tmp_path / "old"), "zip", tmp_path / "old")
+    archive = (tmp_path / "old.zip").read_bytes()
+    rng = random.Random(0)
+    refused = 0
+    for number in range(200):
+        content = bytearray(whole if number % 2 else archive)
+        for _ in range(rng.randint(1, 3)):
+            place = rng.randrange(len(content))
+            content[place : place + rng.randint(0, 2)] = rng.randbytes(rng.randint(0, 2))
+        (tmp_path / "forged").write_bytes(content)
+        try:
+            td = TensorDict.load(tmp_path / "forged")
+        except (FormatError, OSError):
+            refused += 1
+        else:
+            assert isinstance(repr(td.clone()), str)
+    assert refused > 50
 
 
 def damaged(path: Path, what: str) -> None:

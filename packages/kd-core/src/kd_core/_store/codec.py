@@ -775,7 +775,7 @@ class Decoder:
                 lengths = None if lengths_node is None else self.leaf_of(lengths_node)
                 rows = id(offsets), id(lengths)
                 if rows not in self._ends:
-                    self._ends[rows] = _end_of(offsets, lengths)
+                    self._ends[rows] = end_of(offsets, lengths)
                 if not 1 <= dim <= values.ndim or self._ends[rows] > values.shape[dim - 1]:
                     raise _invalid("jagged tensor", tuple(values.shape))
                 ragged = id(values), *rows, dim
@@ -874,7 +874,7 @@ def _bytes_of(blob: Tensor) -> bytes:
     return bytes(blob.tolist()) if blob.numel() < 1024 else blob.cpu().numpy().tobytes()
 
 
-def _end_of(offsets: Tensor, lengths: Tensor | None) -> int:
+def end_of(offsets: Tensor, lengths: Tensor | None) -> int:
     """Return where the rows of a jagged tensor end, which torch does not check.
 
     Raises:

@@ -1,8 +1,9 @@
-"""Directories that the package tensordict wrote with `memmap`: read where they are, never written.
+"""What the package tensordict wrote with `memmap` and `consolidate`: read, and never written.
 
-A folder is a container, with a `meta.json` that names its entries; a leaf is a file of bytes, data
-that is not a tensor a folder. Classes are found among those that the program has defined, as for a
-store. Pickles are refused.
+In a directory of `memmap` a folder is a container, with a `meta.json` that names its entries; a
+leaf is a file of bytes, data that is not a tensor a folder. An archive is a zip file of that. A
+file of `consolidate` has all bytes in front and describes them in JSON behind. Classes are found
+among those that the program has defined, as for a store. Pickles are refused.
 """
 
 from __future__ import annotations
@@ -10,10 +11,15 @@ from __future__ import annotations
 import math
 import mmap
 import os
+import struct
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from errno import EACCES, EPERM, EROFS
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import unquote
+from zipfile import BadZipFile, ZipFile
 
 import torch
 from torch import Tensor
@@ -25,15 +31,13 @@ from kd_core._leaves.loops import strided_view
 from kd_core._protocol import AbstractContainer
 from kd_core._shapes import checked_names, with_names
 from kd_core._store import files
-from kd_core._store.codec import check_rows, instance_of
+from kd_core._store.codec import check_rows, end_of, instance_of
 from kd_core._store.commit import MANIFEST, META
 from kd_core._store.manifest import BY_FULL_NAME, MOST_BYTES, parsed
 from kd_core._store.mapped_tensor import DTYPES, WIRE, record
 from kd_core._validation import MAX_DEPTH, values_of_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from kd_core._descriptor import Descriptor
     from kd_core._nodes import Entry, Node
 
@@ -71,18 +75,74 @@ def load(path: Path, *, shared: bool = False) -> AbstractContainer:
     Raises:
         FormatError: if it is not such a directory, or holds what cannot be read without a pickle.
     """
-    try:
+    with _reported(path):
         try:
             return _Reader(path, shared).container()
         except OSError as error:
             if not shared or error.errno not in (EACCES, EPERM, EROFS):
                 raise
         return _Reader(path, False).container()
+
+
+def is_foreign_file(path: Path) -> bool:
+    """Return whether a path is a file that tensordict wrote."""
+    with files.opened(path, None) as file:
+        if files.read(file, 0, len(_ZIP)) == _ZIP:
+            try:
+                return META in ZipFile(path).namelist()
+            except _INVALID:
+                return False
+        return files.read(file, max(0, file.size - 9), 1) == b"}" and _size_of_tree(file) > 0
+
+
+def load_file(path: Path) -> AbstractContainer:
+    """Return the container in a file of tensordict, on the CPU; writes stay in this process.
+
+    Raises:
+        FormatError: if it is not such a file, or holds what cannot be read without a pickle.
+    """
+    with _reported(path), files.opened(path, None) as file:
+        if files.read(file, 0, len(_ZIP)) == _ZIP:
+            folder = files.make_temporary_folder()
+            try:
+                ZipFile(path).extractall(folder)
+                return _Reader(folder, False).container()
+            finally:
+                files.remove_folder(folder, os.getpid())  # tensors stay mapped
+        size = _size_of_tree(file)
+        tree = parsed(files.read(file, file.size - 8 - size, size), f"the end of `{path}`", "utf-8")
+        octets = torch.empty(0, dtype=torch.uint8)
+        if file.size > size + 8:
+            memory = mmap.mmap(file.descriptor, file.size, access=mmap.ACCESS_COPY)
+            octets = torch.frombuffer(memory, dtype=torch.uint8)[: file.size - 8 - size]
+        return _as_container(_Consolidated(octets).node(_tree(tree), describe(()), 0))
+
+
+_ZIP: Final = b"PK\x03\x04"
+
+
+def _size_of_tree(file: files.OpenFile) -> int:
+    """Return how many bytes describe the tensors of a file of `consolidate`; 0: it is none."""
+    size = int.from_bytes(files.read(file, max(0, file.size - 8), 8), "little")
+    return size if file.size >= 10 and 2 <= size <= min(file.size - 8, MOST_BYTES) else 0
+
+
+_INVALID: Final = (
+    RuntimeError, TypeError, ValueError, LookupError, OverflowError, EOFError,
+    BadZipFile, struct.error, zlib.error,
+)  # fmt: skip
+
+
+@contextmanager
+def _reported(path: Path) -> Iterator[None]:
+    """Say of each error of the block that something is not valid."""
+    try:
+        yield
     except FormatError:
         raise
     except KdError as error:
         raise FormatError(f"`{path}` is not valid: {error}") from error
-    except (RuntimeError, TypeError, ValueError, OverflowError) as error:
+    except _INVALID as error:
         reason = str(error).partition("\n")[0]
         raise FormatError(f"`{path}` is not valid: {reason}") from error
 
@@ -247,6 +307,97 @@ class _Reader:
         if self._shared:
             record(memory, self._root, str(PurePath(*above, name)))
         return torch.frombuffer(memory, dtype=dtype).view(shape)
+
+
+class _Consolidated:
+    """Builds containers from the tree of a file of `consolidate`.
+
+    Args:
+        octets: the bytes of all tensors.
+    """
+
+    def __init__(self, octets: Tensor) -> None:
+        self._octets = octets
+
+    def node(self, tree: Meta, above: Descriptor, depth: int) -> Node:
+        """Return the container of a level, or the rows of an entry that are not tensors."""
+        if depth > MAX_DEPTH:
+            raise FormatError(f"the file is nested more than {MAX_DEPTH} levels deep.")
+        kind, about = str(tree["cls"]), _tree(tree["cls_metadata"])
+        inner = {
+            key: _tree(value)
+            for key, value in tree.items()
+            if isinstance(value, dict) and key not in _PARTS
+        }
+        data = {key: _list(row)[0] for key, row in _tree(tree["non_tensors"]).items()}
+        if kind == "NonTensorStack":
+            rows = values_of_rows(_rows(tree), above.batch, "an entry")
+            return registry.wrap_rows(rows, None, above)
+        if kind == "LazyStackedTensorDict":
+            members = [self.node(inner[key], above, depth + 1) for key in sorted(inner, key=int)]
+            made = _as_container(registry.lazy_stack(members, about["stack_dim"]))
+        else:
+            batch = _sizes(about["batch_size"], "the file")
+            if about.get("names"):
+                batch = with_names(batch, checked_names(_list(about["names"]), batch))
+            place = None if about["device"] is None else device_of("cpu")
+            desc = describe(batch, place)
+            leaves: Mapping[str, Entry] = self._leaves(_tree(tree["leaves"]))
+            nested = {key: self.node(value, desc, depth + 1) for key, value in inner.items()}
+            values = {key: registry.wrap_data(value, desc) for key, value in data.items()}
+            entries = {**leaves, **values, **nested}
+            made = _as_container(registry.nest_mapping(entries, desc, ()))
+            if kind.startswith("<class '"):
+                found = cast("dict[str, Entry]", dict(made._kd_entries))
+                name = _type_of({"_type": kind})
+                made = instance_of(name, BY_FULL_NAME, found, made._kd_desc)
+        return made._kd_engine.lock_(made) if about.get("is_locked") and not depth else made
+
+    def _leaves(self, rows: Meta) -> dict[str, Tensor]:
+        made = {key: self._leaf(*_list(row)[:4]) for key, row in rows.items()}
+        for key in [key for key in made if key.startswith(_VALUES)]:
+            name = key.removeprefix(_VALUES)
+            values, offsets = made.pop(key), made.pop(f"{_OFFSETS}{name}")
+            lengths = made.pop(f"{_LENGTHS}{name}", None)
+            if end_of(offsets, lengths) > len(values):
+                raise FormatError(f"entry `{name}` has fewer values than its rows.")
+            made[name] = torch.nested.nested_tensor_from_jagged(values, offsets, lengths)
+        return made
+
+    def _leaf(self, dtype: object, shape: object, start: object, stop: object) -> Tensor:
+        kind = DTYPES.get(str(dtype).removeprefix("torch."))
+        if kind is None or not isinstance(start, int) or not isinstance(stop, int):
+            raise FormatError(f"a leaf of `{dtype}` cannot be read.")
+        sizes = _sizes(shape, "the file")
+        end = start + math.prod(sizes) * WIRE[kind].itemsize
+        if not 0 <= start <= end <= min(stop, len(self._octets)):
+            raise FormatError(f"a leaf of shape {sizes} needs the bytes {start} to {end}.")
+        return self._octets[start:end].view(kind).view(sizes)
+
+
+_PARTS: Final = frozenset({"leaves", "non_tensors", "cls_metadata"})
+_VALUES: Final = "<NJT_VALUES>"
+_OFFSETS: Final = "<NJT_OFFSETS>"
+_LENGTHS: Final = "<NJT_LENGTHS>"
+
+
+def _rows(tree: Meta) -> list[object]:
+    """Return the values of the rows of a level, as nested lists."""
+    found = {key: _list(row)[0] for key, row in _tree(tree["non_tensors"]).items()}
+    found |= {key: _rows(_tree(tree[key])) for key in tree if key.isdecimal()}
+    return [found[key] for key in sorted(found, key=int)]
+
+
+def _tree(value: object) -> Meta:
+    if not isinstance(value, dict):
+        raise FormatError(f"expected an object of JSON, got `{value!r}`."[:200])
+    return value
+
+
+def _list(value: object) -> list[Any]:
+    if not isinstance(value, list) or not value:
+        raise FormatError(f"expected a list of JSON, got `{value!r}`."[:200])
+    return value
 
 
 def _listed(places: Mapping[str, str], key: str, where: str) -> str:

@@ -101,13 +101,21 @@ def load(
         below = None if keys is None else [(*inner, *path_of(key)) for key in keys]
         return _nested(load(above, verify, below), inner, place)
     if foreign.is_foreign(place):
-        found = foreign.load(place)
-        return found if keys is None else found._kd_engine.select(found, *keys)
+        return _selected(foreign.load(place), keys)
     read = directory.load if place.is_dir() else single.load
-    if verify == "fast":
-        return read(place, keys=keys)
-    with Task(f"load `{place.name}`"):
-        return read(place, full=True, keys=keys)
+    try:
+        if verify == "fast":
+            return read(place, keys=keys)
+        with Task(f"load `{place.name}`"):
+            return read(place, full=True, keys=keys)
+    except FormatError:
+        if not place.is_file() or not foreign.is_foreign_file(place):
+            raise
+    return _selected(foreign.load_file(place), keys)
+
+
+def _selected(found: AbstractContainer, keys: Iterable[NestedKey] | None) -> AbstractContainer:
+    return found if keys is None else found._kd_engine.select(found, *keys)
 
 
 def _store_above(path: Path) -> Path | None:
