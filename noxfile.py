@@ -289,6 +289,13 @@ def bench(session: nox.Session) -> None:
     session.run("python", "benchmarks/costs.py", "--json", costs)
     session.run("python", "benchmarks/collectives.py")
     session.run("python", "-m", "benchmarks.programs", "--rounds", "13", "--json", programs)
+    for options in (
+        ["--rounds", "5"],
+        ["--whole"],
+        ["--backend", "inductor"],
+        ["--backend", "inductor", "--mode", "reduce-overhead"],
+    ):
+        session.run("python", "-m", "benchmarks.programs.compiled", *options)
     session.run("python", "-m", "benchmarks.render", peer, costs, programs)
 
 

@@ -1,11 +1,12 @@
 """Each program of `examples/learning` computes what its hand-written twin computes."""
 
 import importlib
+import math
 from pathlib import Path
 
 import pytest
 import torch
-from benchmarks.programs.compiled import outcome
+from benchmarks.programs.compiled import Outcome, fault_of, is_close, outcome
 from examples.learning import curves
 
 # How many iterations prove it: all code of a program runs, and parameters have changed.
@@ -40,12 +41,20 @@ def test_numbers_are_those_of_plain_dicts(name: str) -> None:
 # Those that compile in less than a second; `python -m benchmarks.programs.compiled` runs all.
 # dynamo reads the gradient of its inputs.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
-@pytest.mark.parametrize("name", ["dqn", "vae", "graphs", "table"])
+@pytest.mark.parametrize("name", ["ppo", "dqn", "vae", "team", "graphs", "table"])
 def test_a_compiled_step_is_one_graph(name: str) -> None:
     found = outcome(importlib.import_module(f"examples.learning.{name}"), name)
-    assert set(found.graphs.values()) == {1}
-    assert found.same
+    assert fault_of(name, found) == ""
     torch._dynamo.reset()
+
+
+def test_a_program_that_is_compiled_again_or_computes_something_else_is_told() -> None:
+    assert fault_of("vae", Outcome(0, 0, {"loss_of": 1}, True)) == ""
+    assert fault_of("vae", Outcome(0, 0, {"loss_of": 2}, True)) == "loss_of WAS COMPILED AGAIN"
+    assert fault_of("team", Outcome(0, 0, {"loss_of": 2}, False)) == "OTHER NUMBERS"
+    assert is_close({"loss": [1.0, 2.0]}, {"loss": [1.0005, 2.0]})
+    assert not is_close({"loss": [1.0, 2.0]}, {"loss": [1.0, 2.01]})
+    assert not is_close({"loss": [1.0]}, {"loss": [math.nan]})
 
 
 def test_a_history_of_one_figure_is_drawn(
