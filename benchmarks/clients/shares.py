@@ -23,7 +23,8 @@ class Sampler:
     The time since the last sample belongs to the nearest caller that is not of Python's library or
     of those modules of torch that pass calls on: what the keyed library asks torch to compute is
     its own, and the modules and the functions of users that it calls are not. A collection of
-    garbage belongs to nobody: it falls where it falls.
+    garbage belongs to nobody: it falls where it falls. What the library imports of others is
+    theirs, since others mostly import it, too; where none does, a program can be below its floor.
     """
 
     def __init__(self) -> None:
