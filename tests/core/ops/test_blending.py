@@ -72,6 +72,15 @@ def test_lerp_of_the_scalars_of_members() -> None:
         assert torch.equal(result[key], torch.lerp(leaf[:, 0], end[key], 0.25))
 
 
+def test_scalars_of_members_are_promoted_as_rows_however_deep_they_are() -> None:
+    members = [TensorDict({"n": {"a": torch.tensor(row)}}) for row in (0.0, 1.0)]
+    number = torch.tensor(2.5, dtype=torch.float64)
+    for operand in (number, TensorDict({"n": {"a": number}})):
+        result = lazy_stack(members).add(operand)["n", "a"]
+        assert result.dtype is torch.float32
+        assert result.tolist() == [2.5, 3.5]
+
+
 def test_gradients_flow_through_lerp() -> None:
     plain = {key: leaf.requires_grad_() for key, leaf in leaves(12).items()}
     loss = TensorDict(plain, [3]).lerp(TensorDict(leaves(12), [3]), 0.25).sum(reduce=True)

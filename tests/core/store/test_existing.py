@@ -97,6 +97,8 @@ def test_an_arena_is_opened_or_created_and_grows(tmp_path: Path) -> None:
     store.resize(path, 1)
     assert TensorDict.load_memmap(path)["n", "b"].tolist() == [[1, 1]]
     assert len([each for each in path.iterdir() if each.name.startswith("arena")]) <= 2
+    store.resize(path, 0)
+    assert TensorDict.load_memmap(path)["n", "b"].shape == (0, 2)
 
 
 def test_rows_that_are_appended_to_an_arena_side_by_side_are_all_there(tmp_path: Path) -> None:

@@ -72,6 +72,23 @@ def test_output_that_a_later_step_replaces_must_fit_too() -> None:
         assert caught.value.__notes__[0].startswith("In step 0")
 
 
+def test_a_plan_says_which_step_made_an_output_that_does_not_fit() -> None:
+    model = TensorDictSequential(
+        TensorDictModule(torch.neg, ["x"], ["y"]),
+        TensorDictModule(lambda y: y[:1], ["y"], ["z"]),
+    )
+    for rows in (1, 1, 2):  # the plan is made by the calls that fit
+        td = TensorDict({"x": torch.zeros(rows, 3)}, [rows])
+        if rows == 1:
+            model(td)
+    with pytest.raises(ValueError, match="`z`") as caught:
+        model(td)
+    step, remedy = caught.value.__notes__
+    assert step.startswith("In step 1, `TensorDictModule(")
+    assert step.endswith("writes `z`.")
+    assert "td['y'].mean(0)" in remedy
+
+
 @pytest.mark.parametrize("tolerant", [False, True])
 def test_part_of_an_argument_is_read_by_every_call(tolerant: bool) -> None:
     model = TensorDictSequential(
