@@ -49,12 +49,13 @@ def test_files_of_another_origin_are_read(folder: Path) -> None:
     assert td["x"].shape == (2, 2)
     assert td["group", "y"].tolist() == [0.5, 1.5]
     assert td["word"] == "text"
-    assert TensorDict.from_h5(folder / "other.h5").batch_size == ()
+    assert TensorDict.from_h5(folder / "other.h5").batch_size == (2,)
     group = zarr.open_group(str(folder / "other.zarr"), mode="w")
     group.create_array("x", data=torch.arange(4).numpy())
     group.create_group("n").create_array("y", data=torch.ones(4).numpy())
-    back = TensorDict.from_zarr(folder / "other.zarr", auto_batch_size=True)
+    back = TensorDict.from_zarr(folder / "other.zarr")
     assert back.batch_size == (4,)
+    assert TensorDict.from_zarr(folder / "other.zarr", batch_size=[]).batch_size == ()
     assert back["n", "y"].sum() == 4
 
 

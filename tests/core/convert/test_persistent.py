@@ -184,6 +184,24 @@ def test_a_file_of_another_origin(tmp_path: Path) -> None:
     assert inferred.batch_size == (3,)
 
 
+def test_a_file_of_another_origin_has_the_sizes_that_its_leaves_share(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "td.h5", "w") as root:
+        root["x"] = torch.zeros(3, 2).numpy()
+        root["s"] = "text"
+        root["g/y"] = torch.zeros(3, 2, 4).numpy()
+        root["g/z"] = torch.zeros(3, 2, 4).numpy()
+    td = TensorDict.from_h5(tmp_path / "td.h5")
+    assert isinstance(td, PersistentTensorDict)
+    assert td.batch_size == (3, 2)
+    assert td.nested("g", PersistentTensorDict).batch_size == (3, 2, 4)
+    td.close()
+    with h5py.File(tmp_path / "td.h5", "r+") as root:
+        root["g/short"] = torch.zeros(2).numpy()
+    assert TensorDict.from_h5(tmp_path / "td.h5").batch_size == ()
+    with pytest.raises(InvalidValue, match=r"entry `g` .* must start with the batch size \(3,\)"):
+        TensorDict.from_h5(tmp_path / "td.h5", batch_size=[3])
+
+
 def test_a_new_file_is_filled(tmp_path: Path) -> None:
     td = PersistentTensorDict(filename=tmp_path / "td.h5", batch_size=[4], mode="w")
     td["x"] = torch.zeros(4, 2)

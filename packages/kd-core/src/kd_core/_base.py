@@ -358,7 +358,7 @@ class TensorDictBase(Concerns):
             auto_batch_size: infer the batch size: all leading dimensions that the leaves share.
             batch_dims: the largest number of batch dimensions to infer.
             batch_size: the leading dimensions of every entry; `None`: those of the container that
-                was written.
+                was written, or in a file of another origin all that its leaves share.
             non_tensor_as_stack: nothing: the file says which data has one value per row.
 
         Raises:

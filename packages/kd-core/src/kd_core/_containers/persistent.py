@@ -39,6 +39,7 @@ from kd_core._convert.plain import (
 from kd_core._descriptor import describe
 from kd_core._errors import InvalidArgument, InvalidValue
 from kd_core._keys import format_key
+from kd_core._leaves.loops import common_batch
 from kd_core._naming import public_in
 from kd_core._nodes import as_read, is_row_data, is_unbatched
 from kd_core._protocol import AbstractContainer, lock
@@ -177,7 +178,8 @@ class PersistentTensorDict(TensorDictBase):
 
     Args:
         filename: the file.
-        batch_size: the leading dimensions of every entry; `None`: what the file says, or none.
+        batch_size: the leading dimensions of every entry; `None`: what the file says, or all that
+            its leaves share.
         group: an open group of `h5py` instead of a file.
         mode: as that of `h5py.File`: `"r"` reads, `"r+"` writes too, `"w"` makes a new file.
         device: where entries are moved when they are read; writes in place do not reach the file.
@@ -265,12 +267,12 @@ class PersistentTensorDict(TensorDictBase):
         return made
 
     def _check_batch(self) -> None:
-        for key, value in self._kd_entries.items():
-            shape = value.shape if isinstance(value, Tensor) else value._kd_desc.batch
-            if tuple(shape[: self._kd_desc.ndim]) != self._kd_desc.batch:
+        batch = self._kd_desc.batch
+        for name, sizes in _sizes_below(self._group):
+            if sizes[: len(batch)] != batch:
                 raise InvalidValue(
-                    f"entry {format_key((key,))} of `{self.filename}` must start with the batch "
-                    f"size {tuple(self._kd_desc.batch)}, got {tuple(shape)}."
+                    f"entry {format_key((unescaped(name),))} of `{self.filename}` must start with "
+                    f"the batch size {tuple(batch)}, got {sizes}."
                 )
 
     def _keep_batch(self) -> None:
@@ -324,13 +326,14 @@ class PersistentTensorDict(TensorDictBase):
             mode: as that of `h5py.File`.
             auto_batch_size: infer the batch size: all leading dimensions that the leaves share.
             batch_dims: the largest number of batch dimensions to infer.
-            batch_size: the leading dimensions of every entry; `None`: what the file says.
+            batch_size: the leading dimensions of every entry; `None`: what the file says, or all
+                that its leaves share.
             non_tensor_as_stack: nothing: the file says which data has one value per row.
         """
         made = PersistentTensorDict(filename=filename, mode=mode, batch_size=batch_size)
         if batch_size is None and (auto_batch_size or batch_dims is not None):
-            inferred = made.to_tensordict().auto_batch_size_(batch_dims).batch_size
-            made._kd_desc = made._kd_desc.with_batch(tuple(inferred))
+            shapes = [sizes for _, sizes in _sizes_below(made._group)]
+            made._kd_desc = made._kd_desc.with_batch(common_batch(shapes, batch_dims))
             made._keep_batch()
         return made
 
@@ -523,9 +526,27 @@ def _sizes(batch_size: BatchSize) -> Sequence[int]:
     return (batch_size,) if isinstance(batch_size, int) else tuple(batch_size)
 
 
+def _sizes_below(group: Group) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield the names of entries, and the sizes with which each starts; not of data."""
+    for name, found in group.items():
+        if name == REPLACED or DATA in found.attrs:
+            continue
+        if RAGGED in found.attrs:
+            yield name, tuple(found[LENGTHS].shape)
+        elif not hasattr(found, "dtype"):
+            yield name, tuple(_batch_in(found))
+        elif found.dtype.kind in "biufc":
+            name_of = found.attrs.get(DTYPE)
+            halves = name_of is not None and getattr(torch, name_of).is_complex
+            yield name, tuple(found.shape[:-1] if halves else found.shape)
+
+
 def _batch_in(group: Group) -> tuple[int, ...]:
+    """Return what a group says, or all leading sizes that its entries share."""
     sizes = group.attrs.get(BATCH)
-    batch = () if sizes is None else tuple(json.loads(sizes))
+    if sizes is None:
+        return common_batch([sizes for _, sizes in _sizes_below(group)])
+    batch = tuple(json.loads(sizes))
     names = group.attrs.get(NAMES)
     if names is None:
         return batch

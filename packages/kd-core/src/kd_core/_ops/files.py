@@ -786,7 +786,7 @@ class Formats(AbstractContainer):
             auto_batch_size: infer the batch size: all leading dimensions that the leaves share.
             batch_dims: the largest number of batch dimensions to infer.
             batch_size: the leading dimensions of every entry; `None`: those of the container that
-                was written.
+                was written, or in a store of another origin all that its leaves share.
             non_tensor_as_stack: nothing: the store says which data has one value per row.
             allow_pickle: `False` or `None`; no file can run code when it is read.
 
@@ -805,4 +805,5 @@ class Formats(AbstractContainer):
 
         with reading(filename):
             tree, batch = read_zarr(filename)
-        return build(cls, tree, batch_size, None, auto_batch_size, batch_dims, found=batch)
+        inferred = auto_batch_size or batch is None  # of another origin
+        return build(cls, tree, batch_size, None, inferred, batch_dims, found=batch)
