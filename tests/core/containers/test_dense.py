@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kd_core import InvalidArgument, TensorDict, TensorDictBase
+from kd_core import InvalidArgument, Locked, TensorDict, TensorDictBase
 from kd_core._descriptor import Descriptor
 from kd_core._nodes import Entry
 from kd_core.extending import GeneralMethods
@@ -157,11 +157,12 @@ def test_locks_of_nested_containers_are_counted_as_by_the_general_methods() -> N
         levels = one, other, inner, inner.nested("n", TensorDict)
         seen: list[list[tuple[str | None, int]]] = []
         for _ in range(2):  # the second time descriptors are cached
-            for step, td in ((lock, one), (lock, other), (unlock, one), (lock, inner)):
-                step(td)
+            for td in (one, other, inner):
+                lock(td)
                 seen.append([(each._kd_desc.lock, each._kd_desc.held) for each in levels])
-            unlock(other)
-            unlock(inner)
+            with pytest.raises(Locked):
+                unlock(one)  # the other one holds it, too
+            unlock(TensorDict({"one": one, "other": other}))
             seen.append([(each._kd_desc.lock, each._kd_desc.held) for each in levels])
         if general:
             assert seen == fast

@@ -175,7 +175,7 @@ def test_a_lock_holds_the_members() -> None:
     stack = lazy_stack(rows).lock_()
     with pytest.raises(Locked, match="enclosing"):
         rows[0]["a"] = 1.0
-    assert not stack[0].is_locked
+    assert [id(stack[0]), stack[0].is_locked] == [id(rows[0]), True]
     assert not stack[:1].is_locked
     assert not stack.unbind(0)[0].is_locked
     stack.unlock_()
@@ -217,7 +217,9 @@ def test_a_member_that_another_container_holds_keeps_the_stack_locked() -> None:
         stack.unlock_()
     assert stack._kd_desc.lock is not None
     assert first.is_locked
-    holder.unlock_()
+    with pytest.raises(Locked, match="encloses"):
+        holder.unlock_()
+    del holder
     assert not stack.unlock_().is_locked
     assert not row.is_locked
 

@@ -1,12 +1,13 @@
 """Locks: whose they are, what they cover, and when they end."""
 
+import pickle
 from pathlib import Path
 
 import pytest
 import torch
 from tests.core.kinds import inner
 
-from kd_core import Locked, TensorDict, lazy_stack
+from kd_core import LazyStackedTensorDict, Locked, TensorDict, lazy_stack
 
 
 def make() -> TensorDict:
@@ -38,14 +39,72 @@ def test_unlocking_unlocks_what_was_locked_on_its_own(outer: bool, stacked: bool
     assert not inner(td, ("s", "n")).is_locked
 
 
-def test_a_container_in_two_locked_ones_is_free_when_both_are() -> None:
+def test_a_container_in_two_locked_ones_keeps_both_locked_while_both_exist() -> None:
     shared = TensorDict({"x": 1.0})
     first, second = TensorDict({"s": shared}).lock_(), TensorDict({"s": shared}).lock_()
+    for td in (first, second, shared):
+        with pytest.raises(Locked, match="cannot unlock"):
+            td.unlock_()
+    assert [td.is_locked for td in (first, second, shared)] == [True] * 3
+    del second, td
     first.unlock_()
-    with pytest.raises(Locked, match="`y`"):
-        shared["y"] = 2.0
-    second.unlock_()
     shared["y"] = 2.0
+
+
+def test_a_container_held_twice_by_one_is_free_with_that_one() -> None:
+    shared = TensorDict({"x": 1.0})
+    td = TensorDict({"a": {"s": shared}, "b": {"s": shared}, "s": shared}).lock_()
+    with pytest.raises(Locked):
+        inner(td, "a").unlock_()
+    td.unlock_()
+    assert not shared.is_locked
+    assert not inner(td, "a").is_locked
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_what_a_container_held_that_is_gone_stays_locked_until_it_is_unlocked(
+    stacked: bool,
+) -> None:
+    member = make()
+    held = inner(member, "n")
+    outer = lazy_stack([member, make()]) if stacked else TensorDict({"t": member})
+    outer.lock_()
+    with pytest.raises(Locked, match="cannot unlock"):
+        held.unlock_()
+    del outer, member
+    with pytest.raises(Locked, match="cannot set"):
+        held["new"] = 1.0
+    with pytest.raises(Locked, match="cannot unlock"):
+        inner(held, "m").unlock_()
+    with held.unlock_():
+        held["new"] = 1.0
+        assert not inner(held, "m").is_locked
+    assert held.is_locked
+    assert not held.unlock_().is_locked
+
+
+def test_the_lock_of_a_stack_that_was_read_ends_with_it() -> None:
+    members = [make(), make()]
+    lazy_stack(members).nested("n", LazyStackedTensorDict).lock_()
+    assert inner(members[0], "n").is_locked
+    inner(members[0], "n").unlock_()["new"] = 1.0
+    stack = lazy_stack(members).lock_()
+    read = stack.nested("n", LazyStackedTensorDict)
+    with pytest.raises(Locked):
+        read.unlock_()
+
+
+def test_a_part_of_a_locked_container_is_locked_behind_a_pickle() -> None:
+    td = make().lock_()
+    part = pickle.loads(pickle.dumps(inner(td, "n")))
+    assert part.is_locked
+    assert not inner(part.unlock_(), "m").is_locked
+    both = pickle.loads(pickle.dumps([td, inner(td, "n")]))
+    assert both[0]["n"] is both[1]
+    with pytest.raises(Locked):
+        both[1].unlock_()
+    both[0].unlock_()
+    assert not both[1].is_locked
 
 
 def test_a_locked_container_may_stand_in_an_unlocked_one() -> None:

@@ -29,7 +29,7 @@ def net() -> nn.Sequential:
 MAKERS: list[Callable[[nn.Module], object]] = [
     TensorDictParams.of_module,
     lambda module: TensorDict.from_module(module, as_module=True),
-    lambda module: TensorDict.from_modules(module, net(), as_module=True),
+    lambda module: TensorDict.from_modules(module, net(), as_module=True, lock=False),
     lambda module: TensorDictParams(TensorDictParams.of_module(module), no_convert=True),
     lambda module: copy.deepcopy(TensorDictParams.of_module(module)),
     lambda module: pickle.loads(pickle.dumps(TensorDictParams.of_module(module))),

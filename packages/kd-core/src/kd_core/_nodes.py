@@ -17,6 +17,8 @@ from kd_core._torch_private import without_torch_function
 from kd_core._types import NestedKey
 
 if TYPE_CHECKING:
+    from weakref import ReferenceType
+
     from typing_extensions import TypeIs
 
     from kd_core._descriptor import Descriptor
@@ -24,6 +26,9 @@ if TYPE_CHECKING:
 
 Memo: TypeAlias = "tuple[Descriptor, Descriptor] | None"
 PartsMemo: TypeAlias = "tuple[Descriptor, list[Descriptor]] | None"
+
+Holders: TypeAlias = "tuple[ReferenceType[Node], ...]"
+"""What encloses a node and was locked: weak references, so that a part keeps nothing alive."""
 
 
 class Node:
@@ -35,6 +40,8 @@ class Node:
     __slots__ = ()
 
     if TYPE_CHECKING:
+        _kd_holders: Holders
+        """What holds it locked; unset where nothing ever did."""
 
         @property
         @abstractmethod
@@ -82,11 +89,15 @@ class Node:
             """Return the nodes that it encloses."""
 
         @abstractmethod
-        def _kd_hold(self, count: int) -> bool:
+        def _kd_hold(self, count: int, by: Holders = ()) -> bool:
             """Count `count` more enclosing containers that are locked.
 
+            Args:
+                count: how many more, or fewer.
+                by: a weak reference to the container that encloses it.
+
             Returns:
-                Whether it or a node below has a lock of its own.
+                Whether it or a node below is locked after that.
             """
 
 

@@ -24,10 +24,11 @@ from __future__ import annotations
 
 import difflib
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, TypeAlias, TypeGuard, cast
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -68,10 +69,11 @@ from kd_core._leaves.loops import (
     zip_each,
 )
 from kd_core._leaves.writes import writable_source
-from kd_core._nodes import Node, as_read, encodes, is_data, is_node, is_unbatched, tensor_of
+from kd_core._nodes import Node, Values, as_read, encodes, is_data, is_node, is_unbatched, tensor_of
 from kd_core._torch_private import (
     HigherOrderOperator,
     assume_constant_result,
+    traced_as,
     without_torch_function,
 )
 from kd_core._types import NO_DEFAULT
@@ -84,7 +86,7 @@ if TYPE_CHECKING:
 
     from kd_core._descriptor import Descriptor
     from kd_core._leaves.writes import Write
-    from kd_core._nodes import Entry, Memo, PartsMemo
+    from kd_core._nodes import Entry, Holders, Memo, PartsMemo
     from kd_core._shapes import Plan
     from kd_core._types import Batch, BatchFn, DeviceLike, Index, LeafFn, NestedKey, PartsFn
 
@@ -343,20 +345,22 @@ class AbstractContainer(Node):
         """Return an unlocked copy of all levels that shares the tensors."""
         return self._kd_map_each(_same)
 
-    def _kd_hold(self, count: int) -> bool:
+    def _kd_hold(self, count: int, by: Holders = ()) -> bool:
         desc = self._kd_desc
         self._kd_describe(desc.with_lock(desc.lock, desc.held + count))
-        return self._kd_hold_below(count) or desc.lock is not None
+        note_holder(self, desc, by)
+        return self._kd_hold_below(count) or self._kd_desc.frozen
 
     def _kd_hold_below(self, count: int) -> bool:
         """Add `count` to the number of enclosing locks of all nested containers.
 
         Returns:
-            Whether one of them has a lock of its own.
+            Whether one of them is locked after that.
         """
         found = False
+        by = _reference(self) if count > 0 and not is_dynamo_compiling() else ()
         for node in self._kd_below():
-            found |= node._kd_hold(count)
+            found |= node._kd_hold(count, by)
         return found
 
     def _kd_below(self) -> Sequence[Node]:
@@ -449,28 +453,89 @@ def unlock(container: W) -> W:
         Locked: if an enclosing container is locked.
     """
     desc = container._kd_desc
-    check_not_held(desc)
+    check_not_held(container)
     if desc.lock is not None:  # as above
         container._kd_describe(desc._unlocked)
         container._kd_hold_below(-1)
     return container
 
 
-def unlock_below(container: AbstractContainer) -> None:
-    """Undo the locks of all containers below; what another container holds keeps its lock."""
+def _reference(holder: AbstractContainer) -> Holders:
+    try:
+        return (ref(holder),)
+    except TypeError:  # a kind that cannot be referred to weakly
+        return ()
+
+
+def note_holder(node: Node, before: Descriptor, by: Holders) -> None:
+    """Note weakly which container, itself locked, encloses a node."""
+    if by:
+        known = getattr(node, "_kd_holders", ()) if before.held else ()
+        if not any(each is by[0] for each in known):
+            with suppress(AttributeError):  # a kind that has no place for it
+                node._kd_holders = (*known, *by)  # type: ignore[misc]  # the slot is that of the kind
+
+
+def _traced_unlock_all(container: AbstractContainer) -> None:
+    unlock(container)
     for node in container._kd_below():
         if isinstance(node, AbstractContainer) and not node._kd_desc.held:
-            unlock(node)
-            unlock_below(node)
+            _traced_unlock_all(node)
 
 
-def check_not_held(desc: Descriptor) -> None:
-    """Raise if an enclosing container is locked, so that a part of it cannot be unlocked."""
-    if desc.held:
-        raise Locked(
-            "cannot unlock a container that is locked with the one that encloses it. Unlock "
-            "the outer one, or use `clone(recurse=False)`, which is not locked."
-        )
+@traced_as(_traced_unlock_all)
+def unlock_all(container: AbstractContainer) -> None:
+    """Undo the locks of a container and of all below, or of none.
+
+    Raises:
+        Locked: if a locked container that still exists encloses one of them.
+    """
+    levels: dict[int, Node] = {}
+    found: list[Node] = [container]
+    while found:
+        node = found.pop()
+        if id(node) not in levels:
+            levels[id(node)] = node
+            found.extend(node._kd_below())
+    for node in levels.values():
+        check_not_held(node, levels)
+    for node in levels.values():
+        if isinstance(node, (AbstractContainer, Values)) and node._kd_desc.frozen:
+            node._kd_describe(node._kd_desc.unlocked())
+
+
+def _traced_check_not_held(node: Node, beside: Container[int] = ()) -> None:
+    if node._kd_desc.held:
+        raise _is_held()
+
+
+@traced_as(_traced_check_not_held)
+def check_not_held(node: Node, beside: Container[int] = ()) -> None:
+    """Raise if an enclosing container is locked, so that a part of it cannot be unlocked.
+
+    Args:
+        node: the part.
+        beside: the identities of containers that are unlocked with it.
+
+    Raises:
+        Locked: if there is one, and it still exists.
+    """
+    if not node._kd_desc.held:
+        return
+    for each in getattr(node, "_kd_holders", ()):
+        holder = each()
+        if holder is None or id(holder) in beside or not holder._kd_desc.frozen:
+            continue
+        # A stack makes what it encloses anew.
+        if isinstance(holder, Composite) or any(below is node for below in holder._kd_below()):
+            raise _is_held()
+
+
+def _is_held() -> Locked:
+    return Locked(
+        "cannot unlock a container that is locked with the one that encloses it. Unlock "
+        "the outer one, or use `clone(recurse=False)`, which is not locked."
+    )
 
 
 def writes_at(container: AbstractContainer, path: tuple[str, ...], value: object) -> list[Write]:

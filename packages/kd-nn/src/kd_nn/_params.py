@@ -399,6 +399,10 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both
             counts.update_(latest)
             return self
 
+    def __getstate__(self) -> dict[str, object]:
+        """Return the attributes without the references to what holds it locked."""
+        return {name: each for name, each in vars(self).items() if name != "_kd_holders"}
+
     def __setattr__(self, name: str, value: object) -> None:
         """Set an attribute; a tensor with the name of one that is there becomes an entry."""
         if name in _ATTRIBUTES and isinstance(value, Tensor):

@@ -19,6 +19,7 @@ from collections.abc import (
     ValuesView,
 )
 from typing import TYPE_CHECKING, Any, Final, SupportsIndex, cast
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -43,7 +44,7 @@ from kd_core._leaves.packing import packed
 from kd_core._leaves.uninitialized import StackedUninitialized
 from kd_core._nodes import Node, is_node, is_row_data, own_attributes
 from kd_core._ops.scopes import WAS_LOCKED, WAS_UNLOCKED
-from kd_core._protocol import unlock_below
+from kd_core._protocol import note_holder, unlock_all
 from kd_core._torch_private import traced_as
 from kd_core._validation import as_entry
 
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
     from typing import Protocol, Self, TypeVar
 
     from kd_core._descriptor import Descriptor
-    from kd_core._nodes import Entry, Memo, PartsMemo
+    from kd_core._nodes import Entry, Holders, Memo, PartsMemo
     from kd_core._types import Batch, BatchFn, LeafFn, PartsFn
 
     class Owner(Protocol):
@@ -169,7 +170,7 @@ def own_dict(owner: Owner) -> dict[str, Entry]:
 class Dense(TensorDictBase):
     """A container that holds its entries in a dict."""
 
-    __slots__ = ("__weakref__", "_kd_desc", "_kd_entries", "_kd_nested", "_kd_scope")
+    __slots__ = ("__weakref__", "_kd_desc", "_kd_entries", "_kd_holders", "_kd_nested", "_kd_scope")
 
     _kd_desc: Descriptor
     _kd_entries: dict[str, Entry]
@@ -384,33 +385,42 @@ class Dense(TensorDictBase):
             return super().unlock_()
         self._kd_scope = WAS_LOCKED
         self._kd_desc = desc._unlocked
-        if self._kd_nested and self._kd_hold_below(-1):
-            unlock_below(self)
+        if self._kd_nested and self._kd_hold_below(-1):  # others hold what it holds, or did
+            self._kd_desc = desc
+            self._kd_hold_below(1)
+            unlock_all(self)
         return self
 
     @traced_as(TensorDictBase._kd_hold)  # type: ignore[arg-type]  # `self` is a `Dense`
-    def _kd_hold(self, count: int) -> bool:
+    def _kd_hold(self, count: int, by: Holders = ()) -> bool:
         # Overridden for speed: "lock" in the benchmarks.
         desc = self._kd_desc
         if count == 1 and desc._held_once is not None:
             self._kd_desc = desc._held_once
-        elif count == -1 and desc.held == 1 and desc.lock is None:
+            self._kd_holders = by
+            if self._kd_nested:
+                self._kd_hold_below(1)
+            return True
+        if count == -1 and desc.held == 1 and desc.lock is None:
             self._kd_desc = desc._unlocked
-        else:
-            self._kd_desc = desc.with_lock(desc.lock, desc.held + count)
-        own = desc.lock is not None
-        return self._kd_hold_below(count) or own if self._kd_nested else own
+            return self._kd_nested and self._kd_hold_below(-1)
+        self._kd_desc = after = desc.with_lock(desc.lock, desc.held + count)
+        note_holder(self, desc, by)
+        return self._kd_hold_below(count) or after.frozen
 
+    @traced_as(TensorDictBase._kd_hold_below)  # type: ignore[arg-type]  # as above
     def _kd_hold_below(self, count: int) -> bool:
         # Overridden for speed: "lock" in the benchmarks.
+        if not self._kd_nested:
+            return False
         found = False
-        if self._kd_nested:
-            own = self.__class__
-            entries: Mapping[str, Any] = self._kd_entries
-            for value in entries.values():
-                kind = value.__class__
-                if kind is own or (kind is not Tensor and isinstance(value, Node)):
-                    found |= value._kd_hold(count)
+        own = self.__class__
+        by = (ref(self),) if count > 0 else ()
+        entries: Mapping[str, Any] = self._kd_entries
+        for value in entries.values():
+            kind = value.__class__
+            if kind is own or (kind is not Tensor and isinstance(value, Node)):
+                found |= value._kd_hold(count, by)
         return found
 
     def _kd_with_descriptor(self, desc: Descriptor) -> Self:
@@ -536,8 +546,7 @@ def restore_dense(
 ) -> D:
     """Rebuild a container; called by pickle.
 
-    A container that was locked itself is locked again, with all nested ones. The lock of an
-    enclosing container is not restored.
+    A container that was locked is locked again, with all nested ones.
 
     Raises:
         FormatError: if the class, a key, an entry or a batch size does not fit: a pickle may say

@@ -50,19 +50,15 @@ from kd_core._nodes import as_read
 from kd_core._ops.binary import written_to
 from kd_core._ops.conversion import build
 from kd_core._ops.description import StaysLazy, named, resize, shapes_of
-from kd_core._ops.scopes import Flattened, Unflattened, note_lock, record
+from kd_core._ops.scopes import Flattened, Unflattened, record
 from kd_core._ops.shaping import name_dims
 from kd_core._protocol import (
     AbstractContainer,
     absent,
     are_alike,
     check_has,
-    check_not_held,
     engine,
     reading,
-    relock,
-    unlock,
-    unlock_below,
 )
 from kd_core._shapes import (
     as_int,
@@ -314,29 +310,13 @@ class LazyStackedTensorDict(MemberStorage):
     def is_locked(self, locked: bool) -> None:
         self._kd_engine.lock_(self) if locked else self._kd_engine.unlock_(self)
 
-    def unlock_(self) -> Self:
-        """Allow changes of structure again, in the members too; return self.
-
-        Raises:
-            Locked: if an enclosing container is locked, or one that encloses a member.
-        """
-        reason = self._kd_desc.lock
-        unlock(self)
-        for member in self._members:  # what the stack held is free, however often it holds it
-            if member._kd_desc.held:
-                relock(self, reason)
-                check_not_held(member._kd_desc)
-        unlock_below(self)
-        note_lock(self, reason)
-        return self
-
     @overload
     def __getitem__(self, index: NestedKey) -> Tensor: ...
     @overload
     def __getitem__(self, index: Index) -> Self: ...
     def __getitem__(self, index: NestedKey | Index) -> object:
         """Return the entry at a key, or index the batch: `stack[i]` is member `i`."""
-        if index.__class__ is int and self._dim == 0 and not self._kd_desc.frozen:
+        if index.__class__ is int and self._dim == 0:
             count = len(self._members)
             if -count <= index < count:
                 return self._members[index]

@@ -39,7 +39,7 @@ from kd_core._naming import explain_attribute, leaves_out
 from kd_core._nodes import Encodes, RowData, Values, is_data, is_node
 from kd_core._ops.access import LinkedList
 from kd_core._ops.indexing import resolve
-from kd_core._protocol import check_not_held
+from kd_core._protocol import check_not_held, note_holder
 from kd_core._shapes import (
     Fresh,
     Grown,
@@ -55,7 +55,7 @@ from kd_core._torch_private import traced_as
 if TYPE_CHECKING:
     from typing import Self, TypeGuard
 
-    from kd_core._nodes import Entry, Memo, Node, PartsMemo
+    from kd_core._nodes import Entry, Holders, Memo, Node, PartsMemo
     from kd_core._protocol import AbstractContainer
     from kd_core._types import Batch, BatchFn, BatchSize, DeviceLike, LeafFn, PartsFn
 
@@ -247,7 +247,7 @@ class NonTensorDataBase(Values):
         True
     """
 
-    __slots__ = ("_kd_desc",)
+    __slots__ = ("_kd_desc", "_kd_holders")
 
     _kd_desc: Descriptor
     _of_batch: bool = False
@@ -591,7 +591,7 @@ class NonTensorDataBase(Values):
         Raises:
             Locked: if the container that it belongs to is locked.
         """
-        check_not_held(self._kd_desc)
+        check_not_held(self)
         self._kd_desc = self._kd_desc.unlocked()
         return self
 
@@ -731,21 +731,23 @@ class NonTensorDataBase(Values):
     def _kd_below(self) -> tuple[()]:
         return ()
 
-    def _hold_traced(self, count: int) -> bool:
+    def _hold_traced(self, count: int, by: Holders = ()) -> bool:
         # One that took the place of another in a locked container is not held.
         desc = self._kd_desc
         self._kd_desc = desc.with_lock(desc.lock, max(desc.held + count, 0))
+        note_holder(self, desc, by)
         return False  # what it encloses is not unlocked
 
     @traced_as(_hold_traced)
-    def _kd_hold(self, count: int) -> bool:
+    def _kd_hold(self, count: int, by: Holders = ()) -> bool:
         desc = self._kd_desc  # as in `Dense`: "lock" in the benchmarks
         if count == 1 and desc._held_once is not None:
             self._kd_desc = desc._held_once
+            self._kd_holders = by
         elif count == -1 and desc.held == 1 and desc.lock is None:
             self._kd_desc = desc._unlocked
         else:
-            self._hold_traced(count)
+            self._hold_traced(count, by)
         return False
 
 

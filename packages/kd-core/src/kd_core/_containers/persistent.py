@@ -207,6 +207,7 @@ class PersistentTensorDict(TensorDictBase):
         "_group",
         "_kd_desc",
         "_kd_entries",
+        "_kd_holders",
         "_options",
         "filename",
     )

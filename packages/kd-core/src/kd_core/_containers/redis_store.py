@@ -254,7 +254,7 @@ class TensorDictStore(TensorDictBase):
         ...     return TensorDictStore.from_tensordict(td, host="localhost")
     """
 
-    __slots__ = ("__weakref__", "_kd_desc", "_kd_entries", "_path", "_place")
+    __slots__ = ("__weakref__", "_kd_desc", "_kd_entries", "_kd_holders", "_path", "_place")
 
     _kd_entries: _Entries
     _kd_desc: Descriptor

@@ -11,10 +11,11 @@ import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
+from weakref import ref
 
 import torch
 from torch import Tensor
-from torch.compiler import is_compiling
+from torch.compiler import is_compiling, is_dynamo_compiling
 
 from kd_core import _registry as registry
 from kd_core._base import TensorDictBase
@@ -79,6 +80,7 @@ from kd_core._protocol import (
     are_alike,
     has_partial_entries,
     index_of,
+    note_holder,
 )
 from kd_core._shapes import Padded, Reduced, broadcasts_to, resized
 from kd_core._validation import as_entry, values_of_rows
@@ -345,7 +347,10 @@ def _stacked_nodes(stack: Composite, members: list[AbstractContainer]) -> Entry:
         ]
     nested = stack._of(members)
     if stack._kd_desc.frozen:
-        nested._kd_describe(nested._kd_desc.with_lock(None, 1))
+        free = nested._kd_desc
+        nested._kd_describe(free.with_lock(None, 1))
+        if not is_dynamo_compiling():
+            note_holder(nested, free, (ref(stack),))
     return nested
 
 
@@ -579,7 +584,7 @@ def own_row(entry: object) -> Encodes | None:
 class MemberStorage(TensorDictBase, Composite):
     """A container that holds its entries in members."""
 
-    __slots__ = ("__weakref__", "_dim", "_kd_desc", "_kd_scope", "_members")
+    __slots__ = ("__weakref__", "_dim", "_kd_desc", "_kd_holders", "_kd_scope", "_members")
 
     _kd_desc: Descriptor
     _dim: int

@@ -351,7 +351,7 @@ def _declare(
         setattr(cls, name, value)
 
 
-_STORAGE: Final = frozenset({"_kd_desc", "_kd_entries", "_kd_nested", "_kd_scope"})
+_STORAGE: Final = frozenset({"_kd_desc", "_kd_entries", "_kd_holders", "_kd_nested", "_kd_scope"})
 
 
 def _past_storage(setter: FunctionType) -> Callable[[TensorClass, str, object], None]:

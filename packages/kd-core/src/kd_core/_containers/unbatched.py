@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from typing import Self, SupportsIndex
 
     from kd_core._descriptor import Descriptor
-    from kd_core._nodes import Entry, Memo, PartsMemo
+    from kd_core._nodes import Entry, Holders, Memo, PartsMemo
     from kd_core._types import BatchFn, BatchSize, DeviceLike, LeafFn, PartsFn
 
 
@@ -378,7 +378,7 @@ class UnbatchedTensor(TensorData, metaclass=ABCMeta):
     def _kd_below(self) -> tuple[()]:
         return ()
 
-    def _kd_hold(self, count: int) -> bool:
+    def _kd_hold(self, count: int, by: Holders = ()) -> bool:
         return False  # it does not have a structure to lock
 
     def __deepcopy__(self, memo: dict[int, object]) -> Self:

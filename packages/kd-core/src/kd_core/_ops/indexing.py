@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, TypeAlias, cast, overload
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -774,7 +775,7 @@ class _Rows:
             entry = entry._spread(entry._kd_desc)
             above = level._kd_desc
             if above.frozen:
-                entry._kd_hold(above.held + (above.lock is not None))
+                entry._kd_hold(above.held + (above.lock is not None), (ref(level),))
             self.added.append((level, path[-1], entry))
         shape = self.batch_fn(entry._kd_desc.batch)
         whole, source = entry._encode(value, path, shape)

@@ -497,7 +497,7 @@ class Objects(AbstractContainer):
         cls,
         *modules: nn.Module,
         as_module: bool = False,
-        lock: bool = False,
+        lock: bool = True,
         use_state_dict: bool = False,
         lazy_stack: bool = False,
         expand_identical: bool = False,
@@ -510,7 +510,7 @@ class Objects(AbstractContainer):
         Args:
             *modules: the modules; they are not changed.
             as_module: return a `kd_nn.TensorDictParams`, which is an `nn.Module`; needs kd-nn.
-            lock: lock the container.
+            lock: lock the container, whose keys are those of the modules.
             use_state_dict: take the entries of `state_dict()`, with the hooks of the modules.
             lazy_stack: keep the tensors of the modules as members, instead of stacking copies that
                 are leaves of autograd.

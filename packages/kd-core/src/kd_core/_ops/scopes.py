@@ -31,7 +31,7 @@ from kd_core._protocol import (
     relock,
     unchanged_on_error,
     unlock,
-    unlock_below,
+    unlock_all,
 )
 from kd_core._shapes import numel, unchanged
 from kd_core._torch_private import traced_as
@@ -355,16 +355,15 @@ class Contexts(AbstractContainer):
     def unlock_(self) -> Self:
         """Allow changes of structure again, in nested containers too; return self.
 
-        A nested container that another locked one holds as well keeps its lock.
-
         `with td.unlock_():` locks a container that was locked again at the end of the block.
 
         Raises:
-            Locked: if an enclosing container is locked.
+            Locked: if a locked container encloses it, or encloses one that it holds, too. One that
+                does not exist any more does not count.
         """
-        reason = self._kd_desc.lock
-        unlock(self)
-        unlock_below(self)
+        desc = self._kd_desc
+        reason = LOCKED_BY_USER if desc.held and desc.lock is None else desc.lock
+        unlock_all(self)
         note_lock(self, reason)
         return self
 
