@@ -90,6 +90,10 @@ def within(outer: TensorDict) -> TensorDictBase:
     return inner
 
 
+def unlock_within(outer: TensorDict) -> None:
+    within(outer).unlock_()
+
+
 CALLS: dict[str, Callable[[], object]] = {
     "a missing key": lambda: td()["rewrd"],
     "a missing nested key": lambda: td()["next", "obz"],
@@ -129,7 +133,7 @@ CALLS: dict[str, Callable[[], object]] = {
     "a write to a leaf of the graph": lambda: one(nn.Parameter(torch.zeros(3))).add_(1),
     "a locked container": lambda: td().lock_().set("a", torch.zeros(3)),
     "a container locked by another": lambda: within(td()).set("a", torch.zeros(3)),
-    "a locked container to unlock": lambda: within(td()).unlock_(),
+    "a locked container to unlock": lambda: unlock_within(td()),
     "containers of other keys": lambda: td() + td().exclude("reward"),
     "containers of other sizes": lambda: td() + td()[:2],
     "leaves that do not broadcast": lambda: one(torch.zeros(2)) + one(torch.zeros(3)),

@@ -497,6 +497,7 @@ def unlock_all(container: AbstractContainer) -> None:
         if id(node) not in levels:
             levels[id(node)] = node
             found.extend(node._kd_below())
+    check_not_held(container)
     for node in levels.values():
         check_not_held(node, levels)
     for node in levels.values():
@@ -522,7 +523,10 @@ def check_not_held(node: Node, beside: Container[int] = ()) -> None:
     """
     if not node._kd_desc.held:
         return
-    for each in getattr(node, "_kd_holders", ()):
+    holders: Holders = getattr(node, "_kd_holders", ())
+    if not holders and not beside:  # a kind that has no place for it, or compiled code locked it
+        raise _is_held()
+    for each in holders:
         holder = each()
         if holder is None or id(holder) in beside or not holder._kd_desc.frozen:
             continue
