@@ -546,7 +546,8 @@ def restore_dense(
 ) -> D:
     """Rebuild a container; called by pickle.
 
-    A container that was locked is locked again, with all nested ones.
+    A container that was locked itself is locked again, with all nested ones. The lock of an
+    enclosing container is not restored.
 
     Raises:
         FormatError: if the class, a key, an entry or a batch size does not fit: a pickle may say
