@@ -15,6 +15,7 @@ from kd_core import (
     InvalidValue,
     Locked,
     MissingDependency,
+    NonTensorData,
     NonTensorStack,
     PersistentTensorDict,
     TensorDict,
@@ -200,6 +201,21 @@ def test_a_file_of_another_origin_has_the_sizes_that_its_leaves_share(tmp_path: 
     assert TensorDict.from_h5(tmp_path / "td.h5").batch_size == ()
     with pytest.raises(InvalidValue, match=r"entry `g` .* must start with the batch size \(3,\)"):
         TensorDict.from_h5(tmp_path / "td.h5", batch_size=[3])
+
+
+def test_data_that_json_changes_is_kept(tmp_path: Path) -> None:
+    td = TensorDict({"a": torch.zeros(2)}, [2])
+    td["size"] = NonTensorData((25,))
+    td["pair"] = NonTensorData({"k": (1, float("inf"))})
+    td["rows"] = NonTensorStack((1, 2), {3: "x"})
+    stored = PersistentTensorDict.from_dict(td, tmp_path / "td.h5")
+    stored[0] = {"a": torch.ones(()), "rows": (5, "y")}
+    stored.close()
+    found = TensorDict.from_h5(tmp_path / "td.h5")
+    values: list[object] = [found["size"], found["pair"], found["rows"]]
+    assert values == [(25,), {"k": (1, float("inf"))}, [(5, "y"), {3: "x"}]]
+    with pytest.raises(InvalidValue, match="`o`"):
+        PersistentTensorDict.from_dict({"o": NonTensorData(object())}, tmp_path / "td.h5")
 
 
 def test_a_new_file_is_filled(tmp_path: Path) -> None:

@@ -63,6 +63,20 @@ def test_an_entry_is_added_and_seen_by_others(tmp_path: Path) -> None:
     assert_same(TensorDict.load(tmp_path / "td", verify="full"), td)
 
 
+def test_an_entry_with_rows_of_several_sizes_is_added(tmp_path: Path) -> None:
+    td = sample().memmap(tmp_path / "td")
+    sizes = torch.tensor([[1, 2], [3, 2], [0, 2]])
+    storage = torch.arange(8.0).untyped_storage()
+    td.make_memmap_from_storage("filled", storage, sizes)
+    td.make_memmap("zeros", sizes)[1].fill_(4)
+    other = TensorDict.load_memmap(tmp_path / "td")
+    values = [[row.tolist() for row in other[key].unbind()] for key in ("filled", "zeros")]
+    assert values[0] == [[[0, 1]], [[2, 3], [4, 5], [6, 7]], []]
+    assert values[1] == [[[0, 0]], [[4, 4], [4, 4], [4, 4]], []]
+    with pytest.raises(ShapeMismatch, match=r"must start with \(3,\), got \(2,\)"):
+        td.make_memmap("short", sizes[:2])
+
+
 def test_an_empty_container_is_filled_entry_by_entry(tmp_path: Path) -> None:
     td = TensorDict({}, [3])
     td.memmap_(tmp_path / "td")

@@ -37,13 +37,14 @@ from kd_core._convert.plain import (
     unescaped,
 )
 from kd_core._descriptor import describe
-from kd_core._errors import InvalidArgument, InvalidValue
+from kd_core._errors import InvalidArgument, InvalidValue, KdError
 from kd_core._keys import format_key
 from kd_core._leaves.loops import common_batch
 from kd_core._naming import public_in
 from kd_core._nodes import as_read, is_row_data, is_unbatched
 from kd_core._protocol import AbstractContainer, lock
 from kd_core._shapes import checked_names, names_of, with_names, without_names
+from kd_core._store.manifest import read, written
 
 if TYPE_CHECKING:
     from typing import Self
@@ -59,6 +60,8 @@ BATCH: Final = "kd_batch"
 NAMES: Final = "kd_names"
 DTYPE: Final = "kd_dtype"
 DATA: Final = "kd_data"
+ENCODED: Final = "kd_encoded"
+"""The attribute of data that says whether JSON holds it in the forms of a store, as tuples."""
 RAGGED: Final = "kd_ragged"
 """The attribute of a group that is a jagged tensor."""
 
@@ -115,7 +118,7 @@ class _Entries(Mapping[str, "Entry"]):
                 value._kd_entries.write_back()
             elif not isinstance(value, Tensor):
                 found = self._group[escaped(key)]
-                data = json.dumps(checked((key,), value._kd_item()))
+                data, found.attrs[ENCODED] = _text_of((key,), value._kd_item())
                 if found.asstr()[()] != data:
                     found[()] = data
 
@@ -133,7 +136,8 @@ class _Entries(Mapping[str, "Entry"]):
         if not hasattr(found, "dtype"):
             return self._owner._below_at(found), True
         if DATA in found.attrs:
-            value = json.loads(found.asstr()[()])
+            value: Any = json.loads(found.asstr()[()])
+            value = read(value) if found.attrs.get(ENCODED) else value
             if found.attrs[DATA] == "rows":  # the same object, which rows are written to
                 return registry.wrap_rows(value, None, desc), True
             return registry.wrap_data(value, desc), False
@@ -457,8 +461,9 @@ class PersistentTensorDict(TensorDictBase):
                 "not hold. Give it the batch dimensions with `expand`."
             )
         else:
-            data = json.dumps(checked((key,), value._kd_item()))
+            data, encoded = _text_of((key,), value._kd_item())
             made = self._group.create_dataset(name, data=data)
+            made.attrs[ENCODED] = encoded
             made.attrs[DATA] = "rows" if is_row_data(value) else "data"
 
     def _fits_in_place(self, name: str, value: Tensor) -> bool:
@@ -540,6 +545,17 @@ def _sizes_below(group: Group) -> Iterator[tuple[str, tuple[int, ...]]]:
             name_of = found.attrs.get(DTYPE)
             halves = name_of is not None and getattr(torch, name_of).is_complex
             yield name, tuple(found.shape[:-1] if halves else found.shape)
+
+
+def _text_of(path: tuple[str, ...], value: object) -> tuple[str, bool]:
+    """Return data as JSON, and whether it is in the forms of a store: JSON has no tuples."""
+    try:
+        return json.dumps(checked(path, value)), False
+    except InvalidValue as error:
+        try:
+            return json.dumps(written(value, path)), True
+        except KdError:
+            raise error from None
 
 
 def _batch_in(group: Group) -> tuple[int, ...]:

@@ -30,7 +30,7 @@ from kd_core._errors import (
 )
 from kd_core._keys import format_key, path_of
 from kd_core._leaves.foreach import run_copies
-from kd_core._leaves.loops import restored_from, stored_in
+from kd_core._leaves.loops import restored_from, stored_in, strided_view
 from kd_core._leaves.views import walk_items
 from kd_core._naming import public_in
 from kd_core._nodes import is_data
@@ -822,7 +822,8 @@ class MemoryMaps(AbstractContainer):
 
         Args:
             key: the key; levels that do not exist are created.
-            shape: the shape, which starts with the batch size.
+            shape: the shape, which starts with the batch size; a tensor with a row of sizes for
+                each row makes a nested tensor of the strided layout.
             dtype: the dtype; `None`: the default of torch.
             robust_key: nothing: any string is a key.
 
@@ -840,10 +841,13 @@ class MemoryMaps(AbstractContainer):
             >>> TensorDict.load_memmap("grown.arena")["obs"].sum()
             tensor(8.)
         """
+        dtype = dtype or torch.get_default_dtype()
+        if isinstance(shape, Tensor) and shape.ndim == 2:
+            zeros = torch.zeros(int(shape.prod(1).sum()), dtype=dtype)
+            return _added(self, key, strided_view(zeros, shape), filled=False)
         sizes = shape.tolist() if isinstance(shape, Tensor) else shape
         checked = torch.empty(tuple(sizes), device="meta").shape
-        zeros = torch.zeros((), dtype=dtype or torch.get_default_dtype())
-        return _added(self, key, zeros.expand(checked), filled=False)
+        return _added(self, key, torch.zeros((), dtype=dtype).expand(checked), filled=False)
 
     def make_memmap_from_tensor(
         self,
@@ -882,7 +886,8 @@ class MemoryMaps(AbstractContainer):
         Args:
             key: the key; levels that do not exist are created.
             storage: the storage; its bytes are copied.
-            shape: the shape, which starts with the batch size.
+            shape: the shape, which starts with the batch size; a tensor with a row of sizes for
+                each row makes a nested tensor of the strided layout.
             dtype: the dtype of the elements; `None`: the default of torch.
             robust_key: nothing: any string is a key.
 
@@ -891,9 +896,12 @@ class MemoryMaps(AbstractContainer):
         """
         from kd_core._store.mapped_tensor import tensor_of
 
+        dtype = dtype or torch.get_default_dtype()
+        if isinstance(shape, Tensor) and shape.ndim == 2:
+            values = tensor_of(storage, [int(shape.prod(1).sum())], dtype)
+            return _added(self, key, strided_view(values, shape), filled=True)
         sizes = shape.tolist() if isinstance(shape, Tensor) else shape
-        found = tensor_of(storage, sizes, dtype or torch.get_default_dtype())
-        return _added(self, key, found, filled=True)
+        return _added(self, key, tensor_of(storage, sizes, dtype), filled=True)
 
     def memmap_refresh_(self, *, allow_pickle: bool | None = None) -> Self:
         """Add the entries to the container that its arena has by now; return self.

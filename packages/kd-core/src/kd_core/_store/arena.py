@@ -20,6 +20,7 @@ from kd_core import _registry as registry
 from kd_core._descriptor import device_of
 from kd_core._errors import FormatError, InvalidValue, KeyCollision, batch_does_not_fit
 from kd_core._keys import format_key
+from kd_core._leaves.loops import leaf_fits
 from kd_core._nodes import Entry
 from kd_core._protocol import (
     AbstractContainer,
@@ -431,21 +432,24 @@ def add_entry(td: AbstractContainer, keys: Keys, leaf: Tensor, *, filled: bool) 
     if depth == len(keys) - 1 and keys[-1] in level._kd_entries:
         raise _is_in_arena(keys, path)
     desc = level._kd_desc
-    if tuple(leaf.shape[: desc.ndim]) != desc.batch:
-        raise batch_does_not_fit(format_key(keys), desc.batch, leaf.shape)
+    if not leaf_fits(leaf, desc):
+        shape = (leaf.size(0),) if leaf.is_nested else leaf.shape
+        raise batch_does_not_fit(format_key(keys), desc.batch, shape)
     encoder = Encoder()
-    node = encoder.add(leaf, keys)
+    node = encoder.leaf_node(leaf, keys)
     layout = layout_of(encoder.specs)
     with writing(path, create=False) as writer:
         manifest = writer.checked()
         check_open(manifest, path)
         _check_same_arena(td, manifest, path)
-        encoder.move_to(len(manifest.segments))
+        count = len(manifest.segments)
+        encoder.move_to(count)
         _insert(manifest.tree, keys, node, path)
         segment = writer.add_arena(lambda fd: fill(fd, encoder, layout, filled))
         with files.opened_folder(path) as folder:
             opened = map_segment(folder, f"{path}", segment.name, layout)
-        [made] = opened.tensors(encoder.specs).values()
+        specs: Specs = [*({} for _ in range(count)), encoder.specs]
+        made = Decoder(specs, [opened.tensors] * len(specs)).any_leaf(node)
         with unchanged_on_error(td):
             _set(td, keys, made)
             writer.commit([*manifest.segments, segment], manifest.tree, sealed=False)

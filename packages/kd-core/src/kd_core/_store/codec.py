@@ -139,11 +139,11 @@ class Encoder:
 
     def _entry(self, value: Entry, path: KeyPath, above: Descriptor) -> Json:
         if isinstance(value, Tensor):
-            return self._leaf(value, path)
+            return self.leaf_node(value, path)
         if isinstance(value, AbstractContainer):
             return self.node_of(value, path)
         if is_unbatched(value):
-            node = self._leaf(value._tensor, path)
+            node = self.leaf_node(value._tensor, path)
             if "tensor" in node:  # no row, but neither is it filled later
                 self.rows.append(self._known[id(value._tensor)])
             return {"unbatched": node}
@@ -166,7 +166,8 @@ class Encoder:
         held: Json = {**more, "constant": constant, "of_batch": of_batch, "value": data}
         return {"object": {**held, "tensors": tensors}} if tensors else {"data": held}
 
-    def _leaf(self, leaf: Tensor, path: KeyPath) -> Json:
+    def leaf_node(self, leaf: Tensor, path: KeyPath) -> Json:
+        """Return the node of a leaf, which may be a nested tensor."""
         return self._jagged(leaf, path) if leaf.is_nested else self.add(leaf, path)
 
     def _jagged(self, leaf: Tensor, path: KeyPath) -> Json:
@@ -794,6 +795,10 @@ class Decoder:
         if named is None and not self._everywhere:
             return describe(batch)
         return describe(batch, self._places(named) if self._places else device_of("cpu"))
+
+    def any_leaf(self, node: object) -> Tensor:
+        """Return the leaf of a node, which may be a nested tensor."""
+        return self._leaf(*_kind_of(node))
 
     def leaf_of(self, node: object) -> Tensor:
         """Return the tensor of a node; two nodes of one tensor give the same one."""
