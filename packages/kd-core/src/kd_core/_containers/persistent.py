@@ -553,9 +553,14 @@ def _text_of(path: tuple[str, ...], value: object) -> tuple[str, bool]:
         return json.dumps(checked(path, value)), False
     except InvalidValue as error:
         try:
-            return json.dumps(written(value, path)), True
+            return json.dumps(written(_plain_lists(value), path)), True
         except KdError:
             raise error from None
+
+
+def _plain_lists(value: object) -> object:
+    """Return the values of rows as lists that are not linked to the rows."""
+    return [_plain_lists(each) for each in value] if isinstance(value, list) else value
 
 
 def _batch_in(group: Group) -> tuple[int, ...]:
