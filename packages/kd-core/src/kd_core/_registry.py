@@ -263,6 +263,11 @@ def _check_free(name: str, known: type | None, cls: type) -> None:
     )
 
 
+def is_type(name: object) -> bool:
+    """Return whether a type of non-tensor data is registered by a name."""
+    return name in _TYPE_NAMES
+
+
 def type_named(name: object) -> StoredType:
     """Return a registered type of non-tensor data.
 

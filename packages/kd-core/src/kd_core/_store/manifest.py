@@ -12,15 +12,19 @@ import json
 import math
 import re
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from datetime import date, datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Never, cast
 
+import torch
 from torch import Tensor
 
 from kd_core._errors import FormatError, InvalidArgument, InvalidValue, with_article
 from kd_core._keys import format_key
 from kd_core._protocol import AbstractContainer
-from kd_core._registry import TYPES, type_named
+from kd_core._registry import TYPES, StoredType, is_type, type_named
 from kd_core._validation import MAX_DEPTH
 
 if TYPE_CHECKING:
@@ -328,11 +332,6 @@ def written(
         items = [written(item, path, depth + 1, number_of) for item in value]
         return items if kind is list else {"t": items}
     if isinstance(value, dict) and kind is dict:
-        if not all(type(key) in (str, int) for key in value):
-            raise InvalidArgument(
-                f"entry {format_key(path)} must be a dict with strings and integers as keys to be "
-                "saved. Convert the keys to strings, or save a list of pairs."
-            )
         return {
             "d": [
                 [
@@ -346,13 +345,13 @@ def written(
         return {"b": base64.b64encode(value).decode("ascii")}
     if isinstance(value, Tensor) and number_of is not None:
         return {"n": number_of(value)}
-    stored = TYPES.get(kind)
+    stored = TYPES.get(kind) or _KNOWN.get(kind) or _of_numpy(value)
     if stored is None:
         raise InvalidArgument(
             f"entry {format_key(path)} holds {with_article(kind.__qualname__)}, which cannot be "
             "saved: non-tensor data must be strings, numbers, booleans, `None`, bytes, lists, "
-            "tuples or dicts. Register the type with "
-            "`kd_core.store.register_type`, or `exclude` the entry."
+            "tuples, sets, dicts, arrays of numpy, or sizes, dtypes and devices of torch. Register "
+            "the type with `kd_core.store.register_type`, or `exclude` the entry."
         )
     return {"r": [stored.name, written(stored.encode(value), path, depth + 1, number_of)]}
 
@@ -389,10 +388,17 @@ def _float(inner: object, depth: int, tensors: Sequence[Tensor]) -> object:
 
 
 def _dict(inner: object, depth: int, tensors: Sequence[Tensor]) -> object:
-    made: dict[str | int, object] = {}
+    made: dict[object, object] = {}
     for pair in _list(inner):
         match pair:
-            case [str(key) | int(key), item] if key not in made and not isinstance(key, bool):
+            case [named, item]:
+                key = read(named, depth)
+                try:
+                    known = key in made
+                except TypeError:  # a list, or a tuple with one
+                    known = True
+                if known:
+                    raise _unknown(pair)
                 made[key] = read(item, depth, tensors)
             case _:
                 raise _unknown(pair)
@@ -413,7 +419,8 @@ def _bytes(inner: object, depth: int, tensors: Sequence[Tensor]) -> object:
 def _registered(inner: object, depth: int, tensors: Sequence[Tensor]) -> object:
     match inner:
         case [name, item]:
-            stored = type_named(name)
+            stored = _BY_NAME.get(name) if isinstance(name, str) else None
+            stored = stored if stored is not None and not is_type(name) else type_named(name)
             value = read(item, depth, tensors)
             try:
                 return stored.decode(value)
@@ -430,7 +437,7 @@ def _numbered(inner: object, depth: int, tensors: Sequence[Tensor]) -> object:
     raise _unknown(inner)
 
 
-def _list(inner: object) -> list[object]:
+def _list(inner: object) -> list[Any]:
     if not isinstance(inner, list):
         raise _unknown(inner)
     return inner
@@ -444,6 +451,80 @@ _READERS: Final[dict[str, Callable[[object, int, Sequence[Tensor]], object]]] = 
     "r": _registered,
     "n": _numbered,
 }
+
+
+# Types of Python, torch and numpy that are plain data, unless a program registers them itself.
+
+
+def _built(cls: type, encode: Callable[[Any], object], decode: Callable[[Any], object]) -> None:
+    stored = StoredType(f"{cls.__module__}.{cls.__qualname__}", cls, encode, decode)
+    _KNOWN[cls] = _BY_NAME[stored.name] = stored
+
+
+def _dtype_of(name: str) -> torch.dtype:
+    found: object = getattr(torch, name)
+    if not isinstance(found, torch.dtype):
+        raise TypeError(f"`torch.{name}` is not a dtype")
+    return found
+
+
+_KNOWN: Final[dict[type, StoredType]] = {}
+_BY_NAME: Final[dict[str, StoredType]] = {}
+# Each reader asks for a list or bytes: a `range` in a forged file would fill the memory.
+_built(torch.Size, list, lambda items: torch.Size(_list(items)))
+_built(torch.dtype, lambda value: str(value).removeprefix("torch."), _dtype_of)
+_built(torch.device, str, torch.device)
+_built(complex, lambda value: [value.real, value.imag], lambda items: complex(*_list(items)))
+_built(set, lambda value: sorted(value, key=repr), lambda items: set(_list(items)))
+_built(frozenset, lambda value: sorted(value, key=repr), lambda items: frozenset(_list(items)))
+_built(bytearray, bytes, lambda octets: bytearray(memoryview(octets)))
+_built(range, lambda it: [it.start, it.stop, it.step], lambda items: range(*_list(items)))
+_built(slice, lambda it: [it.start, it.stop, it.step], lambda items: slice(*_list(items)))
+_built(OrderedDict, dict, lambda items: OrderedDict({**items}))
+_built(type(Path()), str, Path)
+_built(date, date.isoformat, date.fromisoformat)
+_built(datetime, datetime.isoformat, datetime.fromisoformat)
+_built(
+    timedelta,
+    lambda it: [it.days, it.seconds, it.microseconds],
+    lambda items: timedelta(*_list(items)),
+)
+
+_ARRAY: Final = "numpy.ndarray"
+_SCALAR: Final = "numpy.generic"
+
+
+def _of_numpy(value: object) -> StoredType | None:
+    """Return how an array or a scalar of numpy is written; `None` if it is something else."""
+    if type(value).__module__ != "numpy":
+        return None
+    import numpy as np
+
+    if not isinstance(value, (np.ndarray, np.generic)) or value.dtype.kind not in _PLAIN_KINDS:
+        return None
+    return _BY_NAME[_ARRAY if isinstance(value, np.ndarray) else _SCALAR]
+
+
+def _array_written(array: Any) -> object:
+    return [array.dtype.str, list(array.shape), array.tobytes()]
+
+
+def _array_read(parts: Any) -> Any:
+    import numpy as np
+
+    name, shape, octets = _list(parts)
+    dtype = np.dtype(str(name))
+    if dtype.kind not in _PLAIN_KINDS:
+        raise TypeError(f"dtype {name!r}")
+    return np.frombuffer(bytearray(memoryview(octets)), dtype).reshape(_list(shape))
+
+
+_PLAIN_KINDS: Final = "biufcSUmM"
+"""Numbers, strings and times."""
+_BY_NAME[_ARRAY] = StoredType(_ARRAY, object, _array_written, _array_read)
+_BY_NAME[_SCALAR] = StoredType(
+    _SCALAR, object, _array_written, lambda parts: _array_read(parts)[()]
+)
 
 
 def _unknown(found: object) -> FormatError:
