@@ -45,6 +45,7 @@ from kd_core import (
 )
 from kd_core._naming import homes
 from kd_core._registry import LATER
+from kd_core._torch_private import current_trace
 from kd_core.drop_in import _functions, _pickles
 
 if TYPE_CHECKING:
@@ -430,10 +431,15 @@ class _Attributes(dict[str, object]):
 
 
 def _with_attributes(getter: Callable[[Any, str], object]) -> Callable[[Any, str], object]:
-    """Return a `__getattr__` that finds `__dict__`, which instances of tensor classes lack."""
+    """Return a `__getattr__` that finds `__dict__`, which instances of tensor classes lack.
+
+    A compiler that traces does not: its guards read the dict of the interpreter, and there is none.
+    """
 
     def find(self: TensorClass, name: str) -> object:
-        return _Attributes(self) if name == "__dict__" else getter(self, name)
+        if name == "__dict__" and current_trace() is None:
+            return _Attributes(self)
+        return getter(self, name)
 
     return find
 
