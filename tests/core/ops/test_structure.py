@@ -285,6 +285,34 @@ def test_a_rename_that_is_refused_changes_nothing() -> None:
     assert list(td.keys()) == ["a", "b", "n"]
 
 
+@pytest.mark.parametrize("inplace", [False, True])
+def test_unflatten_keys_adds_to_a_container_of_the_same_name(inplace: bool) -> None:
+    below = TensorDict({"m": TensorDict({"b": 1.0}), "m.c": 2.0})
+    td = TensorDict({"n.m.a": 3.0, "x": 0.0, "n": below, "n.d": 4.0})
+    nested = td.unflatten_keys(inplace=inplace)
+    found = ["x", ("n", "m", "b"), ("n", "m", "a"), ("n", "m.c"), ("n", "d")]
+    assert list(nested.keys(True, True)) == found
+    assert list(below.keys(True, True)) == [("m", "b"), "m.c"]
+    locked = TensorDict({"n": TensorDict({"b": 1.0}), "n.a": 2.0}).lock_()
+    nested = locked.unflatten_keys()
+    assert list(nested.keys(True, True)) == [("n", "b"), ("n", "a")]
+    assert inner(locked, "n").is_locked
+    assert not inner(nested, "n").is_locked
+
+
+def test_unflatten_keys_overwrites_nothing_in_a_container_of_the_same_name() -> None:
+    inside = TensorDict({"a": 1.0, "m": TensorDict({"b": 1.0})})
+    for key in ("n.a", "n.m"):
+        with pytest.raises(KeyCollision, match=f"`{key}`"):
+            TensorDict({"n": inside, key: 2.0}).unflatten_keys()
+    with pytest.raises(KeyCollision, match=r"`n.a`"):
+        TensorDict({"n": inside, "n.a.b": 2.0}).unflatten_keys()
+    rows = TensorDict({"n": TensorDict(a=torch.zeros(3), batch_size=[3]), "n.b": torch.zeros(2)})
+    with pytest.raises(ShapeMismatch, match="`b`"):
+        rows.unflatten_keys(inplace=True)
+    assert list(rows.keys(True, True)) == [("n", "a"), "n.b"]
+
+
 def test_unflatten_keys_refuses_what_nests_too_deep() -> None:
     with pytest.raises(InvalidValue, match="at most 64 levels deep"):
         TensorDict({".".join(["n"] * 300): 1.0}).unflatten_keys()

@@ -21,6 +21,7 @@ from kd_core._errors import (
     KeyCollision,
     KeySetMismatch,
     OutOfRange,
+    given_twice,
     wrong_type,
 )
 from kd_core._keys import KeyPath, format_key, is_prefix, path_of, plain_str, several
@@ -328,10 +329,11 @@ class Structure(AbstractContainer):
     def unflatten_keys(self, separator: str = ".", inplace: bool = False) -> Self:
         """Split keys at a separator into nested containers: the inverse of `flatten_keys`.
 
-        Entries whose keys are not split come first.
+        Entries whose keys are not split come first. A container that has the name already gets the
+        entries, in a copy.
 
         Raises:
-            KeyCollision: if a name would be a leaf and a container at once.
+            KeyCollision: if a name would be a leaf and a container at once, or is there twice.
             InvalidValue: if the separator is empty.
         """
         if not separator:
@@ -473,16 +475,28 @@ _PLACE: Final = cast("Entry", None)
 
 
 def _unflattened(
-    entries: Entries, separator: str, prefix: str, desc: Descriptor
+    entries: Entries,
+    separator: str,
+    prefix: str,
+    desc: Descriptor,
+    beside: AbstractContainer | None = None,
 ) -> dict[str, Entry]:
     """Return the entries of a level whose keys are split at a separator.
 
     At the root, those whose keys are not split come first.
+
+    Args:
+        entries: the entries of the level, under the rest of their keys.
+        separator: what splits the keys.
+        prefix: what stands in front of them.
+        desc: the descriptor of the containers that are made.
+        beside: a container that has the name of the level, which gets the entries.
     """
     if len(prefix) > MAX_DEPTH and prefix.count(separator) > MAX_DEPTH:
         raise too_deep(tuple(prefix.split(separator)))
     level: dict[str, Entry] = {}
     below: dict[str, dict[str, Entry]] = {}
+    known: dict[str, AbstractContainer] = {}
     deeper = False
     for key, value in entries.items():
         name, found, rest = key.partition(separator)
@@ -490,19 +504,44 @@ def _unflattened(
         if name in below and found:
             below[name][rest] = value
         elif name in level:
-            raise is_both(prefix + key, prefix + name, "container" if found else "value")
+            other = level[name] if found else value
+            if not isinstance(other, AbstractContainer):
+                raise is_both(prefix + key, prefix + name, "container" if found else "value")
+            known[name] = other
+            if found:
+                below[name] = {rest: value}
+            else:
+                level[name] = level.pop(name)
         else:
             level[name] = value  # holds the place of a container
             if found:
                 below[name] = {rest: value}
+    if beside is not None:
+        there = beside._kd_entries
+        for name in level:
+            if name in there:
+                other = there[name]
+                if name not in below or not isinstance(other, AbstractContainer):
+                    raise given_twice(format_key(prefix + name))
+                known[name] = other
     for name, inner in below.items():
-        if deeper or prefix:
-            inner = _unflattened(inner, separator, prefix + name + separator, desc)
-        level[name] = registry.make_dense(inner, desc)
+        base = known.get(name)
+        if deeper or prefix or base is not None:
+            inner = _unflattened(inner, separator, prefix + name + separator, desc, base)
+        level[name] = registry.make_dense(inner, desc) if base is None else _with_more(base, inner)
     if not prefix:
         for name in below:
-            level[name] = level.pop(name)
+            if name not in known:
+                level[name] = level.pop(name)
     return level
+
+
+def _with_more(base: AbstractContainer, entries: Entries) -> AbstractContainer:
+    """Return a shallow copy of a container with further entries."""
+    joined = base._kd_shallow()
+    for key, value in entries.items():
+        joined._kd_set_entry(key, joined._kd_as_entry(key, value))
+    return joined
 
 
 def _plain(td: W) -> W:
