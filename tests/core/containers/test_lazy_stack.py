@@ -176,8 +176,8 @@ def test_a_lock_holds_the_members() -> None:
     with pytest.raises(Locked, match="enclosing"):
         rows[0]["a"] = 1.0
     assert [id(stack[0]), stack[0].is_locked] == [id(rows[0]), True]
-    assert not stack[:1].is_locked
-    assert not stack.unbind(0)[0].is_locked
+    assert stack[:1].is_locked
+    assert stack.unbind(0)[0].is_locked
     stack.unlock_()
     rows[0]["a"] = torch.zeros(2)
 

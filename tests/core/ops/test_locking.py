@@ -223,6 +223,21 @@ def test_views_of_rows_in_the_memory_of_others_are_locked(way: str) -> None:
     assert not any(row.is_locked for row in td.unlock_())
 
 
+def test_rows_of_a_locked_stack_are_locked_on_their_own() -> None:
+    members = [TensorDict({"a": torch.ones(2), "n": {"b": torch.ones(2)}}, [2]) for _ in range(2)]
+    stack = lazy_stack(members).lock_()
+    rows = [stack[:1], stack[0, 0], stack[:, 0], stack[None], stack[...], stack[[0]], stack[:1, :1]]
+    rows += [*stack.unbind(0), stack[torch.tensor([True, False])]]
+    assert all(row.is_locked for row in rows)
+    part = stack[:1].unlock_()
+    part["new"] = torch.zeros(1, 2)
+    assert stack.is_locked
+    assert "new" not in members[0]
+    stack[0, 0].fill_(7)
+    assert members[0]["a"].tolist() == [7, 1]
+    assert not any(row.is_locked for row in (stack.unlock_()[:1], stack[0, 0]))
+
+
 def test_a_stack_of_locked_members_is_locked_until_one_is_free() -> None:
     members = [make().lock_(), make().lock_()]
     stack = lazy_stack(members)

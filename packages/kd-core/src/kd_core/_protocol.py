@@ -487,6 +487,9 @@ def _traced_unlock_all(container: AbstractContainer) -> None:
 def unlock_all(container: AbstractContainer) -> None:
     """Undo the locks of a container and of all below, or of none.
 
+    Data that is not a tensor stays locked where another locked container has it, too: shallow
+    copies share it.
+
     Raises:
         Locked: if a locked container that still exists encloses one of them.
     """
@@ -499,9 +502,13 @@ def unlock_all(container: AbstractContainer) -> None:
             found.extend(node._kd_below())
     check_not_held(container)
     for node in levels.values():
-        check_not_held(node, levels)
+        if not isinstance(node, Values):
+            check_not_held(node, levels)
     for node in levels.values():
-        if isinstance(node, (AbstractContainer, Values)) and node._kd_desc.frozen:
+        if isinstance(node, AbstractContainer):
+            if node._kd_desc.frozen:
+                node._kd_describe(node._kd_desc.unlocked())
+        elif isinstance(node, Values) and node._kd_desc.frozen and not _is_kept(node, levels):
             node._kd_describe(node._kd_desc.unlocked())
 
 
@@ -521,18 +528,25 @@ def check_not_held(node: Node, beside: Container[int] = ()) -> None:
     Raises:
         Locked: if there is one, and it still exists.
     """
+    if _is_kept(node, beside):
+        raise _is_held()
+
+
+def _is_kept(node: Node, beside: Container[int]) -> bool:
+    """Return whether a locked container that still exists encloses a node; see `check_not_held`."""
     if not node._kd_desc.held:
-        return
+        return False
     holders: Holders = getattr(node, "_kd_holders", ())
     if not holders and not beside:  # a kind that has no place for it, or compiled code locked it
-        raise _is_held()
+        return True
     for each in holders:
         holder = each()
         if holder is None or id(holder) in beside or not holder._kd_desc.frozen:
             continue
         # A stack makes what it encloses anew.
         if isinstance(holder, Composite) or any(below is node for below in holder._kd_below()):
-            raise _is_held()
+            return True
+    return False
 
 
 def _is_held() -> Locked:

@@ -80,6 +80,8 @@ from kd_core._protocol import (
     are_alike,
     has_partial_entries,
     index_of,
+    lock,
+    locked_as,
     note_holder,
 )
 from kd_core._shapes import Padded, Reduced, broadcasts_to, resized
@@ -859,11 +861,11 @@ class MemberStorage(TensorDictBase, Composite):
         return moved_members(self, fn, batch)
 
     def _result(self, picked: Picked) -> TensorDictBase:
-        """Return the result of an index: not locked, and a copy where torch copies."""
+        """Return the result of an index: locked as the stack, and a copy where torch copies."""
         taken = self._taken(picked)
         if picked.in_place and not picked.views:
-            return cloned(taken)
-        return taken._kd_shallow() if self._kd_desc.frozen else taken
+            return locked_as(self, cloned(taken))
+        return lock(taken._kd_shallow()) if self._kd_desc.frozen else taken
 
     def _kd_map_to_parts(
         self, fn: PartsFn, batches: Sequence[BatchFn], memo: PartsMemo = None
