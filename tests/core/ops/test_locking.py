@@ -94,6 +94,27 @@ def test_the_lock_of_a_stack_that_was_read_ends_with_it() -> None:
         read.unlock_()
 
 
+def test_a_part_of_a_locked_container_is_locked_behind_a_pickle() -> None:
+    td = TensorDict({"s": lazy_stack([make(), make()]), "t": make()}).lock_()
+    for key in ("s", "t"):
+        part = pickle.loads(pickle.dumps(inner(td, key)))
+        assert part.is_locked
+        assert inner(part, "n").is_locked
+        assert not part.unlock_().is_locked
+        assert not inner(part, "n").is_locked
+    whole = pickle.loads(pickle.dumps(td)).unlock_()
+    assert not any(inner(whole, key).is_locked for key in ("s", "t", ("t", "n")))
+    parts = pickle.loads(pickle.dumps([inner(td, ("t", "n")), inner(td, "t")]))
+    assert [part.is_locked for part in parts] == [True, True]
+    assert not parts[1].unlock_()["n"].is_locked
+
+
+def test_a_part_of_what_consolidate_locked_is_free_with_it() -> None:
+    td = TensorDict({"t": make()}).consolidate()
+    assert pickle.loads(pickle.dumps(inner(td, "t"))).is_locked
+    assert not inner(pickle.loads(pickle.dumps(td)), "t").is_locked
+
+
 def test_a_pickle_of_a_locked_container_and_its_part_keeps_what_holds_what() -> None:
     td = make().lock_()
     both = pickle.loads(pickle.dumps([td, inner(td, "n")]))

@@ -29,6 +29,7 @@ LOCKED_BY_ARENA: Final = "its memory map"
 LOCKED_BY_SHARING: Final = "`share_memory_()`"
 LOCKED_BY_CONSOLIDATING: Final = "`consolidate`"
 LOCKED_BY_PARENT: Final = "the lock of an enclosing container"
+LOCKED_AS_PART: Final = "`lock_()` of a container that enclosed it before it was pickled"
 LOCKED_WITH_ROWS: Final = (LOCKED_BY_ARENA, LOCKED_BY_SHARING)
 """What locks rows, too, where they are views: other processes have the same memory."""
 _POOL_LIMIT: Final = 4096
@@ -180,7 +181,12 @@ class Descriptor:
 
     @property
     def pickled_lock(self) -> str | None:
-        """The lock of a copy in a pickle, which has not the one storage of `consolidate`."""
+        """The lock of a copy in a pickle, which has not the one storage of `consolidate`.
+
+        That of a part is its own until the container that encloses it is restored, too.
+        """
+        if self.lock is None:
+            return LOCKED_AS_PART if self.held else None
         return None if self.lock == LOCKED_BY_CONSOLIDATING else self.lock
 
     @property

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import difflib
 from abc import abstractmethod
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, TypeAlias, TypeGuard, cast
@@ -36,7 +36,7 @@ from torch.compiler import is_compiling, is_dynamo_compiling
 from torch.utils.checkpoint import checkpoint
 
 from kd_core import _registry as registry
-from kd_core._descriptor import LOCKED_BY_USER
+from kd_core._descriptor import LOCKED_AS_PART, LOCKED_BY_USER
 from kd_core._errors import (
     InvalidArgument,
     InvalidValue,
@@ -446,6 +446,13 @@ def relock(container: W, reason: str | None) -> W:
     return container
 
 
+def free_parts(parts: Iterable[object]) -> None:
+    """Take from restored parts of a container the lock that they would have without it."""
+    for part in parts:
+        if isinstance(part, AbstractContainer) and part._kd_desc.lock == LOCKED_AS_PART:
+            relock(part, None)
+
+
 def unlock(container: W) -> W:
     """Undo the lock of a user; return the container.
 
@@ -512,13 +519,13 @@ def unlock_all(container: AbstractContainer) -> None:
             node._kd_describe(node._kd_desc.unlocked())
 
 
-def _traced_check_not_held(node: Node, beside: Container[int] = ()) -> None:
+def _traced_check_not_held(node: Node, beside: Collection[int] = ()) -> None:
     if node._kd_desc.held:
         raise _is_held()
 
 
 @traced_as(_traced_check_not_held)
-def check_not_held(node: Node, beside: Container[int] = ()) -> None:
+def check_not_held(node: Node, beside: Collection[int] = ()) -> None:
     """Raise if an enclosing container is locked, so that a part of it cannot be unlocked.
 
     Args:
@@ -532,7 +539,7 @@ def check_not_held(node: Node, beside: Container[int] = ()) -> None:
         raise _is_held()
 
 
-def _is_kept(node: Node, beside: Container[int]) -> bool:
+def _is_kept(node: Node, beside: Collection[int]) -> bool:
     """Return whether a locked container that still exists encloses a node; see `check_not_held`."""
     if not node._kd_desc.held:
         return False

@@ -44,7 +44,7 @@ from kd_core._leaves.packing import packed
 from kd_core._leaves.uninitialized import StackedUninitialized
 from kd_core._nodes import Node, is_node, is_row_data, own_attributes
 from kd_core._ops.scopes import WAS_LOCKED, WAS_UNLOCKED
-from kd_core._protocol import note_holder, unlock_all
+from kd_core._protocol import free_parts, note_holder, unlock_all
 from kd_core._torch_private import traced_as
 from kd_core._validation import as_entry
 
@@ -546,8 +546,8 @@ def restore_dense(
 ) -> D:
     """Rebuild a container; called by pickle.
 
-    A container that was locked itself is locked again, with all nested ones. The lock of an
-    enclosing container is not restored.
+    A container that was locked itself is locked again, with all nested ones. One that is restored
+    without the locked container that enclosed it is locked itself.
 
     Raises:
         FormatError: if the class, a key, an entry or a batch size does not fit: a pickle may say
@@ -564,6 +564,7 @@ def restore_dense(
         for key, value in entries.items():
             if not isinstance(value, Tensor) and value._kd_desc.device == device:
                 entries[key] = value._kd_with_descriptor(free.with_batch(value._kd_desc.batch))
+    free_parts(entries.values())
     new = _built(kind, entries, free, lock)
     if own is not None:
         if type(own) is not dict or not all(type(key) is str for key in own):

@@ -26,7 +26,7 @@ from kd_core._containers.stack_writes import (
     rows_of,
     stage_rows,
 )
-from kd_core._descriptor import describe
+from kd_core._descriptor import LOCKED_AS_PART, describe
 from kd_core._errors import (
     InvalidArgument,
     InvalidValue,
@@ -58,6 +58,8 @@ from kd_core._protocol import (
     are_alike,
     check_has,
     engine,
+    free_parts,
+    lock,
     reading,
 )
 from kd_core._shapes import (
@@ -528,11 +530,12 @@ class LazyStackedTensorDict(MemberStorage):
         return all(member._kd_engine.is_empty(member) for member in self._members)
 
     def __reduce__(self) -> tuple[object, ...]:
-        lock = self._kd_desc.pickled_lock
+        reason = self._kd_desc.pickled_lock
         kind = self.__class__
         if self._kd_tensor_class is not None:
             kind = plain_class(kind)
-        given = kind, self._members, self._dim, lock is not None
+        locked = reason if reason == LOCKED_AS_PART else reason is not None
+        given = kind, self._members, self._dim, locked
         name = names_of(self._kd_desc.batch)[self._dim]
         return restore_stack, given if name is None else (*given, name)
 
@@ -809,10 +812,12 @@ def restore_stack(
     cls: type[LazyStackedTensorDict],
     members: list[TensorDictBase],
     dim: int,
-    lock: bool,
+    locked: bool | str,
     name: str | None = None,
 ) -> LazyStackedTensorDict:
     """Rebuild a lazy stack; called by pickle.
+
+    What it encloses, and the stack itself, is locked as `restore_dense` says.
 
     Raises:
         FormatError: if the class or the members do not fit: a pickle may say anything.
@@ -821,7 +826,10 @@ def restore_stack(
     if type(dim) is not int or not (name is None or type(name) is str):
         raise not_valid(f"{dim!r} and {name!r} are not a dimension and its name")
     stack = built_stack(kind, members, dim, name)
-    return stack._kd_engine.lock_(stack) if lock else stack
+    free_parts(stack._members)
+    if locked == LOCKED_AS_PART:
+        return lock(stack, LOCKED_AS_PART)
+    return stack._kd_engine.lock_(stack) if locked else stack
 
 
 def built_stack(
