@@ -10,17 +10,22 @@ import inspect
 import sys
 import types
 from collections.abc import Mapping
-from importlib import import_module
 
 from torch import Tensor
 
-from kd_core import LazyStackedTensorDict, TensorClass, TensorDict, TensorDictBase, TypedTensorDict
+from kd_core import (
+    LazyStackedTensorDict,
+    TensorClass,
+    TensorDict,
+    TensorDictBase,
+    TypedTensorDict,
+    testing,
+)
 from kd_core.testing import ContainerContract
 
-PARTS = ("_contract",)
 SPREADS = ("test_it_spreads_like_a_mapping",)
 """Tests in which Python itself calls `keys`."""
-PACKAGE = "tests.core.hidden_contract"
+MODULE = "tests.core.hidden_contract"
 
 
 def unhidden(owner: object, name: str) -> object:
@@ -40,7 +45,7 @@ def put(owner: object, name: str, value: object) -> None:
 
 
 class Looks(ast.NodeTransformer):
-    """Replaces attributes by calls of `unhidden` and `put`, and imports by other copies."""
+    """Replaces attributes by calls of `unhidden` and `put`."""
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
         self.generic_visit(node)
@@ -56,26 +61,15 @@ class Looks(ast.NodeTransformer):
         given = [target.value, ast.Constant(target.attr), node.value]
         return ast.Expr(ast.Call(ast.Name("put", ast.Load()), given, []))
 
-    def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.ImportFrom:
-        part = (node.module or "").rpartition(".")[2]
-        if part in PARTS:
-            node.module = f"{PACKAGE}.{part}"
-        return node
 
-
-def contract(part: str, name: str) -> type:
+def contract(name: str) -> type:
     """Return a class of the contract whose tests do not see fields."""
-    sys.modules.setdefault(PACKAGE, types.ModuleType(PACKAGE))
-    for each in PARTS:
-        if f"{PACKAGE}.{each}" in sys.modules:
-            continue
-        source = inspect.getsource(import_module(f"kd_core.testing.{each}"))
-        tree = ast.fix_missing_locations(Looks().visit(ast.parse(source)))
-        module = types.ModuleType(f"{PACKAGE}.{each}")
-        vars(module).update(unhidden=unhidden, put=put, getattr=unhidden)
-        sys.modules[module.__name__] = module
-        exec(compile(tree, f"<{each}, rewritten>", "exec"), vars(module))
-    found: type = getattr(sys.modules[f"{PACKAGE}.{part}"], name)
+    tree = ast.fix_missing_locations(Looks().visit(ast.parse(inspect.getsource(testing))))
+    module = types.ModuleType(MODULE)
+    vars(module).update(unhidden=unhidden, put=put, getattr=unhidden)
+    sys.modules[MODULE] = module
+    exec(compile(tree, "<the contract, rewritten>", "exec"), vars(module))
+    found: type = getattr(module, name)
     for spread in SPREADS:
         setattr(found, spread, None)
     return found

@@ -36,7 +36,7 @@ class TestTypedTensorDict(ContainerContract):
         return FACTORIES["typed"]()
 
 
-Hidden = contract("_contract", "ContainerContract")
+Hidden = contract("ContainerContract")
 
 
 class TestFieldsThatHideEveryMethod(Hidden):  # type: ignore[misc, valid-type]  # made at run time

@@ -1,4 +1,7 @@
-"""The contract suite: what every kind of container promises, as tests that a class inherits."""
+"""Tools for tests: comparison of containers, and the contract that every container kind fulfils.
+
+The contract is a suite of tests that a class inherits.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ from kd_core._types import NestedKey
 
 # Comparison of containers in tests, with messages that name the key.
 
-Comparable: TypeAlias = "TensorDictBase | Mapping[str, object]"
+_Comparable: TypeAlias = "TensorDictBase | Mapping[str, object]"
 
 
 class _How(NamedTuple):
@@ -49,8 +52,8 @@ class _How(NamedTuple):
 
 
 def assert_close(
-    actual: Comparable,
-    expected: Comparable,
+    actual: _Comparable,
+    expected: _Comparable,
     *,
     rtol: float | None = None,
     atol: float | None = None,
@@ -101,8 +104,8 @@ assert_allclose_td = assert_close
 
 
 def _compare(
-    actual: Comparable,
-    expected: Comparable,
+    actual: _Comparable,
+    expected: _Comparable,
     how: _How,
     path: tuple[str, ...],
 ) -> None:
@@ -138,7 +141,7 @@ def _at(content: dict[str, Any], *path: str) -> dict[str, Tensor]:
     return content
 
 
-def _level(value: Comparable) -> Mapping[str, object]:
+def _level(value: _Comparable) -> Mapping[str, object]:
     return value._kd_entries if isinstance(value, AbstractContainer) else value
 
 
@@ -187,10 +190,10 @@ def _rows(values: object, dims: int) -> list[object]:
 
 # The content of every container under test, also as nested dicts for comparison.
 
-BATCH = (3, 4)
+_BATCH = (3, 4)
 
 
-class Contract:
+class _Contract:
     """The methods that a kind implements, and the helpers of all tests.
 
     Attributes:
@@ -208,28 +211,28 @@ class Contract:
         """Build the content: leaves of several ranks and dtypes, two nested levels, and data."""
         count = 12
         return {
-            "a": torch.arange(float(count)).reshape(BATCH) / 4,
-            "b": torch.arange(count * 2).reshape(*BATCH, 2),
+            "a": torch.arange(float(count)).reshape(_BATCH) / 4,
+            "b": torch.arange(count * 2).reshape(*_BATCH, 2),
             "n": {
-                "c": torch.arange(count * 5.0).reshape(*BATCH, 5) - 7,
-                "d": {"e": torch.arange(count, dtype=torch.int32).reshape(BATCH)},
+                "c": torch.arange(count * 5.0).reshape(*_BATCH, 5) - 7,
+                "d": {"e": torch.arange(count, dtype=torch.int32).reshape(_BATCH)},
             },
             "word": MetaData("reach"),  # which stays one value in every operation
         }
 
 
-def mapped(content: dict[str, object], fn: Callable[[Tensor], Tensor]) -> dict[str, object]:
+def _mapped(content: dict[str, object], fn: Callable[[Tensor], Tensor]) -> dict[str, object]:
     """Apply a function to each tensor of nested dicts."""
     return {
-        key: mapped(value, fn)
+        key: _mapped(value, fn)
         if isinstance(value, dict)
         else (fn(value) if isinstance(value, Tensor) else value)
         for key, value in content.items()
     }
 
 
-def holds(
-    td: TensorDictBase, content: dict[str, object], batch_size: tuple[int, ...] = BATCH
+def _holds(
+    td: TensorDictBase, content: dict[str, object], batch_size: tuple[int, ...] = _BATCH
 ) -> None:
     """Assert content and batch size."""
     assert tuple(td.batch_size) == batch_size, f"{tuple(td.batch_size)} is not {batch_size}"
@@ -239,7 +242,7 @@ def holds(
             assert value.shape[: len(batch_size)] == batch_size, key
 
 
-def inner(td: TensorDictBase, *path: str) -> TensorDictBase:
+def _inner(td: TensorDictBase, *path: str) -> TensorDictBase:
     """Return the nested container at a path."""
     found: object = td.get(path)
     assert isinstance(found, TensorDictBase), f"{path} is a {type(found).__name__}"
@@ -247,7 +250,7 @@ def inner(td: TensorDictBase, *path: str) -> TensorDictBase:
 
 
 @contextmanager
-def refused(error: type[Exception], *words: str) -> Iterator[None]:
+def _refused(error: type[Exception], *words: str) -> Iterator[None]:
     """Assert that an error is raised, and that its message contains these words."""
     try:
         yield
@@ -260,7 +263,7 @@ def refused(error: type[Exception], *words: str) -> Iterator[None]:
 
 
 @contextmanager
-def unchanged(td: TensorDictBase) -> Iterator[None]:
+def _unchanged(td: TensorDictBase) -> Iterator[None]:
     """Assert that a container has the same content, batch size and lock afterwards."""
     before, batch, locked = (
         td.clone().to_dict(retain_none=False),
@@ -268,15 +271,15 @@ def unchanged(td: TensorDictBase) -> Iterator[None]:
         td.is_locked,
     )
     yield
-    holds(td, before, batch)
+    _holds(td, before, batch)
     assert td.is_locked is locked
 
 
-# Contract: the batch dimensions behave as on a tensor of shape `batch_size`.
+# _Contract: the batch dimensions behave as on a tensor of shape `batch_size`.
 
-MASK = torch.tensor([True, False, True])
-GRID = torch.arange(12).reshape(BATCH) % 5 == 0
-INDICES: tuple[object, ...] = (
+_MASK = torch.tensor([True, False, True])
+_GRID = torch.arange(12).reshape(_BATCH) % 5 == 0
+_INDICES: tuple[object, ...] = (
     0,
     -1,
     slice(1, 3),
@@ -284,8 +287,8 @@ INDICES: tuple[object, ...] = (
     slice(2, 2),
     None,
     Ellipsis,
-    MASK,
-    GRID,
+    _MASK,
+    _GRID,
     [2, 0],
     torch.tensor([2, 0, 0]),
     torch.tensor([[0, 1], [2, 2]]),
@@ -294,14 +297,14 @@ INDICES: tuple[object, ...] = (
     (slice(1, 3), slice(0, 2)),
     (Ellipsis, 1),
     (None, 0, Ellipsis, None),
-    (MASK, 1),
+    (_MASK, 1),
     (slice(None), torch.tensor([3, 0])),
     (torch.tensor([0, 1]), torch.tensor([3, 0])),
 )
 
 
 def _shape(index: object) -> tuple[int, ...]:
-    return tuple(torch.empty(BATCH)[index].shape)  # type: ignore[index]  # any of the above
+    return tuple(torch.empty(_BATCH)[index].shape)  # type: ignore[index]  # any of the above
 
 
 def _whole(index: object) -> object:
@@ -311,66 +314,66 @@ def _whole(index: object) -> object:
         return index
     place = next(i for i, item in enumerate(items) if item is Ellipsis)
     used = sum(item is not None and item is not Ellipsis for item in items)
-    return (*items[:place], *(slice(None),) * (len(BATCH) - used), *items[place + 1 :])
+    return (*items[:place], *(slice(None),) * (len(_BATCH) - used), *items[place + 1 :])
 
 
-class _Indexing(Contract):
+class _Indexing(_Contract):
     def test_an_index_takes_what_it_takes_of_a_tensor(self) -> None:
-        for index in INDICES:
+        for index in _INDICES:
             td = self.make()
-            with unchanged(td):
+            with _unchanged(td):
                 taken: TensorDictBase = td[index]  # type: ignore[call-overload]  # any of the above
             at = _whole(index)
-            expected = mapped(self.content(), lambda leaf, at=at: leaf[at])  # type: ignore[misc]  # a default binds the loop variable
-            holds(taken, expected, _shape(index))
+            expected = _mapped(self.content(), lambda leaf, at=at: leaf[at])  # type: ignore[misc]  # a default binds the loop variable
+            _holds(taken, expected, _shape(index))
 
     def test_a_bad_index_is_refused(self) -> None:
         td = self.make()
-        with refused(OutOfRange, "3"):
+        with _refused(OutOfRange, "3"):
             td[3]
-        with refused(OutOfRange, "too many indices"):
+        with _refused(OutOfRange, "too many indices"):
             td[0, 0, 0]
-        with refused(OutOfRange, "mask", "(4,)"):
+        with _refused(OutOfRange, "mask", "(4,)"):
             td[torch.ones(4, dtype=torch.bool)]
-        with refused(KdError, "index"):
+        with _refused(KdError, "index"):
             td[1.5]  # type: ignore[call-overload]  # what is refused
 
     def test_one_value_is_written_to_rows(self) -> None:
-        for index in INDICES:
+        for index in _INDICES:
             td, content = self.make(), self.content()
             td[index] = 1
             _write(content, _whole(index), lambda rows: 1)
-            holds(td, content)
+            _holds(td, content)
 
     def test_rows_of_a_container_are_written(self) -> None:
-        for index in INDICES:
+        for index in _INDICES:
             td, content = self.make(), self.content()
             td[index] = (self.make() * 3)[index]  # type: ignore[call-overload]  # any of the above
             _write(content, _whole(index), lambda rows: rows * 3)
-            holds(td, content)
+            _holds(td, content)
 
     def test_a_source_may_have_fewer_keys(self) -> None:
         td, content = self.make(), self.content()
         td[0] = {"a": torch.zeros(4), "n": {"c": torch.ones(5)}}
         _at(content)["a"][0] = 0
         _at(content, "n")["c"][0] = 1
-        holds(td, content)
+        _holds(td, content)
 
     def test_a_locked_container_gets_no_keys_by_rows(self) -> None:
         td = self.make().lock_()
-        with unchanged(td), refused(KdError, "`x`"):
+        with _unchanged(td), _refused(KdError, "`x`"):
             td[0] = {"a": torch.zeros(4), "x": torch.zeros(4)}
 
     def test_rows_that_do_not_fit_change_nothing(self) -> None:
         td = self.make()
-        with unchanged(td), refused(ShapeMismatch, "`b`"):
+        with _unchanged(td), _refused(ShapeMismatch, "`b`"):
             td[0] = {"a": torch.zeros(4), "b": torch.zeros(9)}
 
     def test_rows_of_one_entry_are_read_and_written(self) -> None:
         td, content = self.make(), self.content()
         td.set_at_(("n", "c"), 9.0, (0, 1))
         _at(content, "n")["c"][0, 1] = 9
-        holds(td, content)
+        _holds(td, content)
         torch.testing.assert_close(td.get_at("b", 1), td["b"][1])
 
 
@@ -379,41 +382,41 @@ def _write(content: dict[str, object], at: object, value: Callable[[Tensor], obj
         leaf[at] = value(leaf[at])  # type: ignore[index, assignment]  # any of the above
         return leaf
 
-    mapped(content, written)
+    _mapped(content, written)
 
 
-ROWS = torch.arange(12).reshape(BATCH)
-SHAPES: tuple[tuple[str, Callable[[TensorDictBase], TensorDictBase], Tensor], ...] = (
-    ("reshape", lambda td: td.reshape(2, 6), ROWS.reshape(2, 6)),
-    ("reshape -1", lambda td: td.reshape(-1), ROWS.reshape(-1)),
-    ("flatten", lambda td: td.flatten(0, 1), ROWS.flatten()),
-    ("unflatten", lambda td: td.unflatten(1, (2, 2)), ROWS.reshape(3, 2, 2)),
-    ("permute", lambda td: td.permute(1, 0), ROWS.permute(1, 0)),
-    ("transpose", lambda td: td.transpose(0, 1), ROWS.transpose(0, 1)),
-    ("unsqueeze", lambda td: td.unsqueeze(-1), ROWS.unsqueeze(-1)),
-    ("squeeze", lambda td: td.unsqueeze(0).squeeze(0), ROWS),
-    ("expand", lambda td: td.expand(2, 3, 4), ROWS.expand(2, 3, 4)),
-    ("repeat", lambda td: td.repeat(2, 1), ROWS.repeat(2, 1)),
-    ("roll", lambda td: td.roll(1, 0), ROWS.roll(1, 0)),
-    ("flip", lambda td: td.flip(0), ROWS.flip(0)),
-    ("split", lambda td: td.split(2, 1)[1], ROWS[:, 2:]),
-    ("chunk", lambda td: td.chunk(2, 0)[0], ROWS.chunk(2, 0)[0]),
-    ("unbind 0", lambda td: td.unbind(0)[2], ROWS.unbind(0)[2]),
-    ("unbind 1", lambda td: td.unbind(1)[2], ROWS.unbind(1)[2]),
-    ("narrow", lambda td: td.narrow(1, 1, 2), ROWS.narrow(1, 1, 2)),
+_ROWS = torch.arange(12).reshape(_BATCH)
+_SHAPES: tuple[tuple[str, Callable[[TensorDictBase], TensorDictBase], Tensor], ...] = (
+    ("reshape", lambda td: td.reshape(2, 6), _ROWS.reshape(2, 6)),
+    ("reshape -1", lambda td: td.reshape(-1), _ROWS.reshape(-1)),
+    ("flatten", lambda td: td.flatten(0, 1), _ROWS.flatten()),
+    ("unflatten", lambda td: td.unflatten(1, (2, 2)), _ROWS.reshape(3, 2, 2)),
+    ("permute", lambda td: td.permute(1, 0), _ROWS.permute(1, 0)),
+    ("transpose", lambda td: td.transpose(0, 1), _ROWS.transpose(0, 1)),
+    ("unsqueeze", lambda td: td.unsqueeze(-1), _ROWS.unsqueeze(-1)),
+    ("squeeze", lambda td: td.unsqueeze(0).squeeze(0), _ROWS),
+    ("expand", lambda td: td.expand(2, 3, 4), _ROWS.expand(2, 3, 4)),
+    ("repeat", lambda td: td.repeat(2, 1), _ROWS.repeat(2, 1)),
+    ("roll", lambda td: td.roll(1, 0), _ROWS.roll(1, 0)),
+    ("flip", lambda td: td.flip(0), _ROWS.flip(0)),
+    ("split", lambda td: td.split(2, 1)[1], _ROWS[:, 2:]),
+    ("chunk", lambda td: td.chunk(2, 0)[0], _ROWS.chunk(2, 0)[0]),
+    ("unbind 0", lambda td: td.unbind(0)[2], _ROWS.unbind(0)[2]),
+    ("unbind 1", lambda td: td.unbind(1)[2], _ROWS.unbind(1)[2]),
+    ("narrow", lambda td: td.narrow(1, 1, 2), _ROWS.narrow(1, 1, 2)),
 )
 
 
-class _Shaping(Contract):
+class _Shaping(_Contract):
     def test_rearranging_moves_rows_as_in_a_tensor(self) -> None:
-        for name, change, rows in SHAPES:
+        for name, change, rows in _SHAPES:
             td = self.make()
-            with unchanged(td):
+            with _unchanged(td):
                 result = change(td)
-            flat = mapped(self.content(), lambda leaf: leaf.flatten(0, 1))
-            expected = mapped(flat, lambda leaf, rows=rows: leaf[rows])  # type: ignore[misc]  # a default binds the loop variable
+            flat = _mapped(self.content(), lambda leaf: leaf.flatten(0, 1))
+            expected = _mapped(flat, lambda leaf, rows=rows: leaf[rows])  # type: ignore[misc]  # a default binds the loop variable
             try:
-                holds(result, expected, tuple(rows.shape))
+                _holds(result, expected, tuple(rows.shape))
             except AssertionError as error:
                 raise AssertionError(f"{name}: {error}") from error
 
@@ -421,29 +424,29 @@ class _Shaping(Contract):
         td = self.make()
         content = self.content()
         for join in (stack, _torch_stack):
-            rows = mapped(content, lambda leaf: torch.stack([leaf, leaf], 1))
-            holds(join([td, self.make()], 1), rows, (3, 2, 4))
-        joined = mapped(content, lambda leaf: torch.cat([leaf, leaf[:1]], 0))
-        holds(cat([td, self.make()[:1]], 0), joined, (4, 4))
+            rows = _mapped(content, lambda leaf: torch.stack([leaf, leaf], 1))
+            _holds(join([td, self.make()], 1), rows, (3, 2, 4))
+        joined = _mapped(content, lambda leaf: torch.cat([leaf, leaf[:1]], 0))
+        _holds(cat([td, self.make()[:1]], 0), joined, (4, 4))
 
     def test_rows_are_put_together_by_a_data_loader(self) -> None:
         batches = list(DataLoader(cast("Dataset[TensorDictBase]", self.make()), batch_size=2))
-        holds(batches[0], mapped(self.content(), lambda leaf: leaf[:2]), (2, 4))
+        _holds(batches[0], _mapped(self.content(), lambda leaf: leaf[:2]), (2, 4))
         rows = DataLoader(cast("Dataset[TensorDictBase]", list(self.make())), batch_size=3)
-        holds(next(iter(rows)), self.content())
+        _holds(next(iter(rows)), self.content())
 
     def test_where_chooses_rows(self) -> None:
         td = self.make()
-        chosen = td.where(GRID, self.make() * 2)
+        chosen = td.where(_GRID, self.make() * 2)
         doubled = (self.make() * 2).to_dict(retain_none=False)
-        assert_close(chosen[GRID], td[GRID])
-        assert_close(chosen[~GRID], mapped(doubled, lambda leaf: leaf[~GRID]))
+        assert_close(chosen[_GRID], td[_GRID])
+        assert_close(chosen[~_GRID], _mapped(doubled, lambda leaf: leaf[~_GRID]))
 
     def test_a_shape_that_does_not_fit_is_refused(self) -> None:
         td = self.make()
-        with unchanged(td), refused(KdError, "5"):
+        with _unchanged(td), _refused(KdError, "5"):
             td.reshape(5, 2)
-        with unchanged(td), refused(OutOfRange, "2"):
+        with _unchanged(td), _refused(OutOfRange, "2"):
             td.unbind(2)
 
 
@@ -453,41 +456,41 @@ def _torch_stack(containers: list[TensorDictBase], dim: int) -> TensorDictBase:
     return found
 
 
-class BatchContract(_Indexing, _Shaping):
+class _BatchContract(_Indexing, _Shaping):
     """The tests of batch dimensions."""
 
 
-# Contract: copies, conversion and pickling.
+# _Contract: copies, conversion and pickling.
 
-Way: TypeAlias = Callable[[TensorDictBase], TensorDictBase]
-DEEP: tuple[Way, ...] = (lambda td: td.clone(), copy.deepcopy)
-SHALLOW: tuple[Way, ...] = (lambda td: td.clone(recurse=False), copy.copy, lambda td: td.copy())
+_Way: TypeAlias = Callable[[TensorDictBase], TensorDictBase]
+_DEEP: tuple[_Way, ...] = (lambda td: td.clone(), copy.deepcopy)
+_SHALLOW: tuple[_Way, ...] = (lambda td: td.clone(recurse=False), copy.copy, lambda td: td.copy())
 
 
-class CopyContract(Contract):
+class _CopyContract(_Contract):
     """The tests of copies and pickling."""
 
     def test_a_deep_copy_shares_nothing(self) -> None:
-        for deep in DEEP:
+        for deep in _DEEP:
             td = self.make()
             other = deep(td)
-            holds(other, self.content())
-            with unchanged(td):
+            _holds(other, self.content())
+            with _unchanged(td):
                 other.update_(self.make() * 0)
                 other.mul_(0)
-            holds(other, mapped(self.content(), torch.zeros_like))
+            _holds(other, _mapped(self.content(), torch.zeros_like))
 
     def test_a_shallow_copy_shares_values_but_no_level(self) -> None:
-        for shallow in SHALLOW:
+        for shallow in _SHALLOW:
             td, content = self.make(), self.content()
             other = shallow(td)
-            with unchanged(td):
-                other["a"] = torch.ones(BATCH)
-                other["n", "c"] = torch.ones(BATCH)
-                inner(other, "n", "d")["e"] = torch.ones(BATCH)
+            with _unchanged(td):
+                other["a"] = torch.ones(_BATCH)
+                other["n", "c"] = torch.ones(_BATCH)
+                _inner(other, "n", "d")["e"] = torch.ones(_BATCH)
             other.set_("b", 0)
-            content["b"] = torch.zeros(*BATCH, 2, dtype=torch.int64)
-            holds(td, content)
+            content["b"] = torch.zeros(*_BATCH, 2, dtype=torch.int64)
+            _holds(td, content)
 
     def test_it_becomes_nested_dicts(self) -> None:
         plain = self.make().to_dict(retain_none=False)
@@ -500,7 +503,7 @@ class CopyContract(Contract):
         for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1):
             other = pickle.loads(pickle.dumps(td, protocol))
             assert type(other) is type(td)
-            holds(other, self.content())
+            _holds(other, self.content())
             assert other.is_locked
             assert not other.unlock_().is_locked
 
@@ -508,13 +511,13 @@ class CopyContract(Contract):
         file = io.BytesIO()
         torch.save(self.make(), file)
         file.seek(0)
-        holds(torch.load(file, weights_only=True), self.content())
+        _holds(torch.load(file, weights_only=True), self.content())
 
     def test_it_is_a_pytree(self) -> None:
         td = self.make()
-        with unchanged(td):
+        with _unchanged(td):
             doubled = torch_tree.tree_map(lambda leaf: leaf * 2, td)
-        holds(doubled, mapped(self.content(), lambda leaf: leaf * 2))
+        _holds(doubled, _mapped(self.content(), lambda leaf: leaf * 2))
         assert len(torch_tree.tree_leaves(td)) == 4
         assert torch_tree.tree_structure(td) == torch_tree.tree_structure(td.clone())
 
@@ -525,8 +528,8 @@ class CopyContract(Contract):
             seen.append(tuple(row.batch_size))
             return row * 2
 
-        holds(torch.vmap(double)(self.make()), mapped(self.content(), lambda leaf: leaf * 2))
-        assert seen == [BATCH[1:]]
+        _holds(torch.vmap(double)(self.make()), _mapped(self.content(), lambda leaf: leaf * 2))
+        assert seen == [_BATCH[1:]]
 
     def test_it_prints_its_keys_shapes_and_batch_size(self) -> None:
         text = repr(self.make())
@@ -535,12 +538,12 @@ class CopyContract(Contract):
             assert part in text
 
 
-# Contract: reading and writing by key, and changing which keys there are.
+# _Contract: reading and writing by key, and changing which keys there are.
 
 
-class _Reading(Contract):
+class _Reading(_Contract):
     def test_it_holds_its_content(self) -> None:
-        holds(self.make(), self.content())
+        _holds(self.make(), self.content())
 
     def test_it_is_a_container_and_a_mapping(self) -> None:
         td = self.make()
@@ -552,9 +555,9 @@ class _Reading(Contract):
     def test_a_key_reads_its_entry(self) -> None:
         td = self.make()
         torch.testing.assert_close(td["a"], td.get("a"))
-        torch.testing.assert_close(td["n", "c"], inner(td, "n")["c"])
+        torch.testing.assert_close(td["n", "c"], _inner(td, "n")["c"])
         assert td["word"] == "reach"
-        assert td["n"].batch_size == BATCH  # type: ignore[attr-defined]  # a container
+        assert td["n"].batch_size == _BATCH  # type: ignore[attr-defined]  # a container
 
     def test_a_missing_key_gives_the_default(self) -> None:
         td = self.make()
@@ -564,11 +567,11 @@ class _Reading(Contract):
 
     def test_a_missing_key_is_named_with_the_nearest(self) -> None:
         td = self.make()
-        with refused(KeyNotFound, "`wrod`", "Did you mean `word`?"):
+        with _refused(KeyNotFound, "`wrod`", "Did you mean `word`?"):
             td["wrod"]
-        with refused(KeyNotFound, "`('n', 'x')`", "`c`", "`d`"):
+        with _refused(KeyNotFound, "`('n', 'x')`", "`c`", "`d`"):
             td["n", "x"]
-        with refused(KeyNotFound, "`('a', 'x')`", "goes through `a`", "tensor"):
+        with _refused(KeyNotFound, "`('a', 'x')`", "goes through `a`", "tensor"):
             td["a", "x"]
 
     def test_keys_are_seen_by_views(self) -> None:
@@ -586,7 +589,7 @@ class _Reading(Contract):
         assert ("n", "d", "e") in td
         assert "x" not in td
         assert ("a", "x") not in td
-        with refused(InvalidKey, "`in` asks for keys"):
+        with _refused(InvalidKey, "`in` asks for keys"):
             assert td["a"] in td
 
     def test_it_spreads_like_a_mapping(self) -> None:
@@ -595,70 +598,70 @@ class _Reading(Contract):
 
     def test_length_and_iteration_walk_the_first_dimension(self) -> None:
         td = self.make()
-        assert len(td) == BATCH[0]
-        assert [tuple(row.batch_size) for row in td] == [BATCH[1:]] * BATCH[0]
+        assert len(td) == _BATCH[0]
+        assert [tuple(row.batch_size) for row in td] == [_BATCH[1:]] * _BATCH[0]
 
     def test_truth_and_hash_are_refused(self) -> None:
         td = self.make()
-        with refused(InvalidValue, "ambiguous"):
+        with _refused(InvalidValue, "ambiguous"):
             bool(td)
-        with refused(TypeError, "unhashable"):
+        with _refused(TypeError, "unhashable"):
             hash(td)
 
 
-class _Writing(Contract):
+class _Writing(_Contract):
     def test_a_written_key_is_read_back(self) -> None:
         td, content = self.make(), self.content()
-        td["a"] = content["a"] = torch.ones(*BATCH, 2)
-        td["n", "c"] = torch.zeros(BATCH)
-        _at(content, "n")["c"] = torch.zeros(BATCH)
+        td["a"] = content["a"] = torch.ones(*_BATCH, 2)
+        td["n", "c"] = torch.zeros(_BATCH)
+        _at(content, "n")["c"] = torch.zeros(_BATCH)
         td.set("word", MetaData("grasp"))
         content["word"] = "grasp"
-        holds(td, content)
+        _holds(td, content)
 
     def test_a_value_that_does_not_fit_is_refused(self) -> None:
         td = self.make()
-        with unchanged(td), refused(ShapeMismatch, "`a`", "(3, 4)", "(4, 3)"):
+        with _unchanged(td), _refused(ShapeMismatch, "`a`", "(3, 4)", "(4, 3)"):
             td["a"] = torch.zeros(4, 3)
-        with unchanged(td), refused(ShapeMismatch, "'c'", "must start with"):
+        with _unchanged(td), _refused(ShapeMismatch, "'c'", "must start with"):
             td["n"] = {"c": torch.zeros(2)}
 
     def test_a_key_that_is_no_key_is_refused(self) -> None:
         td = self.make()
-        with unchanged(td), refused(InvalidKey, "string"):
-            td.set(3, torch.zeros(BATCH))  # type: ignore[call-overload]  # what is refused
+        with _unchanged(td), _refused(InvalidKey, "string"):
+            td.set(3, torch.zeros(_BATCH))  # type: ignore[call-overload]  # what is refused
 
     def test_new_keys_are_added_or_refused(self) -> None:
         td, content = self.make(), self.content()
         if self.fixed_keys:
-            with unchanged(td), refused(KdError, "`new`"):
-                td["new"] = torch.ones(BATCH)
+            with _unchanged(td), _refused(KdError, "`new`"):
+                td["new"] = torch.ones(_BATCH)
             return
-        td["new"] = content["new"] = torch.ones(BATCH)
-        td["m", "deep", "x"] = torch.zeros(BATCH)
-        content["m"] = {"deep": {"x": torch.zeros(BATCH)}}
-        td.setdefault("late", torch.ones(BATCH))
-        content["late"] = torch.ones(BATCH)
-        holds(td, content)
+        td["new"] = content["new"] = torch.ones(_BATCH)
+        td["m", "deep", "x"] = torch.zeros(_BATCH)
+        content["m"] = {"deep": {"x": torch.zeros(_BATCH)}}
+        td.setdefault("late", torch.ones(_BATCH))
+        content["late"] = torch.ones(_BATCH)
+        _holds(td, content)
         torch.testing.assert_close(td.setdefault("a", 1.0), td["a"])
 
     def test_a_path_through_a_leaf_is_refused(self) -> None:
         td = self.make()
-        with unchanged(td), refused(KeyNotFound, "goes through `a`"):
-            td["a", "x"] = torch.zeros(BATCH)
+        with _unchanged(td), _refused(KeyNotFound, "goes through `a`"):
+            td["a", "x"] = torch.zeros(_BATCH)
 
     def test_values_are_written_in_place(self) -> None:
         td, content = self.make(), self.content()
         td.set_("a", 2.0)
         td.set_(("n", "c"), torch.ones(5))
-        td.set("b", torch.zeros(*BATCH, 2, dtype=torch.int64), inplace=True)
-        content["a"] = torch.full(BATCH, 2.0)
-        content["b"] = torch.zeros(*BATCH, 2, dtype=torch.int64)
-        _at(content, "n")["c"] = torch.ones(*BATCH, 5)
-        holds(td, content)
-        with unchanged(td), refused(ShapeMismatch, "broadcast"):
+        td.set("b", torch.zeros(*_BATCH, 2, dtype=torch.int64), inplace=True)
+        content["a"] = torch.full(_BATCH, 2.0)
+        content["b"] = torch.zeros(*_BATCH, 2, dtype=torch.int64)
+        _at(content, "n")["c"] = torch.ones(*_BATCH, 5)
+        _holds(td, content)
+        with _unchanged(td), _refused(ShapeMismatch, "broadcast"):
             td.set_("a", torch.zeros(5, 5))
-        with unchanged(td), refused(KeyNotFound, "`x`"):
+        with _unchanged(td), _refused(KeyNotFound, "`x`"):
             td.set_("x", 1.0)
 
     def test_entries_are_removed_or_refused(self) -> None:
@@ -670,22 +673,22 @@ class _Writing(Contract):
         del _at(content, "n")["d"]
         default: object = td.pop("x", "default")
         assert default == "default"
-        with refused(KeyNotFound, "`x`"):
+        with _refused(KeyNotFound, "`x`"):
             td.pop("x")
-        with refused(KeyNotFound, "`x`"):
+        with _refused(KeyNotFound, "`x`"):
             td.del_("x")
-        holds(td, content)
+        _holds(td, content)
 
 
-class _Updating(Contract):
+class _Updating(_Contract):
     def test_update_merges(self) -> None:
         td, content = self.make(), self.content()
-        td.update({"a": torch.ones(BATCH), "n": {"c": torch.zeros(BATCH)}})
-        by_path: dict[NestedKey, object] = {("n", "d", "e"): torch.ones(BATCH)}
+        td.update({"a": torch.ones(_BATCH), "n": {"c": torch.zeros(_BATCH)}})
+        by_path: dict[NestedKey, object] = {("n", "d", "e"): torch.ones(_BATCH)}
         td.update(by_path)
-        content["a"] = torch.ones(BATCH)
-        content["n"] = {"c": torch.zeros(BATCH), "d": {"e": torch.ones(BATCH)}}
-        holds(td, content)
+        content["a"] = torch.ones(_BATCH)
+        content["n"] = {"c": torch.zeros(_BATCH), "d": {"e": torch.ones(_BATCH)}}
+        _holds(td, content)
 
     def test_update_takes_a_container(self) -> None:
         td = self.make()
@@ -694,67 +697,69 @@ class _Updating(Contract):
 
     def test_a_failing_update_changes_nothing(self) -> None:
         td = self.make()
-        with unchanged(td), refused(ShapeMismatch, "`b`"):
-            td.update({"a": torch.ones(BATCH), "n": {"c": torch.ones(BATCH)}, "b": torch.ones(2)})
-        with unchanged(td), refused(ShapeMismatch, "'c'"):
-            td.update({"a": torch.ones(BATCH), "n": {"c": torch.ones(2)}})
-        with unchanged(td), refused(ShapeMismatch, "`b`"):
+        with _unchanged(td), _refused(ShapeMismatch, "`b`"):
+            td.update({"a": torch.ones(_BATCH), "n": {"c": torch.ones(_BATCH)}, "b": torch.ones(2)})
+        with _unchanged(td), _refused(ShapeMismatch, "'c'"):
+            td.update({"a": torch.ones(_BATCH), "n": {"c": torch.ones(2)}})
+        with _unchanged(td), _refused(ShapeMismatch, "`b`"):
             td.update_({"a": 1.0, "b": torch.ones(7, 7)})
-        with unchanged(td), refused(KeyNotFound, "`x`"):
+        with _unchanged(td), _refused(KeyNotFound, "`x`"):
             td.update_({"a": 1.0, "x": 1.0})
 
     def test_update_in_place_writes_values(self) -> None:
         td, content = self.make(), self.content()
-        td.update_({"a": torch.ones(BATCH), "n": {"d": {"e": 3}}})
-        content["a"] = torch.ones(BATCH)
-        _at(content, "n", "d")["e"] = torch.full(BATCH, 3, dtype=torch.int32)
-        holds(td, content)
+        td.update_({"a": torch.ones(_BATCH), "n": {"d": {"e": 3}}})
+        content["a"] = torch.ones(_BATCH)
+        _at(content, "n", "d")["e"] = torch.full(_BATCH, 3, dtype=torch.int32)
+        _holds(td, content)
         td.update_(self.make())
-        holds(td, self.content())
+        _holds(td, self.content())
 
     def test_replace_leaves_the_original(self) -> None:
         td = self.make()
-        with unchanged(td):
-            other = td.replace({"a": torch.ones(BATCH), "n": {"c": torch.ones(BATCH)}})
-        torch.testing.assert_close(other["a"], torch.ones(BATCH))
-        torch.testing.assert_close(other["n", "c"], torch.ones(BATCH))
+        with _unchanged(td):
+            other = td.replace({"a": torch.ones(_BATCH), "n": {"c": torch.ones(_BATCH)}})
+        torch.testing.assert_close(other["a"], torch.ones(_BATCH))
+        torch.testing.assert_close(other["n", "c"], torch.ones(_BATCH))
         torch.testing.assert_close(other["b"], td["b"])
 
 
-class _Choosing(Contract):
+class _Choosing(_Contract):
     def test_select_keeps_and_exclude_drops(self) -> None:
         td, content = self.make(), self.content()
         nested: object = content["n"]
         assert isinstance(nested, dict)
-        with unchanged(td):
-            holds(td.select("a", ("n", "d")), {"a": content["a"], "n": {"d": nested["d"]}})
-            holds(td.exclude("a", "word", ("n", "c")), {"b": content["b"], "n": {"d": nested["d"]}})
-        with refused(KeyNotFound, "`x`"):
+        with _unchanged(td):
+            _holds(td.select("a", ("n", "d")), {"a": content["a"], "n": {"d": nested["d"]}})
+            _holds(
+                td.exclude("a", "word", ("n", "c")), {"b": content["b"], "n": {"d": nested["d"]}}
+            )
+        with _refused(KeyNotFound, "`x`"):
             td.select("a", "x")
         assert set(td.select("a", "x", strict=False).keys()) == {"a"}
 
     def test_keys_are_flattened_and_unflattened(self) -> None:
         td = self.make()
-        with unchanged(td):
+        with _unchanged(td):
             flat = td.flatten_keys(".")
         assert set(flat.keys()) == {"a", "b", "word", "n.c", "n.d.e"}
-        holds(flat.unflatten_keys("."), self.content())
+        _holds(flat.unflatten_keys("."), self.content())
 
     def test_a_key_is_renamed_or_refused(self) -> None:
         td, content = self.make(), self.content()
         if self.fixed_keys:
-            with unchanged(td), refused(KdError, "`z`"):
+            with _unchanged(td), _refused(KdError, "`z`"):
                 td.rename_key_("a", "z")
             return
         td.rename_key_("a", "z")
         content["z"] = content.pop("a")
-        holds(td, content)
-        with unchanged(td), refused(KdError, "`b`"):
+        _holds(td, content)
+        with _unchanged(td), _refused(KdError, "`b`"):
             td.rename_key_("z", "b", safe=True)
 
     def test_keys_are_renamed_and_split_in_new_containers(self) -> None:
         td, content = self.make(), self.content()
-        with unchanged(td):
+        with _unchanged(td):
             renamed = td.rename_keys({"a": "b", "b": "a"})
             part, rest = td.split_keys(["a", ("n", "c")])
             tensors = td.filter_non_tensor_data()
@@ -765,52 +770,52 @@ class _Choosing(Contract):
 
     def test_keys_are_taken_out_or_refused(self) -> None:
         td = self.make()
-        with unchanged(td), refused(KdError):
+        with _unchanged(td), _refused(KdError):
             td.separates("a", "z")
         assert_close(td.separates("a"), {"a": self.content()["a"]})
         assert "a" not in td
 
     def test_empty_keeps_batch_size_and_no_entry(self) -> None:
         td = self.make().empty()
-        assert tuple(td.batch_size) == BATCH
+        assert tuple(td.batch_size) == _BATCH
         assert td.is_empty()
         assert list(td.keys()) == []
 
     def test_the_batch_size_is_set_where_entries_fit(self) -> None:
         td = self.make()
-        with unchanged(td), refused(KdError, "9)"):
+        with _unchanged(td), _refused(KdError, "9)"):
             td.batch_size = [3, 4, 9]
         try:
             td.batch_size = [3]
         except ShapeMismatch:  # a kind may need its dimensions
-            holds(td, self.content())
+            _holds(td, self.content())
         else:
             assert tuple(td.batch_size) == (3,)
             assert_close(td, self.content())
 
 
-class EntryContract(_Reading, _Writing, _Updating, _Choosing):
+class _EntryContract(_Reading, _Writing, _Updating, _Choosing):
     """The tests of reading and writing by key."""
 
 
-# Contract: the structure of a locked container cannot change, its values can.
+# _Contract: the structure of a locked container cannot change, its values can.
 
 
-class LockContract(Contract):
+class _LockContract(_Contract):
     """The tests of locks."""
 
     def test_a_locked_container_keeps_its_structure(self) -> None:
         td = self.make().lock_()
         assert td.is_locked
-        with unchanged(td), refused(Locked, "set `a`", "`lock_()`", "clone(recurse=False)"):
-            td["a"] = torch.ones(BATCH)
-        with unchanged(td), refused(Locked, "`('n', 'c')`"):
-            td["n", "c"] = torch.ones(BATCH)
-        with unchanged(td), refused(Locked, "`a`"):
+        with _unchanged(td), _refused(Locked, "set `a`", "`lock_()`", "clone(recurse=False)"):
+            td["a"] = torch.ones(_BATCH)
+        with _unchanged(td), _refused(Locked, "`('n', 'c')`"):
+            td["n", "c"] = torch.ones(_BATCH)
+        with _unchanged(td), _refused(Locked, "`a`"):
             del td["a"]
-        with unchanged(td), refused(Locked, "`a`"):
-            td.update({"a": torch.ones(BATCH)})
-        with unchanged(td), refused(Locked, "`a`"):
+        with _unchanged(td), _refused(Locked, "`a`"):
+            td.update({"a": torch.ones(_BATCH)})
+        with _unchanged(td), _refused(Locked, "`a`"):
             td.rename_key_("a", "z")
         td.names = ["rows", None]  # the lock covers entries
         assert (td.names, td.is_locked) == (["rows", None], True)
@@ -820,8 +825,8 @@ class LockContract(Contract):
         td.set_("a", 1.0)
         td.update_({"n": {"c": 2.0}})
         td[0] = 0
-        content["a"] = torch.ones(BATCH)
-        _at(content, "n")["c"] = torch.full((*BATCH, 5), 2.0)
+        content["a"] = torch.ones(_BATCH)
+        _at(content, "n")["c"] = torch.full((*_BATCH, 5), 2.0)
         for leaf in (
             _at(content)["a"],
             _at(content)["b"],
@@ -829,30 +834,30 @@ class LockContract(Contract):
             _at(content, "n", "d")["e"],
         ):
             leaf[0] = 0
-        holds(td, content)
+        _holds(td, content)
 
     def test_the_lock_covers_nested_containers(self) -> None:
         td = self.make().lock_()
-        nested = inner(td, "n")
+        nested = _inner(td, "n")
         assert nested.is_locked
-        with refused(Locked, "enclosing container"):
-            nested["c"] = torch.ones(BATCH)
-        with refused(Locked, "Unlock the outer one"):
+        with _refused(Locked, "enclosing container"):
+            nested["c"] = torch.ones(_BATCH)
+        with _refused(Locked, "Unlock the outer one"):
             nested.unlock_()
 
     def test_unlocking_allows_everything_again(self) -> None:
         td = self.make().lock_().unlock_()
         assert not td.is_locked
-        td["a"] = torch.ones(BATCH)
-        inner(td, "n")["c"] = torch.ones(BATCH)
-        torch.testing.assert_close(td["n", "c"], torch.ones(BATCH))
+        td["a"] = torch.ones(_BATCH)
+        _inner(td, "n")["c"] = torch.ones(_BATCH)
+        torch.testing.assert_close(td["n", "c"], torch.ones(_BATCH))
 
     def test_scopes_restore_the_lock(self) -> None:
         td = self.make()
         with td.locked():
             assert td.is_locked
             with td.unlocked():
-                td["a"] = torch.ones(BATCH)
+                td["a"] = torch.ones(_BATCH)
             assert td.is_locked
         assert not td.is_locked
 
@@ -866,7 +871,7 @@ class LockContract(Contract):
         with td.unlock_(), td.transpose(0, 1) as view:
             view["a"] = view["a"] + 1
         content["a"] = _at(content)["a"] + 1
-        holds(td, content)
+        _holds(td, content)
 
     def test_rows_copies_and_selections_are_not_locked(self) -> None:
         td = self.make().lock_()
@@ -874,22 +879,24 @@ class LockContract(Contract):
         rows = () if isinstance(td, Composite) else (td[0],)  # its rows are members
         for result in (td.clone(), td.clone(recurse=False), *rows, td == td):
             assert not result.is_locked
-            assert not inner(result, "n").is_locked
+            assert not _inner(result, "n").is_locked
 
     def test_arithmetic_casts_and_views_are_locked(self) -> None:
         td = self.make().lock_()
         for result in (td * 2, td + td, td.abs(), td.double(), td.unsqueeze(0)):
             assert result.is_locked
-            assert inner(result, "n").is_locked
-            assert not inner(result.unlock_(), "n").is_locked
+            assert _inner(result, "n").is_locked
+            assert not _inner(result.unlock_(), "n").is_locked
         assert all(part.is_locked for part in td.split(1))
         assert td.is_locked
 
 
-# Contract: arithmetic, reductions and user functions run on each leaf.
+# _Contract: arithmetic, reductions and user functions run on each leaf.
 
-TENSOR = torch.tensor([[1.0], [2.0], [3.0]])
-MATHS: tuple[tuple[Callable[[TensorDictBase], TensorDictBase], Callable[[Tensor], Tensor]], ...] = (
+_TENSOR = torch.tensor([[1.0], [2.0], [3.0]])
+_MATHS: tuple[
+    tuple[Callable[[TensorDictBase], TensorDictBase], Callable[[Tensor], Tensor]], ...
+] = (
     (lambda td: td + 1, lambda x: x + 1),
     (lambda td: 2 - td, lambda x: 2 - x),
     (lambda td: td * td, lambda x: x * x),
@@ -898,7 +905,7 @@ MATHS: tuple[tuple[Callable[[TensorDictBase], TensorDictBase], Callable[[Tensor]
     (lambda td: td > 3, lambda x: x > 3),
     (lambda td: td >= td.clone(), lambda x: x >= x),
     (lambda td: td.abs().sqrt(), lambda x: x.abs().sqrt()),
-    (lambda td: td * TENSOR, lambda x: x * TENSOR.reshape(3, *(1,) * (x.ndim - 1))),
+    (lambda td: td * _TENSOR, lambda x: x * _TENSOR.reshape(3, *(1,) * (x.ndim - 1))),
 )
 
 
@@ -907,18 +914,18 @@ def _masked(leaf: Tensor, mask: Tensor) -> Tensor:
     return leaf
 
 
-class ValueContract(Contract):
+class _ValueContract(_Contract):
     """The tests of arithmetic, reductions and user functions."""
 
     def test_maths_run_leaf_by_leaf(self) -> None:
-        for ours, theirs in MATHS:
+        for ours, theirs in _MATHS:
             td = self.make()
-            with unchanged(td):
-                holds(ours(td), mapped(self.content(), theirs))
+            with _unchanged(td):
+                _holds(ours(td), _mapped(self.content(), theirs))
 
     def test_data_is_compared_with_the_leaves(self) -> None:
         td = self.make()
-        with unchanged(td):
+        with _unchanged(td):
             assert bool((td == td.clone()).all())
             assert not bool((td != td.clone()).any())
 
@@ -926,14 +933,14 @@ class ValueContract(Contract):
         td = self.make()
         assert td.add_(1) is td
         td.mul_(self.make() * 0 + 2)
-        holds(td, mapped(self.content(), lambda x: (x + 1) * 2))
+        _holds(td, _mapped(self.content(), lambda x: (x + 1) * 2))
 
     def test_a_tensor_in_place_broadcasts_over_the_batch(self) -> None:
         td = self.make()
         td.add_(torch.tensor([[1], [2], [3]], dtype=torch.int32))
-        holds(
+        _holds(
             td,
-            mapped(
+            _mapped(
                 self.content(),
                 lambda x: x + torch.arange(1, 4, dtype=x.dtype).reshape(3, *(1,) * (x.ndim - 1)),
             ),
@@ -941,73 +948,77 @@ class ValueContract(Contract):
 
     def test_containers_with_other_keys_are_refused(self) -> None:
         td = self.make()
-        with unchanged(td), refused(KeySetMismatch, "`b`"):
+        with _unchanged(td), _refused(KeySetMismatch, "`b`"):
             td + td.exclude("b")
-        with unchanged(td), refused(KeySetMismatch, "`b`"):
+        with _unchanged(td), _refused(KeySetMismatch, "`b`"):
             td.add_(td.exclude("b"))
-        with refused(ShapeMismatch, "(3, 4)"):
+        with _refused(ShapeMismatch, "(3, 4)"):
             td + torch.zeros(5)
 
     def test_a_default_stands_for_keys_of_one_side(self) -> None:
         td, content = self.make(), self.content()
-        with unchanged(td):
+        with _unchanged(td):
             got = td.add(td.exclude("a"), default=1)
-        expected = mapped(content, lambda x: x + x)
+        expected = _mapped(content, lambda x: x + x)
         expected["a"] = _at(content)["a"] + 1
-        holds(got, expected)
+        _holds(got, expected)
 
     def test_reductions_take_batch_dimensions(self) -> None:
         td = self.make()
-        with unchanged(td):
-            holds(td.sum(0), mapped(self.content(), lambda x: x.sum(0)), (4,))
-            holds(td.amax(1), mapped(self.content(), lambda x: x.amax(1)), (3,))
+        with _unchanged(td):
+            _holds(td.sum(0), _mapped(self.content(), lambda x: x.sum(0)), (4,))
+            _holds(td.amax(1), _mapped(self.content(), lambda x: x.amax(1)), (3,))
         total = td.sum()
         assert tuple(total.batch_size) == ()
-        assert_close(total, mapped(self.content(), lambda x: x.sum()))
+        assert_close(total, _mapped(self.content(), lambda x: x.sum()))
 
     def test_apply_calls_a_function_on_each_leaf(self) -> None:
         td = self.make()
-        with unchanged(td):
+        with _unchanged(td):
             result = td.apply(lambda leaf: leaf * 2)
         assert result is not None
-        holds(result, mapped(self.content(), lambda x: x * 2))
+        _holds(result, _mapped(self.content(), lambda x: x * 2))
 
     def test_values_are_filled_and_copied_in_place(self) -> None:
         td = self.make()
-        holds(td.zero_(), mapped(self.content(), torch.zeros_like))
-        holds(td.fill_(3), mapped(self.content(), lambda x: torch.full_like(x, 3)))
-        holds(td.copy_(self.make()), self.content())
+        _holds(td.zero_(), _mapped(self.content(), torch.zeros_like))
+        _holds(td.fill_(3), _mapped(self.content(), lambda x: torch.full_like(x, 3)))
+        _holds(td.copy_(self.make()), self.content())
         mask = torch.tensor([True, False, True])
-        holds(td.masked_fill_(mask[:, None], 0), mapped(self.content(), lambda x: _masked(x, mask)))
+        _holds(
+            td.masked_fill_(mask[:, None], 0), _mapped(self.content(), lambda x: _masked(x, mask))
+        )
 
     def test_it_is_moved_and_cast(self) -> None:
         td = self.make()
-        with unchanged(td):
-            holds(td.to(torch.float64), mapped(self.content(), lambda x: x.to(torch.float64)))
+        with _unchanged(td):
+            _holds(td.to(torch.float64), _mapped(self.content(), lambda x: x.to(torch.float64)))
             moved = td.to("meta")
         assert moved.device == torch.device("meta")
-        assert tuple(moved.batch_size) == BATCH
+        assert tuple(moved.batch_size) == _BATCH
         assert all(leaf.is_meta for leaf in moved.select("a", "b", "n").values(True, True))
-        holds(td.contiguous(), self.content())
+        _holds(td.contiguous(), self.content())
 
     def test_gradients_reach_its_entries(self) -> None:
         td = self.make().select("a", ("n", "c"))
         td.requires_grad_()
         (td * 3)["n", "c"].sum().backward()
         assert not td.detach().requires_grad
-        expected = torch.full((*BATCH, 5), 3.0)
+        expected = torch.full((*_BATCH, 5), 3.0)
         assert td.grad is not None
         torch.testing.assert_close(td.grad["n", "c"], expected)
 
     def test_torch_functions_reach_it(self) -> None:
         td = self.make()
-        holds(torch.abs(td), mapped(self.content(), torch.abs))  # type: ignore[arg-type]  # a container
+        _holds(torch.abs(td), _mapped(self.content(), torch.abs))  # type: ignore[arg-type]  # a container
         moved: object = torch.permute(td, (1, 0))  # type: ignore[arg-type]  # a container
         assert isinstance(moved, TensorDictBase)
-        assert tuple(moved.batch_size) == (BATCH[1], BATCH[0])
+        assert tuple(moved.batch_size) == (_BATCH[1], _BATCH[0])
 
 
-class ContainerContract(EntryContract, LockContract, BatchContract, ValueContract, CopyContract):
+class ContainerContract(
+    _EntryContract, _LockContract, _BatchContract, _ValueContract, _CopyContract
+):
     """The test suite of container kinds: subclass it, implement `make`, and run it.
 
     Any test runner that calls methods named `test_*` of a class can run it; pytest is not required.
@@ -1047,7 +1058,7 @@ class StackContract(ContainerContract):
 
     def make(self) -> TensorDictBase:
         """Build a stack that holds `content()`."""
-        return self.make_stack(TensorDict(self.content(), BATCH).unbind(0), 0)
+        return self.make_stack(TensorDict(self.content(), _BATCH).unbind(0), 0)
 
     def _ragged(self) -> TensorDictBase:
         rows = [TensorDict({"a": torch.full((n,), n), "b": float(n)}) for n in (1, 2, 3)]
@@ -1055,15 +1066,15 @@ class StackContract(ContainerContract):
         return self.make_stack(rows, 0)
 
     def test_rows_are_the_members_themselves(self) -> None:
-        rows = TensorDict(self.content(), BATCH).unbind(1)
+        rows = TensorDict(self.content(), _BATCH).unbind(1)
         stack = self.make_stack(rows, 1)
         assert [id(row) for row in stack.unbind(1)] == [id(row) for row in rows]
-        holds(stack, self.content())
+        _holds(stack, self.content())
 
     def test_a_member_keeps_its_own_shape(self) -> None:
         stack = self._ragged()
         assert [row["a"].shape[0] for row in stack.unbind(0)] == [1, 2, 3]
-        with refused(ShapeMismatch, "`a`", "(1,)", "(3,)"):
+        with _refused(ShapeMismatch, "`a`", "(1,)", "(3,)"):
             stack["a"]
         torch.testing.assert_close(stack["b"], torch.tensor([1.0, 2.0, 3.0]))
         torch.testing.assert_close(stack[1:]["b"], torch.tensor([2.0, 3.0]))
@@ -1088,7 +1099,7 @@ class StackContract(ContainerContract):
     def test_a_lock_covers_the_members(self) -> None:
         stack = self._ragged()
         member = stack[1]
-        with refused(Locked, "`b`"):
+        with _refused(Locked, "`b`"):
             stack.lock_()
             member["b"] = 0.0
         stack.unlock_()
