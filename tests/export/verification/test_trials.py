@@ -6,10 +6,12 @@ import pytest
 import torch
 from tests.export.models import Do, Keyed
 from torch import Tensor, nn
+from torch._subclasses import FakeTensor
 
 import kd_export
 from kd_export import Axis, DtypeMismatch, Schema, ShapeMismatch, VerifyError
 from kd_export._verification.trials import trial_sizes
+from kd_nn import TensorDictModule
 
 
 def test_axes_take_sizes_out_of_step() -> None:
@@ -156,3 +158,18 @@ def test_each_stored_size_can_be_asked_for(tmp_path: Path) -> None:
     assert {1, 2} <= {row.sizes["row"] for row in report.rows}
     with pytest.raises(VerifyError, match="no stored test for column=4"):
         kd_export.verify(path, batch_sizes=(4,), trusted=True)
+
+
+def test_a_number_that_is_one_of_two_is_taken_from_rows_of_the_example(tmp_path: Path) -> None:
+    seen: list[Tensor] = []
+
+    def gated(x: Tensor, gate: Tensor) -> Tensor:
+        seen.append(gate)
+        return x * gate
+
+    module = TensorDictModule(gated, in_keys=["x", "gate"], out_keys=["y"])
+    example = {"x": torch.randn(8, 3), "gate": torch.tensor([[0.0, 2.5]] * 4).reshape(8, 1)}
+    assert kd_export.save(module, tmp_path / "m.pt2", example).ok
+    real = [gate for gate in seen if not isinstance(gate, FakeTensor)]
+    assert len(real) > 3
+    assert {number for gate in real for number in gate.flatten().tolist()} == {0.0, 2.5}

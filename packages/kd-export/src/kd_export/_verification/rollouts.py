@@ -36,8 +36,7 @@ from kd_export._verification.comparison import (
     Tolerance,
     own_rounding,
 )
-from kd_export._verification.sampling import may_be_drawn
-from kd_export._verification.trials import trial_sizes
+from kd_export._verification.trials import may_be_drawn, trial_sizes
 from kd_nn import TensorDictModule, TensorDictSequential
 
 ROLLOUT_SIZES = (1, 3, 64)
