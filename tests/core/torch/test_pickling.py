@@ -95,7 +95,7 @@ def test_a_lock_is_kept_by_a_pickle() -> None:
 
 
 def test_a_deep_copy_leaves_the_lock_of_what_enclosed_it_behind() -> None:
-    assert not copy.deepcopy(nested().lock_().get("a")).is_locked
+    assert not copy.deepcopy(nested().lock_().nested("a", TensorDict)).is_locked
 
 
 def test_a_view_pickles_its_own_bytes() -> None:

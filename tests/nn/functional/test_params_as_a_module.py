@@ -146,3 +146,37 @@ def test_sharing_memory_locks_parameters_no_more_than_those_of_a_module() -> Non
     params["n", "b"] = torch.zeros(2)
     params.lock_().share_memory_()
     assert params.is_locked
+
+
+@pytest.mark.parametrize(
+    "move",
+    [
+        lambda params: params.to("cpu"),
+        lambda params: params.cpu(),
+        lambda params: params.to(device="cpu"),
+    ],
+)
+def test_params_that_were_moved_know_their_device(
+    move: Callable[[TensorDictParams], TensorDictParams],
+) -> None:
+    params = TensorDictParams(TensorDict({"a": torch.zeros(2), "n": TensorDict(b=torch.zeros(1))}))
+    assert params.to(torch.float64).device is None
+    params.lock_()
+    moved = move(params)
+    assert [moved.device, moved.nested("n", TensorDictParams).device] == [torch.device("cpu")] * 2
+    below = moved.nested("n", TensorDictParams)
+    assert [moved.is_locked, below.is_locked] == [True, True]
+    moved.unlock_()
+    assert [moved.is_locked, below.is_locked] == [False, False]
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_params_do_not_name_a_device_that_they_left(inside: bool) -> None:
+    source = TensorDict({"a": torch.zeros(2), "n": {"b": torch.zeros(1)}}, device="cpu")
+    params = TensorDictParams(source)
+    module = nn.ModuleList([params]) if inside else params
+    module.to("meta")
+    assert [params.device, params.nested("n", TensorDictParams).device] == [
+        torch.device("meta")
+    ] * 2
+    assert params["a"].device == params.device

@@ -120,11 +120,47 @@ def _casting(whole: Callable[..., object], part: Callable[..., object]) -> Calla
         **named: object,
     ) -> object:
         if cast_filter is None:
-            return whole(self, *args, **named)
+            moved = whole(self, *args, **named)
+            if whole in _MOVES or any(map(_says_where, (*args, *named.values()))):
+                _note_device(self)
+            return moved
         plain = make_dense(dict(self._kd_entries), self._kd_desc.unlocked())
         return part(plain, *args, cast_filter=cast_filter, **named)
 
     return cast_leaves
+
+
+def _keeping_device(apply: Callable[..., object]) -> Callable[..., object]:
+    """Return what a module calls to change its tensors; a device that is said stays true."""
+
+    @functools.wraps(apply)
+    def change(self: TensorDictParams, *args: object, **named: object) -> object:
+        changed = apply(self, *args, **named)
+        known = self._kd_desc.device
+        if known is not None:
+            found = {leaf.device for leaf in (*self.parameters(), *self.buffers())}
+            if found and found != {known}:
+                self._kd_describe_on(found.pop() if len(found) == 1 else None)
+        return changed
+
+    return change
+
+
+_MOVES: Final = (nn.Module.cpu, nn.Module.cuda)
+
+
+def _says_where(given: object) -> bool:
+    return isinstance(given, (str, torch.device, Tensor)) or type(given) is int
+
+
+def _note_device(params: TensorDictParams) -> None:
+    """Set the device of all levels to the one where their tensors are."""
+    found = {leaf.device for leaf in (*params.parameters(), *params.buffers())}
+    if len(found) == 1:
+        device = found.pop()
+        for level in params.modules():
+            if isinstance(level, TensorDictParams):
+                level._kd_describe_on(device)
 
 
 class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both have `type`
@@ -512,6 +548,10 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both
         plain = make_dense(dict(self._kd_entries), self._kd_desc)
         return cast("Self", plain._kd_with_descriptor(desc))
 
+    def _kd_describe_on(self, device: torch.device | None) -> None:
+        old = self._descriptor
+        self._descriptor = describe(old.batch, device).with_lock(old.lock, old.held)
+
     def __hash__(self) -> int:  # type: ignore[override]  # a container compares by element
         # torch keeps modules in sets.
         return id(self)
@@ -520,6 +560,7 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both
 
     requires_grad_ = nn.Module.requires_grad_
     if not TYPE_CHECKING:  # those of a module, in place; to type checkers those of a container
+        _apply = _keeping_device(nn.Module._apply)
         to = _casting(nn.Module.to, TensorDictBase.to)
         cpu = _casting(nn.Module.cpu, TensorDictBase.cpu)
         cuda = _casting(nn.Module.cuda, TensorDictBase.cuda)
