@@ -183,6 +183,20 @@ def test_the_first_dimensions_keep_their_names() -> None:
     assert td.names == ["time"]
 
 
+def test_one_value_keeps_its_longer_batch_size_when_another_is_set() -> None:
+    td = TensorDict({"a": torch.ones(2, 3), "s": "word", "n": {"t": "word"}}, [2, 3])
+    td.batch_size = [2]
+    for key in ("s", ("n", "t")):
+        value: object = td.get(key)
+        assert isinstance(value, NonTensorData)
+        assert value.batch_size == (2, 3)
+    row: object = td[0].get("s")
+    assert isinstance(row, NonTensorData)
+    assert row.batch_size == (3,)
+    td.batch_size = []
+    assert td["s"] == "word"
+
+
 def test_one_value_takes_the_batch_size_that_is_inferred() -> None:
     td = TensorDict({"a": torch.ones(3, 2), "s": "word"}, [3, 2])
     value: object = td.auto_batch_size_(batch_dims=1).get("s")

@@ -393,22 +393,27 @@ def _share_batch(level: AbstractContainer, batch_dims: int | None) -> None:
     if shapes:
         batch = _with_same_names(common_batch(shapes, batch_dims), level._kd_desc.batch)
         desc = level._kd_desc.with_batch(batch)
-        _grow_children(level, desc)
+        _grow_children(level, desc, inferred=True)
         redescribe(level, desc)
 
 
-def _grow_children(level: AbstractContainer, desc: Descriptor) -> None:
-    """Set nested entries to at least the batch size of `desc`, which fits all leaves."""
+def _grow_children(level: AbstractContainer, desc: Descriptor, inferred: bool = False) -> None:
+    """Set nested entries to at least the batch size of `desc`, which fits all leaves.
+
+    One value for all rows takes an inferred batch size, and keeps its own, longer one otherwise.
+    """
     if isinstance(level, Composite):
         inner = desc.batch[: level._dim] + desc.batch[level._dim + 1 :]
         for member in level._members:
-            _grow_children(member, member._kd_desc.with_batch(inner))
+            _grow_children(member, member._kd_desc.with_batch(inner), inferred)
         return
     for key, value in list(kinds_of(level._kd_entries)):
         if isinstance(value, Tensor):
             continue
         own = value._kd_desc
-        whole = is_unbatched(value) or (desc.ndim and is_data(value) and not is_row_data(value))
+        whole = is_unbatched(value) or (
+            inferred and desc.ndim and is_data(value) and not is_row_data(value)
+        )
         if own.batch[: desc.ndim] != desc.batch or (whole and own is not desc):
             own = desc if own.device == desc.device else own.with_batch(desc.batch)
             if not isinstance(value, AbstractContainer):
@@ -416,7 +421,7 @@ def _grow_children(level: AbstractContainer, desc: Descriptor) -> None:
                 continue
             redescribe(value, own.unlocked())
         if isinstance(value, AbstractContainer):
-            _grow_children(value, own)
+            _grow_children(value, own, inferred)
 
 
 def resize(td: AbstractContainer, batch_size: BatchSize) -> None:
