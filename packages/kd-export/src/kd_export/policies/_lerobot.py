@@ -451,9 +451,7 @@ def from_lerobot(
         "chunk": _told(known.config, chunk, count, predicted),
         **(metadata or {}),
     }
-    result = of_steps(steps, example, oracle, state, said)
-    oracle.module = result.module
-    return result
+    return of_steps(steps, example, oracle, state, said)
 
 
 def _told(config: Config, where: str, count: int, predicted: int) -> dict[str, Json]:

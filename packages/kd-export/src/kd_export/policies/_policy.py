@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -201,15 +201,30 @@ class Policy:
         return found
 
 
+class Oracle(Protocol):
+    """What the framework itself does.
+
+    Attributes:
+        module: The whole sequence of steps, of which a module may lack one.
+    """
+
+    module: nn.Module | None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> object:
+        """Return the actions."""
+        ...
+
+
 def of_steps(
     steps: Sequence[TensorDictModule],
     example: Mapping[NestedKey, object],
-    oracle: Callable[..., object],
+    oracle: Oracle,
     state: Mapping[NestedKey, NestedKey],
     metadata: Mapping[str, object],
 ) -> Policy:
     """Build a policy of steps, of which the last writes the action and all write next states."""
     module = TensorDictSequential(*steps).eval()
+    oracle.module = module
     module.select_out_keys(ACTION, *state.values())
     return Policy(module, example, oracle=oracle, state=state, metadata=metadata)
 
@@ -630,6 +645,16 @@ def described(space: object) -> dict[str, Json]:
     for name, values in (("low", low), ("high", high)):
         found[name] = _numbers(values)
     return found
+
+
+def told(framework: str, theirs: object, observation: object, action: object) -> dict[str, object]:
+    """Return what metadata tells of a policy: where it is from, and the spaces it was made for."""
+    return {
+        "framework": framework,
+        "algorithm": type(theirs).__name__,
+        "observation": described(observation),
+        "action": described(action),
+    }
 
 
 def _directly(space: object) -> Iterator[tuple[Key, object]]:

@@ -170,15 +170,8 @@ def from_rl_games(player: object, *, metadata: Mapping[str, object] | None = Non
     shape, after = _chosen(player, known)
     steps += [in_place(one, ACTION) for one in after]
     oracle = Predict(known, starts, shape)
-    said: dict[str, object] = {
-        "framework": "rl_games",
-        "algorithm": type(player).__name__,
-        "observation": spaces.described(known.observation_space),
-        "action": spaces.described(known.action_space),
-    }
-    result = of_steps(steps, example, oracle, state, said | dict(metadata or {}))
-    oracle.module = result.module
-    return result
+    said = spaces.told("rl_games", player, known.observation_space, known.action_space)
+    return of_steps(steps, example, oracle, state, said | dict(metadata or {}))
 
 
 def _scale(normaliser: nn.Module, dims: int) -> tuple[Tensor, Tensor]:

@@ -147,9 +147,7 @@ def from_rsl_rl(
     oracle = Predict(known, groups, clip_actions)
     said: dict[str, object] = {"framework": "rsl_rl", "algorithm": type(known).__name__}
     said |= {"clip_actions": clip_actions, **(metadata or {})}
-    result = of_steps(steps, inputs, oracle, state, said)
-    oracle.module = result.module
-    return result
+    return of_steps(steps, inputs, oracle, state, said)
 
 
 def _step(

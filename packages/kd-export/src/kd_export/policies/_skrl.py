@@ -179,15 +179,8 @@ def from_skrl(
     )
     steps += _chosen(model)
     oracle = Predict(model, scaler, sizes)
-    said: dict[str, object] = {
-        "framework": "skrl",
-        "algorithm": type(agent).__name__,
-        "observation": spaces.described(model.observation_space),
-        "action": spaces.described(model.action_space),
-    }
-    result = of_steps(steps, example, oracle, state, said | dict(metadata or {}))
-    oracle.module = result.module
-    return result
+    said = spaces.told("skrl", agent, model.observation_space, model.action_space)
+    return of_steps(steps, example, oracle, state, said | dict(metadata or {}))
 
 
 def _scale(scaler: nn.Module) -> tuple[Tensor, Tensor, float]:

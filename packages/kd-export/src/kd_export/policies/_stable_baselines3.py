@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from kd_core import NestedKey, unravel_key
 from kd_export._errors import ExportError, Key, NotExportable
-from kd_export._schema.files import Json
 from kd_export.policies import _policy as spaces
 from kd_export.policies._policy import (
     ACTION,
@@ -215,14 +214,8 @@ def from_sb3(
     network, state = _network(known, keys, names, example)
     steps += network
     oracle = Predict(known, normalize, first)
-    metadata: dict[str, Json] = {
-        "framework": "stable-baselines3",
-        "algorithm": type(model).__name__,
-        "observation": spaces.described(raw),
-        "action": spaces.described(known.action_space),
-    }
-    result = of_steps(steps, example, oracle, state, metadata)
-    oracle.module = result.module
+    said = spaces.told("stable-baselines3", model, raw, known.action_space)
+    result = of_steps(steps, example, oracle, state, said)
     if vec_normalize is None and normalize is None and _may_have_been_normalised(known):
         result.notes = (_UNKNOWN_NORMALISER,)
     return result

@@ -198,15 +198,8 @@ def from_tianshou(
     )
     steps += [in_place(one, ACTION) for one in (*after, *_mapped(known))]
     oracle = Predict(own, statistics)
-    said: dict[str, object] = {
-        "framework": "tianshou",
-        "algorithm": type(policy).__name__,
-        "observation": spaces.described(known.observation_space),
-        "action": spaces.described(known.action_space),
-    }
-    result = of_steps(steps, example, oracle, state, said | dict(metadata or {}))
-    oracle.module = result.module
-    return result
+    said = spaces.told("tianshou", policy, known.observation_space, known.action_space)
+    return of_steps(steps, example, oracle, state, said | dict(metadata or {}))
 
 
 def _parts(policy: nn.Module) -> tuple[nn.Module, list[nn.Module]]:
