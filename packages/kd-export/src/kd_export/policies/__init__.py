@@ -6,6 +6,9 @@ from kd_core.extending import publish as _publish
 from kd_export.policies._policy import Policy as Policy
 
 if TYPE_CHECKING:
+    from kd_export.policies._isaac_lab import from_rl_games as from_rl_games
+    from kd_export.policies._isaac_lab import from_rsl_rl as from_rsl_rl
+    from kd_export.policies._isaac_lab import from_skrl as from_skrl
     from kd_export.policies._lerobot import from_lerobot as from_lerobot
     from kd_export.policies._policy import Above as Above
     from kd_export.policies._policy import Affine as Affine
@@ -20,9 +23,6 @@ if TYPE_CHECKING:
     from kd_export.policies._policy import ToFloat as ToFloat
     from kd_export.policies._policy import Unscale as Unscale
     from kd_export.policies._policy import from_gymnasium as from_gymnasium
-    from kd_export.policies._rl_games import from_rl_games as from_rl_games
-    from kd_export.policies._rsl_rl import from_rsl_rl as from_rsl_rl
-    from kd_export.policies._skrl import from_skrl as from_skrl
     from kd_export.policies._stable_baselines3 import from_sb3 as from_sb3
     from kd_export.policies._tianshou import from_tianshou as from_tianshou
     from kd_export.policies._torchrl import Concatenate as Concatenate
@@ -31,14 +31,12 @@ if TYPE_CHECKING:
 _publish(
     __name__,
     later={
+        "kd_export.policies._isaac_lab": "from_rl_games from_rsl_rl from_skrl",
         "kd_export.policies._lerobot": "from_lerobot",
         "kd_export.policies._policy": (
             "Above Affine ArgMax ChannelsFirst Clip from_gymnasium Normalise OneHot Recurrent "
             "ScaleImage Shaped ToFloat Unscale"
         ),
-        "kd_export.policies._rl_games": "from_rl_games",
-        "kd_export.policies._rsl_rl": "from_rsl_rl",
-        "kd_export.policies._skrl": "from_skrl",
         "kd_export.policies._stable_baselines3": "from_sb3",
         "kd_export.policies._tianshou": "from_tianshou",
         "kd_export.policies._torchrl": "Concatenate from_torchrl",
