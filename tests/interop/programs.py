@@ -161,8 +161,10 @@ class Sharing:
 
     def __init__(self, world: dict[str, Any], lib: Library) -> None:
         self.names: dict[int, str] = {}
+        self.kept: list[torch.Tensor] = []  # what a stack makes to be read: no other gets its place
         for name, value in world.items():
             for path, tensor in leaves(value, lib):
+                self.kept.append(tensor)
                 self.names.setdefault(self._pointer(tensor), f"{name}{path}")
 
     @staticmethod
