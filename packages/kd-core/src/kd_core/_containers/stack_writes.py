@@ -861,11 +861,17 @@ class MemberStorage(TensorDictBase, Composite):
         return moved_members(self, fn, batch)
 
     def _result(self, picked: Picked) -> TensorDictBase:
-        """Return the result of an index: locked as the stack, and a copy where torch copies."""
+        """Return the result of an index: a copy where torch copies.
+
+        Members are locked as the stack; rows of one member are not, as those of a `TensorDict`.
+        """
         taken = self._taken(picked)
         if picked.in_place and not picked.views:
             return locked_as(self, cloned(taken))
-        return lock(taken._kd_shallow()) if self._kd_desc.frozen else taken
+        if not self._kd_desc.frozen:
+            return taken
+        rows = taken._kd_shallow()
+        return rows if isinstance(picked.rows, int) and picked.inner else lock(rows)
 
     def _kd_map_to_parts(
         self, fn: PartsFn, batches: Sequence[BatchFn], memo: PartsMemo = None
