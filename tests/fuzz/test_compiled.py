@@ -1,5 +1,6 @@
-"""Random programs on containers give compiled, in one graph, what they give eagerly."""
+"""Random programs on containers, and modules that change, give compiled what they give eagerly."""
 
+import copy
 from collections.abc import Callable, Iterator
 from random import Random
 from typing import TypeAlias
@@ -11,6 +12,7 @@ from tests.fuzz.conftest import Seeds
 from tests.fuzz.subjects import read
 
 from kd_core import TensorDict, TensorDictBase, cat, lazy_stack, stack
+from kd_nn import TensorDictModule, TensorDictModuleBase, TensorDictSequential
 
 Step: TypeAlias = Callable[[TensorDictBase], TensorDictBase]
 
@@ -177,3 +179,79 @@ def test_programs_compile_to_one_graph_and_agree(seeds: Seeds) -> None:
             torch._dynamo.reset()
             found = torch.compile(program, backend="eager", fullgraph=True)(td)
             assert differ(found, want, exact=False) is None, names
+
+
+class Declared(TensorDictModuleBase):
+    """A module whose instances have no keys of their own."""
+
+    in_keys = ["a"]  # noqa: RUF012  # as users write it
+    out_keys = ["y", "z"]  # noqa: RUF012  # as users write it
+
+    def forward(self, td: TensorDictBase) -> TensorDictBase:
+        """Write as many multiples of what it reads as there are keys."""
+        read = td[self.in_keys[0]]
+        for number, key in enumerate(self.out_keys_source):
+            td.set(key, read * (number + 2))
+        return td
+
+
+def two(x: torch.Tensor, by: float = 2.0) -> tuple[torch.Tensor, torch.Tensor]:
+    return x * by, x + by
+
+
+def halves(x: torch.Tensor, by: float = 3.0) -> tuple[torch.Tensor, torch.Tensor]:
+    return x / by, x - by
+
+
+def wrapped() -> TensorDictModule:
+    return TensorDictModule(two, ["a"], ["y", "z"])
+
+
+MODELS: dict[str, Callable[[], TensorDictModuleBase]] = {
+    "declared": Declared,
+    "wrapped": wrapped,
+    "sequence": lambda: TensorDictSequential(wrapped(), Declared()),
+}
+
+Change: TypeAlias = Callable[[Random, TensorDictModuleBase], object]
+
+ON_MODULES: dict[str, Change] = {
+    "nothing": lambda rng, step: None,
+    "select": lambda rng, step: step.select_out_keys(rng.choice(step.out_keys_source)),
+    "reset": lambda rng, step: step.reset_out_keys(),
+    "in_keys": lambda rng, step: setattr(step, "in_keys", [rng.choice(["a", "c"])]),
+    "out_keys": lambda rng, step: setattr(step, "out_keys", rng.sample(["y", "z", "w"], 2)),
+    "count": lambda rng, step: setattr(step, "count", rng.random()),
+}
+ON_WRAPPED: dict[str, Change] = {
+    **ON_MODULES,
+    "inplace": lambda rng, step: setattr(step, "inplace", rng.choice([True, False])),
+    "module": lambda rng, step: setattr(step, "module", rng.choice([two, halves])),
+    "kwargs": lambda rng, step: setattr(step, "method_kwargs", {"by": rng.choice([4.0, 5.0])}),
+    "get_kwargs": lambda rng, step: setattr(step, "get_kwargs", {"default": None}),
+}
+
+
+def test_compiled_modules_follow_their_changes(seeds: Seeds) -> None:
+    for seed in seeds(9):
+        rng = Random(seed)
+        kind = list(MODELS)[seed % len(MODELS)]
+        model = MODELS[kind]()
+        torch._dynamo.reset()
+        compiled = torch.compile(model, backend="eager")
+        steps = list(model) if isinstance(model, TensorDictSequential) else [model]
+        done: list[str] = []
+        with torch._dynamo.config.patch(recompile_limit=64, accumulated_recompile_limit=256):
+            for number in range(10):
+                step = rng.choice(steps)
+                assert isinstance(step, TensorDictModuleBase)
+                changes = ON_MODULES if isinstance(step, Declared) else ON_WRAPPED
+                # The first make more plans than one module may have.
+                name = "count" if number < 5 else rng.choice(list(changes))
+                changes[name](rng, step)
+                done.append(name)
+                given = TensorDict(a=torch.ones(2), c=torch.full((2,), 7.0), y=torch.zeros(2))
+                want = copy.deepcopy(model)(given.copy())
+                found = compiled(given.copy())
+                assert differ(found, read(want), exact=False) is None, (kind, done)
+        seeds.count("changes", len(done))

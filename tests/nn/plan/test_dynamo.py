@@ -11,7 +11,7 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 
 from kd_core import TensorDict
-from kd_nn import TensorDictModule, TensorDictSequential
+from kd_nn import TensorDictModule, TensorDictModuleBase, TensorDictSequential
 
 
 def scaled(x: Tensor, by: float = 1.0) -> Tensor:
@@ -141,3 +141,50 @@ def test_a_lone_module_that_changes_between_calls_is_compiled_few_times() -> Non
     assert counter.frame_count <= 5
     model.out_keys = ["z"]
     assert list(compiled(TensorDict(x=X)).keys()) == ["x", "z"]
+
+
+class Declared(TensorDictModuleBase):
+    in_keys = ["x"]  # noqa: RUF012  # as users write it
+    out_keys = ["y", "z"]  # noqa: RUF012  # as users write it
+
+    def get_kwargs(self) -> float:
+        return 2.0
+
+    def forward(self, td: TensorDict) -> TensorDict:
+        x = td[self.in_keys[0]] * self.get_kwargs()
+        for number, key in enumerate(self.out_keys_source):
+            td.set(key, x + number)
+        return td
+
+
+@pytest.mark.parametrize(
+    ("change", "keys"),
+    [
+        (lambda model: model.select_out_keys("z"), ["x", "b", "z"]),
+        (lambda model: setattr(model, "out_keys", ["v", "w"]), ["x", "b", "v", "w"]),
+        (lambda model: setattr(model, "in_keys", ["b"]), ["x", "b", "y", "z"]),
+    ],
+)
+def test_keys_that_replace_those_of_the_class_are_seen(
+    change: Callable[[Declared], object], keys: list[str]
+) -> None:
+    model, counter = Declared(), CompileCounter()
+    compiled = torch.compile(model, backend=counter)
+    for _ in range(2):
+        compiled(TensorDict(x=X, b=X + 1))
+    assert counter.frame_count == 1
+    change(model)
+    found, want = compiled(TensorDict(x=X, b=X + 1)), model(TensorDict(x=X, b=X + 1))
+    assert list(found.keys()) == list(want.keys()) == keys
+    assert all(torch.equal(found[key], want[key]) for key in keys)
+
+
+def test_get_kwargs_that_are_assigned_later_are_passed() -> None:
+    model = TensorDictModule(torch.neg, ["x"], ["y"])
+    compiled = torch.compile(model, backend="eager")
+    for number in range(8):  # in the end it has no plan, which would see the change
+        model.count = number
+        compiled(TensorDict(x=X))
+    model.get_kwargs = {"no_such_option": 1}
+    with pytest.raises(TypeError, match="no_such_option"):
+        compiled(TensorDict(x=X))

@@ -340,6 +340,13 @@ _FSDP: Final = "torch.distributed.fsdp."
 MOST_TRACED: Final = 3
 """So many plans are made of one module for compiled code."""
 
+MAY_BE_MISSING: Final = ("_kd_in_spec", "_kd_out_keys", "_kd_selected", "get_kwargs")
+"""What a module need not have; None means the same.
+
+dynamo has no guard of a name that is missing in a `__dict__`: compiled code would not see one that
+is assigned later.
+"""
+
 
 def is_of_fsdp(hook: object) -> bool:
     """Return whether FSDP registers a hook."""
@@ -1003,7 +1010,9 @@ class TensorDictModuleBase(Flagged):
         return keys
 
     def _kd_own_out_keys(self) -> Keys:
-        keys: Keys | None = self.__dict__.get("_kd_out_keys", type(self)._kd_class_out_keys)
+        keys: Keys | None = self.__dict__.get("_kd_out_keys")
+        if keys is None:
+            keys = type(self)._kd_class_out_keys
         if keys is None and _is_computed(type(self), "out_keys"):
             keys = parse_keys(self.out_keys, "out_keys")
         if keys is None:
@@ -1059,6 +1068,9 @@ class TensorDictModuleBase(Flagged):
             name: The attribute that keeps it.
             make: What makes it.
         """
+        for missing in MAY_BE_MISSING:
+            if not hasattr(type(self), missing):  # else it is a method of a class of the user
+                self.__dict__.setdefault(missing, None)
         if self._kd_computes_keys or is_observed(self):
             return False
         self._kd_refresh_keys()

@@ -239,7 +239,7 @@ class TensorDictModule(TensorDictModuleBase):
         if outputs_exist(self, tensordict):
             return tensordict
         keys = self._kd_in_spec.keys
-        if kwargs or "get_kwargs" in self.__dict__:
+        if kwargs or self.__dict__.get("get_kwargs") is not None:
             made = self._kd_run_by_name(tensordict, kwargs)
         elif self.strict is not False:
             try:
@@ -266,7 +266,7 @@ class TensorDictModule(TensorDictModuleBase):
 
     def _kd_has_defaults(self, missing: Collection[NestedKey]) -> bool:
         """Return whether the callable has a default for each of some inputs."""
-        if "_kd_in_spec" not in self.__dict__:  # a sequence
+        if self.__dict__.get("_kd_in_spec") is None:  # a sequence
             return False
         names = self._kd_argument_names()
         parameters = signature_of(self._kd_function()).parameters if names else {}
@@ -278,7 +278,7 @@ class TensorDictModule(TensorDictModuleBase):
 
     def _kd_takes(self, name: str) -> bool:
         """Return whether the callable has a parameter of a name that is not an input."""
-        if "_kd_in_spec" not in self.__dict__:
+        if self.__dict__.get("_kd_in_spec") is None:
             return False
         try:
             parameters = signature_of(self._kd_function()).parameters
@@ -316,7 +316,7 @@ class TensorDictModule(TensorDictModuleBase):
         without = [key for key in missing if key not in left_out]
         if without and self.strict:
             read_entries(tensordict, reads, lambda: describe(self))
-        how: Mapping[str, object] = self.__dict__.get("get_kwargs", {})
+        how: Mapping[str, object] = self.__dict__.get("get_kwargs") or {}
         found = [tensordict.get(key, **how) for key in reads] if how else None
         values = dict(zip(reads, found or read_optional(tensordict, reads), strict=True))
         options = {**further, **self.method_kwargs}

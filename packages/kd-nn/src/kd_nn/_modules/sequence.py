@@ -560,7 +560,7 @@ class Resolved:
                 self._computed.append((step, _asked(step)))
             if isinstance(step, StepList):
                 self._compare_steps(step)
-            elif "_kd_in_spec" not in step.__dict__:  # it may say the keys of what is inside
+            elif step.__dict__.get("_kd_in_spec") is None:  # it may say the keys of what is inside
                 self._compare(each for each in step._modules.values() if hasattr(each, "in_keys"))
 
 

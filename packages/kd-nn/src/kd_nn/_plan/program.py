@@ -326,7 +326,7 @@ def runs_on_values(step: object) -> bool:
         and not is_patched(type(step))
         and runs_as_its_class(step)
         and step.__dict__.get("strict") is not False
-        and "get_kwargs" not in step.__dict__
+        and step.__dict__.get("get_kwargs") is None
     )
 
 
