@@ -3,6 +3,7 @@
 import subprocess
 from pathlib import Path
 
+import pytest
 from tests import children
 
 PROGRAM = """
@@ -102,3 +103,27 @@ def test_the_report_lists_attributes_that_modules_lack(tmp_path: Path) -> None:
         "  TensorDictModule.no_such      1",
         "  TensorDictSequential.no_such  1",
     ]
+
+
+RESTORED = """
+import copy, pickle
+import torch
+from tensordict import TensorDict, TensorDictParams
+{imports}
+
+class Mine(TensorDict):
+    pass
+
+params = TensorDictParams(TensorDict(w=torch.ones(2), n={{"b": torch.ones(1)}}))
+net = torch.nn.Linear(2, 1)
+net.params, net.mine = params, Mine(a=torch.ones(2))
+net.mine.note = "own"
+for made in (copy.deepcopy(net), copy.copy(net), pickle.loads(pickle.dumps(net))):
+    print(type(made.params).__name__, made.params["n", "b"].item(), made.mine.note)
+"""
+
+
+@pytest.mark.parametrize("imports", ["", "import tensordict.nn"])
+def test_states_of_kd_and_of_the_program_are_restored(imports: str, tmp_path: Path) -> None:
+    ran = run(tmp_path, RESTORED.format(imports=imports))
+    assert ran.stdout.splitlines() == ["TensorDictParams 1.0 own"] * 3, ran.stderr

@@ -49,7 +49,7 @@ for call in (
     lambda: filled(Pair, {"tensordict": 3}),
     lambda: filled(Pair, {"tensordict": TensorDict(y=1), "non_tensordict": {}}),
     lambda: filled(Mine, {"_tensordict": {}}),
-    lambda: filled(NonTensorData, {}),
+    lambda: filled(NonTensorData, {"tensordict": 1}),
     lambda: filled(NonTensorStack, {"tensordicts": []}),
     lambda: filled(TensorDictModule, module),
     lambda: filled(TensorDictSequential, {**module, "_modules": {"module": [3]}}),

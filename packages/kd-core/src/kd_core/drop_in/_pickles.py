@@ -93,9 +93,39 @@ def _stacked(state: State) -> TensorDictBase:
     return made
 
 
+def _set_container(self: TensorDictBase, state: object) -> None:
+    """Fill a new instance with the state of one of tensordict, or with that of its own kind."""
+    if isinstance(state, Mapping) and not _OF_CONTAINERS.isdisjoint(state):
+        _fill_container(self, state)
+    else:
+        _set_own(TensorDictBase, self, state)
+
+
+def _set_data(self: NonTensorDataBase, state: object) -> None:
+    """Fill a new entry as `_set_container` a container."""
+    if isinstance(state, Mapping) and not _OF_CONTAINERS.isdisjoint(state):
+        _fill_data(self, state)
+    else:
+        _set_own(NonTensorDataBase, self, state)
+
+
+_OF_CONTAINERS: Final = frozenset({"_tensordict", "tensordict", "tensordicts"})
+
+
+def _set_own(base: type, self: object, state: object) -> None:
+    """Do what `pickle` and `copy` do where there is no drop-in."""
+    above: Any = super(base, cast("Any", self))
+    if hasattr(above, "__setstate__"):
+        above.__setstate__(state)
+        return
+    parts: Any = state if isinstance(state, tuple) else (state,)
+    for part in filter(None, parts):
+        for name, value in part.items():
+            object.__setattr__(self, name, value)
+
+
 @_checked
-def _set_container(self: TensorDictBase, state: State) -> None:
-    """Fill a new instance with the state of one of tensordict."""
+def _fill_container(self: TensorDictBase, state: State) -> None:
     inner = state.get("tensordict", state.get("_tensordict"))
     if isinstance(self, TensorClass) and isinstance(inner, TensorDictBase):
         data = state.get("non_tensordict", state.get("_non_tensordict"))
@@ -119,8 +149,7 @@ def _set_container(self: TensorDictBase, state: State) -> None:
 
 
 @_checked
-def _set_data(self: NonTensorDataBase, state: State) -> None:
-    """Fill a new entry with the state of one of tensordict."""
+def _fill_data(self: NonTensorDataBase, state: State) -> None:
     if isinstance(self, NonTensorStack):
         made = torch.stack(state["tensordicts"], state["stack_dim"])
         for name in ("_kd_desc", "_cells", "_loose", "_positions"):
