@@ -1,6 +1,7 @@
 """The drop-in with all packages there."""
 
 import subprocess
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -127,3 +128,101 @@ for made in (copy.deepcopy(net), copy.copy(net), pickle.loads(pickle.dumps(net))
 def test_states_of_kd_and_of_the_program_are_restored(imports: str, tmp_path: Path) -> None:
     ran = run(tmp_path, RESTORED.format(imports=imports))
     assert ran.stdout.splitlines() == ["TensorDictParams 1.0 own"] * 3, ran.stderr
+
+
+def test_compiled_programs_read_instances_wherever_they_are_held(tmp_path: Path) -> None:
+    program = """
+        import torch
+        from tensordict import TensorClass, TensorDict, lazy_stack, tensorclass
+        from tensordict.nn import TensorDictParams
+
+        @tensorclass
+        class Leg:
+            a: torch.Tensor
+
+            def twice(self):
+                return self.a * 2
+
+        @tensorclass
+        class Mask:
+            x: torch.Tensor
+            leg: Leg
+            note: str = "w"
+
+            def both(self):
+                return self.x + self.leg.twice() + len(self.note)
+
+        class Wide(TensorClass):
+            x: torch.Tensor
+            leg: Leg
+
+            def both(self):
+                return self.x + self.leg.twice()
+
+        class Wider(Wide):
+            y: torch.Tensor = None
+
+            def both(self):
+                return super().both() + self.y
+
+        def leg():
+            return Leg(a=torch.ones(3), batch_size=[3])
+
+        def run(m, x):
+            new = m.clone()
+            new.x = x
+            new.set("leg", m.leg)
+            sums = [m[:2].both(), m.to(torch.float64).both(), (m + 1).both(), new.both()]
+            return [x + m.leg.a, x + m.get("x"), x + m.get("leg").twice(), x + m.both(), *sums]
+
+        def read(m, x):
+            held = m.to("cpu")
+            return [x + m.leg.a, x + m.get("x"), x + m.both(), x[:2] + m[:2].leg.twice(), held.x]
+
+        def look(m, x):
+            return [x + m["x"], x + m["leg", "a"], x[:2] + m[:2]["x"], (m + 1)["x"]]
+
+        class Held(torch.nn.Module):
+            def __init__(self, value, function):
+                super().__init__()
+                self.value, self.values, self.named = value, [value], {"v": value}
+                self.within = TensorDict({"v": value}, batch_size=[3])
+                self.function = function
+
+            def forward(self, x, given):
+                places = self.value, self.values[0], self.named["v"], self.within["v"], given, m
+                return [each for place in places for each in self.function(place, x)]
+
+        row = Wide(x=torch.ones(()), leg=Leg(a=torch.ones(())))
+        plain = TensorDict(x=torch.ones(3), leg=TensorDict(a=torch.ones(3)), batch_size=[3])
+        torch._dynamo.config.error_on_recompile = True
+        for m, function in (
+            (leg(), lambda m, x: [x + m.a, x + m.twice(), x + m.get("a")]),
+            (Mask(x=torch.ones(3), leg=leg(), batch_size=[3]), run),
+            (Wide(x=torch.ones(3), leg=leg(), batch_size=[3]), run),
+            (Wider(x=torch.ones(3), leg=leg(), y=torch.ones(3), batch_size=[3]), run),
+            (lazy_stack([row, row, row]), read),
+            (plain, look),
+            (lazy_stack([plain[0], plain[1], plain[2]]), look),
+            (TensorDictParams(plain), look),
+        ):
+            torch._dynamo.reset()
+            module, x = Held(m, function), torch.arange(3.0)
+            compiled = torch.compile(module, backend="eager", fullgraph=True)
+            same = True
+            for _ in range(2):
+                pairs = zip(compiled(x, m), module(x, m), strict=True)
+                same = same and all(torch.equal(one, other) for one, other in pairs)
+            print(type(m).__name__, same)
+        """
+    ran = run(tmp_path, textwrap.dedent(program))
+    assert ran.stdout.splitlines() == [
+        "Leg True",
+        "Mask True",
+        "Wide True",
+        "Wider True",
+        "LazyStackedWide True",
+        "TensorDict True",
+        "LazyStackedTensorDict True",
+        "TensorDictParams True",
+    ], ran.stderr
