@@ -46,6 +46,8 @@ for call in (
     lambda: _make_td(TensorDict, {"_tensordict": {"a": torch.ones(3)}, **whole}),
     lambda: _make_td(LazyStackedTensorDict, {"tensordicts": [], "stack_dim": 0}),
     lambda: _make_td(LazyStackedTensorDict, {"tensordicts": [1], "stack_dim": 0}),
+    lambda: filled(TensorDict, {"_kd_entries": {"a": 1}}),
+    lambda: filled(NonTensorData, (None, {"_boxed": 1})),
     lambda: filled(Pair, {"tensordict": 3}),
     lambda: filled(Pair, {"tensordict": TensorDict(y=1), "non_tensordict": {}}),
     lambda: filled(Mine, {"_tensordict": {}}),
@@ -67,4 +69,4 @@ for call in (
 def test_what_is_not_valid_is_refused() -> None:
     answers = children.check_output("-W", "ignore", "-c", FORGED)
     assert set(answers.split()) <= {"kd_core", "kd_nn"}
-    assert len(answers.split()) == 15
+    assert len(answers.split()) == 17
