@@ -32,7 +32,9 @@ def sample(library: Any) -> Any:
 
 def stacked(library: Any) -> Any:
     members = [library.TensorDict({"a": torch.ones(2) * n, "s": f"{n}"}, [2]) for n in range(12)]
-    return library.lazy_stack(members, 1)
+    made = library.lazy_stack(members, 1)
+    made.names = ["row", "member"]
+    return made
 
 
 def nested_tensors(library: Any) -> Any:

@@ -670,11 +670,7 @@ class Decoder:
     ) -> AbstractContainer:
         built = [self._container(member, wanted, path) for member in members]
         stack = _as_container(registry.lazy_stack(built, dim))
-        if name is not None:
-            batch = stack._kd_desc.batch
-            named = with_names(batch[dim : dim + 1], (name,))
-            stack._kd_describe(stack._kd_desc.with_batch((*batch[:dim], *named, *batch[dim + 1 :])))
-        return stack
+        return name_stacked(stack, dim, name)
 
     def _level(
         self, level: Mapping[Any, Any], wanted: Wanted, path: KeyPath
@@ -817,6 +813,15 @@ class Decoder:
 
 _LEAVES: Final = frozenset({"tensor", "jagged", "strided"})
 LEVELS: Final = frozenset({"td", "class", "lazy"})
+
+
+def name_stacked(stack: AbstractContainer, dim: int, name: str | None) -> AbstractContainer:
+    """Return a new lazy stack whose stacked dimension has a name, if there is one."""
+    if name is not None:
+        batch = stack._kd_desc.batch
+        named = with_names(batch[dim : dim + 1], (name,))
+        stack._kd_describe(stack._kd_desc.with_batch((*batch[:dim], *named, *batch[dim + 1 :])))
+    return stack
 
 
 def instance_of(

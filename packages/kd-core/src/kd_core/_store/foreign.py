@@ -31,7 +31,7 @@ from kd_core._leaves.loops import strided_view
 from kd_core._protocol import AbstractContainer
 from kd_core._shapes import checked_names, with_names
 from kd_core._store import files
-from kd_core._store.codec import check_rows, end_of, instance_of
+from kd_core._store.codec import check_rows, end_of, instance_of, name_stacked
 from kd_core._store.commit import MANIFEST, META
 from kd_core._store.manifest import BY_FULL_NAME, MOST_BYTES, parsed
 from kd_core._store.mapped_tensor import DTYPES, WIRE, record
@@ -89,7 +89,8 @@ def is_foreign_file(path: Path) -> bool:
     with files.opened(path, None) as file:
         if files.read(file, 0, len(_ZIP)) == _ZIP:
             try:
-                return META in ZipFile(path).namelist()
+                with ZipFile(path) as archive:
+                    return META in archive.namelist()
             except _INVALID:
                 return False
         return files.read(file, max(0, file.size - 9), 1) == b"}" and _size_of_tree(file) > 0
@@ -105,7 +106,8 @@ def load_file(path: Path) -> AbstractContainer:
         if files.read(file, 0, len(_ZIP)) == _ZIP:
             folder = files.make_temporary_folder()
             try:
-                ZipFile(path).extractall(folder)
+                with ZipFile(path) as archive:
+                    archive.extractall(folder)
                 return _Reader(folder, False).container()
             finally:
                 files.remove_folder(folder, os.getpid())  # tensors stay mapped
@@ -208,13 +210,7 @@ class _Reader:
         known_as: str | None,
     ) -> Node:
         built = [self._below(folder, above, name, known_as) for name in members]
-        stack = _as_container(registry.lazy_stack(built, meta.get("stack_dim")))
-        name, dim = meta.get("stack_dim_name"), meta.get("stack_dim")
-        if isinstance(name, str) and isinstance(dim, int):
-            batch = stack._kd_desc.batch
-            named = with_names(batch[dim : dim + 1], (name,))
-            stack._kd_describe(stack._kd_desc.with_batch((*batch[:dim], *named, *batch[dim + 1 :])))
-        return stack
+        return _stacked(built, meta)
 
     def _level(
         self, folder: int, above: tuple[str, ...], names: list[str], meta: Meta
@@ -335,7 +331,7 @@ class _Consolidated:
             return registry.wrap_rows(rows, None, above)
         if kind == "LazyStackedTensorDict":
             members = [self.node(inner[key], above, depth + 1) for key in sorted(inner, key=int)]
-            made = _as_container(registry.lazy_stack(members, about["stack_dim"]))
+            made = _stacked(members, about)
         else:
             batch = _sizes(about["batch_size"], "the file")
             if about.get("names"):
@@ -379,6 +375,14 @@ _PARTS: Final = frozenset({"leaves", "non_tensors", "cls_metadata"})
 _VALUES: Final = "<NJT_VALUES>"
 _OFFSETS: Final = "<NJT_OFFSETS>"
 _LENGTHS: Final = "<NJT_LENGTHS>"
+
+
+def _stacked(members: list[Node], about: Meta) -> AbstractContainer:
+    """Return the lazy stack of members, with the dimension and the name that a file gives it."""
+    dim, name = about.get("stack_dim"), about.get("stack_dim_name")
+    if type(dim) is not int or not (name is None or isinstance(name, str)):
+        raise FormatError(f"{dim!r} and {name!r} are not a stacked dimension and its name.")
+    return name_stacked(_as_container(registry.lazy_stack(members, dim)), dim, name)
 
 
 def _rows(tree: Meta) -> list[object]:
