@@ -15,7 +15,7 @@ def run(program: str) -> str:
 def test_a_name_is_imported_when_it_is_first_used() -> None:
     program = """
 import sys, kd_core
-private = "kd_core._padding"
+private = "kd_core._rows"
 print(private in sys.modules, "pad" in vars(kd_core))
 print(kd_core.pad.__module__, private in sys.modules, kd_core.pad is vars(kd_core)["pad"])
 """

@@ -13,7 +13,6 @@ from kd_core._base import is_tensor_collection as is_tensor_collection
 from kd_core._containers.lazy_stack import LazyStackedTensorDict as LazyStackedTensorDict
 from kd_core._containers.lazy_stack import dense_stack_tds as dense_stack_tds
 from kd_core._containers.lazy_stack import lazy_stack as lazy_stack
-from kd_core._containers.lazy_stack import maybe_dense_stack as maybe_dense_stack
 from kd_core._containers.non_tensor import MetaData as MetaData
 from kd_core._containers.non_tensor import NonTensorData as NonTensorData
 from kd_core._containers.non_tensor import NonTensorDataBase as NonTensorDataBase
@@ -45,8 +44,6 @@ from kd_core._errors import OutOfRange as OutOfRange
 from kd_core._errors import ShapeMismatch as ShapeMismatch
 from kd_core._errors import UnknownField as UnknownField
 from kd_core._errors import UnsupportedFunction as UnsupportedFunction
-from kd_core._joining import cat as cat
-from kd_core._joining import stack as stack
 from kd_core._keys import format_key as format_key
 from kd_core._keys import nearest_key as nearest_key
 from kd_core._keys import unravel_key as unravel_key
@@ -54,6 +51,9 @@ from kd_core._keys import unravel_key_list as unravel_key_list
 from kd_core._keys import unravel_key_to_tuple as unravel_key_to_tuple
 from kd_core._naming import publish as _publish
 from kd_core._ops.access import LinkedList as LinkedList
+from kd_core._ops.joining import cat as cat
+from kd_core._ops.joining import maybe_dense_stack as maybe_dense_stack
+from kd_core._ops.joining import stack as stack
 from kd_core._ops.modules import ModuleBusy as ModuleBusy
 from kd_core._ops.storage import TensorDictFuture as TensorDictFuture
 from kd_core._torch_functions import torch_functions as torch_functions
@@ -75,10 +75,6 @@ if TYPE_CHECKING:
     from kd_core._display import print_directory_tree as print_directory_tree
     from kd_core._display import set_printoptions as set_printoptions
     from kd_core._display import timeit as timeit
-    from kd_core._joining import group_by as group_by
-    from kd_core._joining import isin as isin
-    from kd_core._joining import merge_tensordicts as merge_tensordicts
-    from kd_core._joining import remove_duplicates as remove_duplicates
     from kd_core._leaves.loops import expand_as_right as expand_as_right
     from kd_core._leaves.loops import expand_right as expand_right
     from kd_core._leaves.loops import is_bool as is_bool
@@ -86,10 +82,14 @@ if TYPE_CHECKING:
     from kd_core._leaves.loops import is_inexact as is_inexact
     from kd_core._leaves.loops import is_integer as is_integer
     from kd_core._ops.storage import PackLayout as PackLayout
-    from kd_core._padding import collate as collate
-    from kd_core._padding import pad as pad
-    from kd_core._padding import pad_sequence as pad_sequence
-    from kd_core._padding import unpad_sequence as unpad_sequence
+    from kd_core._rows import collate as collate
+    from kd_core._rows import group_by as group_by
+    from kd_core._rows import isin as isin
+    from kd_core._rows import merge_tensordicts as merge_tensordicts
+    from kd_core._rows import pad as pad
+    from kd_core._rows import pad_sequence as pad_sequence
+    from kd_core._rows import remove_duplicates as remove_duplicates
+    from kd_core._rows import unpad_sequence as unpad_sequence
     from kd_core._store.mapped_tensor import MemoryMappedTensor as MemoryMappedTensor
     from kd_core._switches import capture_non_tensor_stack as capture_non_tensor_stack
     from kd_core._switches import get_defaults_to_none as get_defaults_to_none
@@ -136,8 +136,10 @@ __version__: Final = "0.1.0"
 _publish(
     __name__,
     later={
-        "kd_core._joining": "group_by isin merge_tensordicts remove_duplicates",
-        "kd_core._padding": "collate pad pad_sequence unpad_sequence",
+        "kd_core._rows": (
+            "collate group_by isin merge_tensordicts pad pad_sequence remove_duplicates "
+            "unpad_sequence"
+        ),
         "kd_core._containers.declaring": "from_dataclass tensorclass",
         "kd_core._containers.persistent": "PersistentTensorDict",
         "kd_core._containers.redis_store": "LazyStackedTensorDictStore TensorDictStore",

@@ -11,6 +11,7 @@ from torch import Tensor
 from kd_core import _registry as registry
 from kd_core._naming import also_named, leaves_out, offered_names, public_in
 from kd_core._nodes import TensorData, Values
+from kd_core._ops import joining
 from kd_core._ops.access import Access
 from kd_core._ops.apply import Apply, Parallel
 from kd_core._ops.blending import Blending
@@ -44,12 +45,8 @@ from kd_core._protocol import AbstractContainer
 from kd_core._protocol import call as override
 
 if TYPE_CHECKING:
-    from typing import TypeVar
-
     from kd_core._protocol import Side
     from kd_core._types import BatchSize, DeviceLike, NestedKey
-
-    C = TypeVar("C", bound="TensorDictBase")
 
 
 if TYPE_CHECKING:
@@ -145,28 +142,10 @@ class TensorDictBase(Concerns):
         """Return the keys that a prompt offers after `td["`, nested ones as tuples."""
         return list(self._kd_engine.keys(self, include_nested=True))
 
-    @staticmethod
-    def stack(input: Sequence[C], dim: int | str = 0, *, out: C | None = None) -> C:
-        """Stack containers along a new batch dimension: `kd_core.stack`.
-
-        Example:
-            >>> from kd_core import TensorDict
-            >>> TensorDict.stack([TensorDict(a=1.0), TensorDict(a=2.0)])["a"]
-            tensor([1., 2.])
-        """
-        return registry.stack(input, dim, out=out)
-
-    @staticmethod
-    def cat(input: Sequence[C], dim: int | str = 0, *, out: C | None = None) -> C:
-        """Concatenate containers along a batch dimension: `kd_core.cat`.
-
-        Example:
-            >>> import torch
-            >>> from kd_core import TensorDict
-            >>> TensorDict.cat([TensorDict({"a": torch.zeros(n)}, [n]) for n in (2, 3)]).batch_size
-            torch.Size([5])
-        """
-        return registry.cat(input, dim, out=out)
+    stack = staticmethod(joining.stack)
+    cat = staticmethod(joining.cat)
+    maybe_dense_stack = staticmethod(joining.maybe_dense_stack)
+    _kd_cat_once = staticmethod(joining.cat_once)
 
     @staticmethod
     @also_named(items="input")
@@ -207,29 +186,6 @@ class TensorDictBase(Concerns):
             layout=layout,
         )
         return stack
-
-    @staticmethod
-    @also_named(items="input")
-    def maybe_dense_stack(
-        input: Sequence[TensorDictBase],
-        dim: int | str = 0,
-        out: TensorDictBase | None = None,
-        strict: bool = False,
-    ) -> TensorDictBase:
-        """Stack containers densely if their entries fit, else lazily: `kd_core.maybe_dense_stack`.
-
-        Args:
-            input: the containers; the name `items` is taken, too.
-            dim: the position of the new dimension.
-            out: a container that takes the values.
-            strict: nothing: members with other keys make a lazy stack in any case.
-
-        Example:
-            >>> from kd_core import TensorDict
-            >>> type(TensorDict.maybe_dense_stack([TensorDict(a=1.0), TensorDict(b=1)])).__name__
-            'LazyStackedTensorDict'
-        """
-        return registry.maybe_dense_stack(input, dim, out=out)
 
     def to_tensordict(self, *, retain_none: bool = True) -> TensorDictBase:
         """Return a copy in which every container is a `TensorDict`; leaves are copied.

@@ -33,7 +33,7 @@ LOCKED_AS_PART: Final = "`lock_()` of a container that enclosed it before it was
 LOCKED_WITH_ROWS: Final = (LOCKED_BY_ARENA, LOCKED_BY_SHARING)
 """What locks rows, too, where they are views: other processes have the same memory."""
 _POOL_LIMIT: Final = 4096
-_Size: Final = torch.Size  # under its own name: see `_joining`
+_Size: Final = torch.Size  # under its own name: see `_ops.joining`
 
 
 class Descriptor:

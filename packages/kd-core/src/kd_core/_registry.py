@@ -71,21 +71,8 @@ from_dataclass: Callable[..., object]
 attributes_of: Maker
 """Make a container of what each leaf is; set by `_containers.tensorclass`."""
 
-stack: Maker
-"""Stack containers along a new dimension; set by `_joining`."""
-
-cat: Maker
-"""Concatenate containers along a dimension; set by `_joining`."""
-
-cat_rows: Maker
-"""Concatenate containers along the first dimension; a tensor under several keys of all stays one;
-set by `_joining`."""
-
 lazy_stack: Maker
 """Stack containers lazily along a dimension; set by `_containers.lazy_stack`."""
-
-maybe_dense_stack: Maker
-"""Stack containers densely if they fit, else lazily; set by `_containers.lazy_stack`."""
 
 swap_of: Maker
 """Make a container of what an exchange took out of a module; set by `_containers.tensordict`."""

@@ -36,11 +36,11 @@ from kd_core._containers.stack_writes import MemberStorage
 from kd_core._containers.unbatched import UnbatchedTensor, restore_unbatched
 from kd_core._descriptor import restore_descriptor
 from kd_core._errors import InvalidArgument, InvalidValue, ShapeMismatch, shape_text, wrong_type
-from kd_core._joining import cat, stack
 from kd_core._keys import KeyPath, format_key
 from kd_core._leaves.packing import restore_from_bits
 from kd_core._ops.binary import Operand, as_operand, check_batches, pad_to_leaves
 from kd_core._ops.filling import fill_like
+from kd_core._ops.joining import cat, stack
 from kd_core._ops.pointwise import OPERATORS, Arithmetic, Comparisons, Logic, Unary
 from kd_core._ops.reduction import Reductions
 from kd_core._protocol import AbstractContainer, note_entry, refuse_unbatched

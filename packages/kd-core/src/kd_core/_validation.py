@@ -265,7 +265,8 @@ def _as_stack(value: object) -> Node | None:
         return None
     if any(item._kd_desc.batch != value[0]._kd_desc.batch for item in value):
         return None
-    return registry.maybe_dense_stack(value)
+    stacked: Node = value[0]._kd_engine.maybe_dense_stack(value)
+    return stacked
 
 
 def _rows_of(value: Any) -> Sequence[object] | None:

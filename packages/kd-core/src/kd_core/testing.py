@@ -29,9 +29,9 @@ from kd_core._errors import (
     OutOfRange,
     ShapeMismatch,
 )
-from kd_core._joining import cat, stack
 from kd_core._keys import format_key, path_of
 from kd_core._leaves.loops import same_data, unwrapped
+from kd_core._ops.joining import cat, stack
 from kd_core._protocol import AbstractContainer, Composite
 from kd_core._torch_private import torch_tree
 from kd_core._types import NestedKey

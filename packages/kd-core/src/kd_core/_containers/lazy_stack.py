@@ -926,40 +926,6 @@ def _stacked_tensors(
     return found if found.is_nested else found.movedim(0, at)
 
 
-def maybe_dense_stack(
-    input: Sequence[TensorDictBase],
-    dim: int | str = 0,
-    *,
-    out: TensorDictBase | None = None,
-    strict: bool = False,
-) -> TensorDictBase:
-    """Stack containers densely, as `stack` does, if their entries can be stacked, else lazily.
-
-    Args:
-        input: one or more containers of the same batch size.
-        dim: the position of the new dimension, or the name of the dimension at it.
-        out: a container into whose leaves the stacked entries are written; it is returned.
-        strict: nothing: members with other keys make a lazy stack in any case.
-
-    Example:
-        >>> import torch
-        >>> from kd_core import TensorDict, maybe_dense_stack
-        >>> rows = [TensorDict({"a": torch.zeros(n)}) for n in (2, 2, 3)]
-        >>> [type(maybe_dense_stack(some)).__name__ for some in (rows[:2], rows)]
-        ['TensorDict', 'LazyStackedTensorDict']
-    """
-    stack = LazyStackedTensorDict(*input, stack_dim=dim)
-    if out is not None:
-        return written_to(out, stack)
-    first, *others = [set(member._kd_engine.keys(member, True, True)) for member in input]
-    if any(keys != first for keys in others):
-        return stack
-    try:
-        return registry.stack(input, stack._dim)
-    except KdError:
-        return stack
-
-
 def dense_stack_tds(td_list: Sequence[TensorDictBase], dim: int | str = 0) -> TensorDictBase:
     """Stack containers into a `TensorDict`, by the keys that all of them have.
 
@@ -982,4 +948,3 @@ def dense_stack_tds(td_list: Sequence[TensorDictBase], dim: int | str = 0) -> Te
 
 
 registry.register("lazy_stack", lazy_stack)
-registry.register("maybe_dense_stack", maybe_dense_stack)

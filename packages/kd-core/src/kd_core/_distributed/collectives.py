@@ -16,7 +16,6 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import Work
 
-from kd_core import _registry as registry
 from kd_core._distributed.groups import (
     Handle,
     Incoming,
@@ -290,7 +289,7 @@ def gather_and_stack(td: W, dst: int, group: ProcessGroup | None) -> W | None:
         if found is None:
             return None
         if found:
-            td._kd_engine.update_(td, registry.stack(found))
+            td._kd_engine.update_(td, td._kd_engine.stack(found))
         return td
 
 

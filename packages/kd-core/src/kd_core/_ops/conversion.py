@@ -33,6 +33,7 @@ from kd_core._leaves.writes import Write, write_all
 from kd_core._nodes import is_data, is_unbatched, leaf_or_node, tensor_of
 from kd_core._ops.access import LinkedList, list_of
 from kd_core._ops.description import check_names, set_names
+from kd_core._ops.joining import maybe_dense_stack, stack
 from kd_core._protocol import (
     AbstractContainer,
     Composite,
@@ -698,8 +699,8 @@ def kind_of(td: C) -> type[C]:
 def stack_rows(rows: list[C], lazy: bool | None) -> C:
     """Stack containers along a new first dimension; `lazy` as in `from_list`."""
     if lazy is False:
-        return registry.stack(rows)
-    return registry.lazy_stack(rows) if lazy else registry.maybe_dense_stack(rows)
+        return stack(rows)
+    return registry.lazy_stack(rows) if lazy else maybe_dense_stack(rows)
 
 
 # The parameters of several modules as one container.

@@ -56,6 +56,7 @@ from kd_core._nodes import (
 from kd_core._ops.access import narrowed_items, paths_to_update, source_items
 from kd_core._ops.binary import blended, keeps_batch
 from kd_core._ops.description import locked_as_rows
+from kd_core._ops.joining import cat
 from kd_core._protocol import (
     AbstractContainer,
     Composite,
@@ -1124,7 +1125,7 @@ def _ragged_rows(
     return chosen_rows(leaf, condition, other)
 
 
-def scattered_rows(td: W, index: Tensor, src: AbstractContainer | float) -> W:
+def scattered_rows(td: W, index: Tensor, src: W | float) -> W:
     """Return a copy with rows of a source at row numbers: `scatter` along the only dimension.
 
     Unlike `torch.scatter`, it never stacks the entries of lazy stacks, whose shapes may differ.
@@ -1146,7 +1147,7 @@ def scattered_rows(td: W, index: Tensor, src: AbstractContainer | float) -> W:
         rows[index.long()] = -1
         return selected(td, rows >= 0, src, None)
     rows[index.long()] = torch.arange(batch[0], batch[0] + count, device=index.device)
-    both: W = registry.cat((td, rows_at(src, slice(count))), 0)
+    both: W = cat((td, rows_at(src, slice(count))))
     return rows_at(both, rows)
 
 

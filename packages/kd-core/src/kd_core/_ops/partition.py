@@ -237,7 +237,7 @@ class Partition(AbstractContainer):
         received: Callable[..., Self] = _from_rank
         return received(self, *places, **named)
 
-    def _kd_scattered(self, dim: int | str, index: Tensor, src: AbstractContainer | float) -> Self:
+    def _kd_scattered(self, dim: int | str, index: Tensor, src: Self | float) -> Self:
         """Return a copy with rows written at the given numbers."""
         batch, ndim = self._kd_desc.batch, self._kd_desc.ndim
         at = _check_index(index, batch, dim, "scatter")

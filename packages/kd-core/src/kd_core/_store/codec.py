@@ -663,7 +663,7 @@ class Decoder:
         rows = sum(part._kd_desc.batch[0] for part in parts)
         if rows > _LARGEST:
             raise _invalid("number of rows", rows)
-        return _as_container(registry.cat_rows(parts))
+        return _as_container(parts[0]._kd_engine._kd_cat_once(parts))
 
     def _stack(
         self, members: list[object], dim: int, name: str | None, wanted: Wanted, path: KeyPath

@@ -1,9 +1,9 @@
-"""Padding: adding rows to containers along batch dimensions."""
+"""Functions over the rows of containers: padding, duplicates, groups; merging containers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_origin
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_origin, overload
 
 import torch
 from torch import Tensor
@@ -18,15 +18,17 @@ from kd_core._errors import (
     KeyCollision,
     ShapeMismatch,
     UnknownField,
+    shape_text,
     wrong_type,
 )
-from kd_core._joining import batches_differ, first_of, rows_of, stack
 from kd_core._keys import format_key, path_of, several
 from kd_core._leaves.loops import padded_stack
 from kd_core._naming import also_named
+from kd_core._nodes import as_read, is_data, rows_of_data
 from kd_core._ops.binary import written_to
 from kd_core._ops.indexing import check_mask
-from kd_core._protocol import same_batch
+from kd_core._ops.joining import batches_differ, first_of, rows_of, stack
+from kd_core._protocol import engine, same_batch
 from kd_core._shapes import wrap_dim
 
 if TYPE_CHECKING:
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 
 
 C = TypeVar("C", bound=TensorDictBase)
+T = TypeVar("T", bound=TensorDictBase)
 
 
 def pad(
@@ -425,3 +428,207 @@ def _column(batch: Sequence[TensorDictBase], key: tuple[str, ...]) -> list[Tenso
             raise wrong_type(what, "a tensor with a dimension to pad", leaf)
         column.append(leaf)
     return column
+
+
+# Rows of a container that are in another one, and rows without their duplicates.
+
+
+def isin(input: TensorDictBase, reference: TensorDictBase, key: NestedKey, dim: int = 0) -> Tensor:
+    """Return which rows of a container have an entry that is a row of a reference.
+
+    Args:
+        input: the container whose rows are looked up.
+        reference: the container in which they are looked up.
+        key: the entry that is compared; all of its other dimensions belong to a row.
+        dim: the batch dimension of the rows.
+
+    Returns:
+        One boolean for each row.
+
+    Raises:
+        ShapeMismatch: if rows of the two have different shapes.
+
+    Example:
+        >>> import torch
+        >>> from kd_core import TensorDict, isin
+        >>> td = TensorDict({"id": torch.tensor([[1, 2], [3, 4]])}, [2])
+        >>> isin(td, td[1:], "id")
+        tensor([False,  True])
+    """
+    rows, others = _rows(input, key, dim), _rows(reference, key, dim)
+    if rows.shape[1:] != others.shape[1:]:
+        raise ShapeMismatch(
+            f"rows of entry {format_key(path_of(key))} must have the same shape in both containers,"
+            f" got {shape_text(rows.shape[1:])} and {shape_text(others.shape[1:])}."
+        )
+    if rows[0:0].numel() == 0 and 0 in rows.shape[1:]:
+        return torch.full((len(rows),), len(others) > 0, device=rows.device)
+    together = torch.cat([rows, others])
+    _, group = torch.unique(together, dim=0, return_inverse=True)
+    return torch.isin(group[: len(rows)], group[len(rows) :])
+
+
+@overload
+def remove_duplicates(
+    input: T, key: NestedKey, dim: int = 0, *, return_indices: Literal[False] = False
+) -> T: ...
+@overload
+def remove_duplicates(
+    input: T, key: NestedKey, dim: int = 0, *, return_indices: Literal[True]
+) -> tuple[T, Tensor]: ...
+def remove_duplicates(
+    input: T, key: NestedKey, dim: int = 0, *, return_indices: bool = False
+) -> T | tuple[T, Tensor]:
+    """Return the first row of each group of rows that have an equal entry, in their order.
+
+    Args:
+        input: the container.
+        key: the entry that is compared; all of its other dimensions belong to a row.
+        dim: the batch dimension of the rows.
+        return_indices: also return for each row of `input` the position of its equal in the result.
+
+    Example:
+        >>> import torch
+        >>> from kd_core import TensorDict, remove_duplicates
+        >>> td = TensorDict({"id": torch.tensor([3, 1, 3]), "x": torch.arange(3)}, [3])
+        >>> unique, indices = remove_duplicates(td, "id", return_indices=True)
+        >>> unique["x"], indices
+        (tensor([0, 1]), tensor([0, 1, 0]))
+    """
+    dim = wrap_dim(dim, input._kd_desc.ndim)
+    rows = _rows(input, key, dim)
+    if rows.numel():
+        _, group = torch.unique(rows, dim=0, return_inverse=True)
+    else:
+        group = torch.zeros(len(rows), dtype=torch.int64, device=rows.device)
+    first = torch.full((len(rows),), len(rows), device=rows.device)
+    first.scatter_reduce_(0, group, torch.arange(len(rows), device=rows.device), "amin")
+    kept = first[first < len(rows)].sort().values
+    position = torch.searchsorted(kept, first[group])
+    unique = engine(input).index_select(input, dim, kept)
+    return (unique, position) if return_indices else unique
+
+
+def _rows(td: TensorDictBase, key: NestedKey, dim: int) -> Tensor:
+    """Return an entry with the dimension of the rows in front."""
+    leaf: object = td._kd_read(path_of(key))
+    if not isinstance(leaf, Tensor):
+        raise wrong_type(f"entry {format_key(path_of(key))}", "a tensor", leaf)
+    return leaf.movedim(wrap_dim(dim, td._kd_desc.ndim), 0)
+
+
+# Grouping the rows of a container by the values of an entry.
+
+
+def group_by(tensordict: C, key: NestedKey) -> tuple[Tensor, tuple[C, ...]]:
+    """Group the rows along the first batch dimension by the values of one entry.
+
+    Args:
+        tensordict: the container; rows of a group keep their order.
+        key: an entry with one value, or one vector of values, for each row; values that are not
+            tensors must be hashable and comparable, as strings are.
+
+    Returns:
+        The values that occur, sorted: a tensor, or a list of other values; and a container of the
+        rows of each.
+
+    Raises:
+        KeyNotFound: if there is no such entry.
+        ShapeMismatch: if the container has no batch dimension.
+        InvalidArgument: if values cannot be sorted.
+
+    Example:
+        >>> import torch
+        >>> from kd_core import TensorDict, group_by
+        >>> td = TensorDict({"who": torch.tensor([1, 0, 1]), "x": torch.arange(3)}, [3])
+        >>> who, groups = group_by(td, "who")
+        >>> who, [group["x"].tolist() for group in groups]
+        (tensor([0, 1]), [[1], [0, 2]])
+    """
+    values = tensordict._kd_read(path_of(key))
+    if not isinstance(values, Tensor) and not is_data(values):
+        raise wrong_type(f"entry {format_key(key)}", "a tensor or non-tensor data", values)
+    if not tensordict._kd_desc.ndim:
+        raise ShapeMismatch(
+            "`group_by` expected a batch dimension, got batch_size (). Set the batch size first."
+        )
+    found: Tensor | list[object]
+    if isinstance(values, Tensor):
+        found, group = torch.unique(values, dim=0, return_inverse=True)
+    else:
+        found, group = _unique(rows_of_data(values, 1), key)
+    order = group.argsort(stable=True)
+    counts = torch.bincount(group, minlength=len(found)).tolist()
+    return as_read(found), tensordict.index_select(0, order).split(counts)
+
+
+def _unique(rows: list[object], key: NestedKey) -> tuple[list[object], Tensor]:
+    """Return the values of rows without repetitions, sorted, and the number of that of each row."""
+    each = [_hashable(row) for row in rows]
+    try:
+        found: list[object] = sorted(set(each))  # type: ignore[type-var]  # or it raises
+        numbers = {value: number for number, value in enumerate(found)}
+    except TypeError as error:
+        raise InvalidArgument(
+            f"the values of entry {format_key(key)} must be hashable and comparable to group by "
+            f"them: {error}. Store a number for each of them, and group by it."
+        ) from None
+    return found, torch.tensor([numbers[value] for value in each], dtype=torch.int64, device="cpu")
+
+
+def _hashable(value: object) -> object:
+    """Return a list, of the values of several rows or stored as one value, as a tuple."""
+    return tuple(map(_hashable, value)) if isinstance(value, list) else value
+
+
+# Merging the entries of several containers into one.
+
+
+def merge_tensordicts(
+    first: C,
+    *others: TensorDictBase,
+    callback_exist: Callable[[object, object], object] | None = None,
+) -> C:
+    """Merge the entries of several containers, nested ones too; the tensors are shared.
+
+    Args:
+        first: gives the kind and the batch size.
+        *others: containers of the same batch size; of a key that several have, the first
+            container's entry stays.
+        callback_exist: called with the two entries of a key that both have, those that are not
+            containers; what it returns is stored instead.
+
+    Raises:
+        ShapeMismatch: if a batch size differs.
+
+    Example:
+        >>> from kd_core import TensorDict, merge_tensordicts
+        >>> merged = merge_tensordicts(TensorDict(a=1, b={"c": 2}), TensorDict(b={"d": 3}))
+        >>> list(merged.keys(True, True))
+        ['a', ('b', 'c'), ('b', 'd')]
+    """
+    batch = first_of([first, *others], "merge_tensordicts")._kd_desc.batch
+    for number, other in enumerate(others, start=1):
+        if other._kd_desc.batch != batch:
+            raise batches_differ(batch, other._kd_desc.batch, number, "merge_tensordicts", ())
+    merged = first._kd_engine.clone(first, recurse=False)
+    for other in others:
+        _add_missing(merged, other._kd_engine.clone(other, recurse=False), callback_exist)
+    return merged
+
+
+def _add_missing(
+    target: TensorDictBase,
+    source: TensorDictBase,
+    callback: Callable[[object, object], object] | None,
+) -> None:
+    """Store the entries of a container that another one lacks, level by level."""
+    for key, value in source._kd_engine.items(source):
+        mine: object = TensorDictBase.get(target, key)
+        entry: object = value
+        if mine is None:
+            target._kd_engine.set(target, key, entry)
+        elif isinstance(mine, TensorDictBase) and isinstance(entry, TensorDictBase):
+            _add_missing(mine, entry, callback)
+        elif callback is not None:
+            target._kd_engine.set(target, key, callback(mine, entry))

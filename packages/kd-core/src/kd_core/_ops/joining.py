@@ -1,4 +1,4 @@
-"""Traversal of several containers at once to join their leaves: shared by `stack` and `cat`.
+"""Stacking and concatenating containers: traversal of several at once to join their leaves.
 
 Decisions:
 
@@ -22,12 +22,10 @@ from typing import (
     Any,
     ClassVar,
     Final,
-    Literal,
     NoReturn,
     TypeAlias,
     TypeVar,
     cast,
-    overload,
 )
 
 import torch
@@ -35,7 +33,6 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from kd_core import _registry as registry
-from kd_core._base import TensorDictBase
 from kd_core._descriptor import Descriptor, describe
 from kd_core._errors import (
     DeviceMismatch,
@@ -46,35 +43,33 @@ from kd_core._errors import (
     ShapeMismatch,
     different_keys,
     listed,
-    shape_text,
     wrap_mapping,
     wrong_type,
 )
-from kd_core._keys import format_key, path_of
+from kd_core._keys import format_key
 from kd_core._leaves.foreach import prepare
 from kd_core._leaves.loops import explain_shapeless, joined_rows
 from kd_core._leaves.writes import check_write, is_converted, writable_source, write_all
 from kd_core._naming import also_named
 from kd_core._nodes import (
-    as_read,
     is_any_data,
-    is_data,
     is_node,
     is_row_data,
     is_unbatched,
-    rows_of_data,
 )
 from kd_core._ops.binary import cloned, written_to
-from kd_core._protocol import Composite, engine
+from kd_core._protocol import AbstractContainer, Composite
 from kd_core._shapes import new_dim, plain_size, resized, without_names, wrap_dim
 
 if TYPE_CHECKING:
     from kd_core._keys import KeyPath
     from kd_core._leaves.writes import Write
     from kd_core._nodes import Data, Entries, Entry, Memo
-    from kd_core._types import Batch, NestedKey
+    from kd_core._types import Batch
 
     Column: TypeAlias = Sequence[Entry]
+
+C = TypeVar("C", bound=AbstractContainer)
 
 
 class Join:
@@ -103,7 +98,7 @@ class Join:
         if (
             isinstance(containers, list)
             and containers
-            and isinstance(containers[0], TensorDictBase)
+            and isinstance(containers[0], AbstractContainer)
         ):
             first = containers[0]._kd_desc
         else:
@@ -208,12 +203,12 @@ def rows_of(container: C, name: str, dim: object = 0) -> Sequence[C]:
         InvalidArgument: if a second container stands where a dimension is expected, or it has no
             rows.
     """
-    if isinstance(dim, TensorDictBase) or not container._kd_desc.batch:
+    if isinstance(dim, AbstractContainer) or not container._kd_desc.batch:
         first_of(container, name)
     return container._kd_engine.unbind(container, 0)
 
 
-def first_of(containers: object, name: str) -> TensorDictBase:
+def first_of(containers: object, name: str) -> AbstractContainer:
     """Return the first of a sequence of containers, after checking all.
 
     Raises:
@@ -222,19 +217,19 @@ def first_of(containers: object, name: str) -> TensorDictBase:
     """
     if not isinstance(containers, (list, tuple)):
         remedy = "Put what it yields in a list." if isinstance(containers, Iterator) else ""
-        if isinstance(containers, TensorDictBase):
+        if isinstance(containers, AbstractContainer):
             remedy = f"Put them in a list: `{name}([a, b])`."
         raise wrong_type(
             f"the input of `{name}`", "a list or tuple of containers", containers, remedy
         )
     for each in containers:
-        if not isinstance(each, TensorDictBase):
+        if not isinstance(each, AbstractContainer):
             number = next(i for i, one in enumerate(containers) if one is each)
             what = f"input {number} of `{name}`"
             raise wrong_type(what, "a container", each, wrap_mapping(each))
     if not containers:
         raise InvalidValue(f"`{name}` expected at least one container, got none.")
-    first: TensorDictBase = containers[0]
+    first: AbstractContainer = containers[0]
     return first
 
 
@@ -387,7 +382,7 @@ def _kind(entry: Entry) -> str:
         return "a tensor"
     if is_unbatched(entry):
         return "an `UnbatchedTensor`"
-    return "a container" if isinstance(entry, TensorDictBase) else "a non-tensor value"
+    return "a container" if isinstance(entry, AbstractContainer) else "a non-tensor value"
 
 
 def _explain_leaf(how: Join, first: Tensor, entry: Tensor, number: int, key: str) -> None:
@@ -412,10 +407,10 @@ def _stage_out(
     staged: _Staged,
 ) -> None:
     """Check that the result fits `out`, and record the writes."""
-    if not isinstance(out, TensorDictBase):
+    if not isinstance(out, AbstractContainer):
         _stage_data_out(_join_data(how, nodes, path), out, path, staged)
         return
-    containers = cast("Sequence[TensorDictBase]", nodes)
+    containers = cast("Sequence[AbstractContainer]", nodes)
     desc = how.descriptor(nodes, path, None)
     if out._kd_desc.batch != desc.batch:
         where = f"{format_key(path)} of `out`" if path else "`out`"
@@ -446,7 +441,7 @@ def _stage_out(
                 staged.copies.extend(out._kd_writes(key, whole, (*path, key)))
             else:
                 staged.columns.append((column, target, (*path, key)))
-        elif isinstance(out, Composite) and not isinstance(target, TensorDictBase):
+        elif isinstance(out, Composite) and not isinstance(target, AbstractContainer):
             data = _join_data(how, column, (*path, key))
             staged.copies.extend(out._kd_writes(key, data, (*path, key)))
         else:
@@ -458,9 +453,9 @@ def _known_to(entries: Entries, levels: Sequence[Entries]) -> list[Entries]:
     return [{key: level[key] for key in level if key in entries} for level in levels]
 
 
-def _check_left_out(entry: Entry, out: TensorDictBase, path: KeyPath) -> None:
+def _check_left_out(entry: Entry, out: AbstractContainer, path: KeyPath) -> None:
     """Raise an error for data that `out` has no entry for: there is nothing to write it into."""
-    if not isinstance(entry, Tensor | TensorDictBase):
+    if not isinstance(entry, Tensor | AbstractContainer):
         raise KeySetMismatch(
             f"`out` must have an entry {format_key(path)}, which is not a tensor, got the keys "
             f"{listed(out._kd_entries)}. Set it there before."
@@ -543,7 +538,7 @@ def stack(input: Sequence[C] | C, dim: int | str = 0, *, out: C | None = None) -
         >>> stack([TensorDict({"a": torch.zeros(3)}, [3]) for _ in range(2)]).batch_size
         torch.Size([2, 3])
     """
-    rows = rows_of(input, "stack", dim) if isinstance(input, TensorDictBase) else input
+    rows = rows_of(input, "stack", dim) if isinstance(input, AbstractContainer) else input
     if isinstance(dim, str):
         dim = new_dim(dim, first_of(rows, "stack")._kd_desc.batch)
     how = object.__new__(_Stacking)  # calling a class is slow to trace
@@ -622,7 +617,36 @@ def _alike(containers: Sequence[object]) -> list[Composite] | None:
     return stacks if len(stacks) == len(containers) else None
 
 
-registry.register("stack", stack)
+@also_named(items="input")
+def maybe_dense_stack(
+    input: Sequence[C], dim: int | str = 0, out: C | None = None, strict: bool = False
+) -> C:
+    """Stack containers densely, as `stack` does, if their entries can be stacked, else lazily.
+
+    Args:
+        input: one or more containers of the same batch size; the name `items` is taken, too.
+        dim: the position of the new dimension, or the name of the dimension at it.
+        out: a container into whose leaves the stacked entries are written; it is returned.
+        strict: nothing: members with other keys make a lazy stack in any case.
+
+    Example:
+        >>> import torch
+        >>> from kd_core import TensorDict, maybe_dense_stack
+        >>> rows = [TensorDict({"a": torch.zeros(n)}) for n in (2, 2, 3)]
+        >>> [type(maybe_dense_stack(some)).__name__ for some in (rows[:2], rows)]
+        ['TensorDict', 'LazyStackedTensorDict']
+    """
+    first_of(list(input), "maybe_dense_stack")
+    lazy: C = registry.lazy_stack(input, dim)
+    if out is not None:
+        return written_to(out, lazy)
+    first, *others = [set(member._kd_engine.keys(member, True, True)) for member in input]
+    if any(keys != first for keys in others):
+        return lazy
+    try:
+        return stack(input, dim)
+    except KdError:
+        return lazy
 
 
 @also_named(tensors="input")
@@ -688,7 +712,7 @@ class _Concatenating(Join):
             return None
         first, dim = stacks[0], self.dim
         at, batch = first._dim, first._members[0]._kd_desc.batch
-        rows = [cast("list[TensorDictBase]", each._members) for each in stacks]
+        rows = [each._members for each in stacks]
         if dim == at:
             members = [member for column in rows for member in column]
             if any(member._kd_desc.batch != batch for member in members):
@@ -722,11 +746,11 @@ class _ConcatenatingOnce(_Concatenating):
         return self._rows(leaves)
 
 
-def _cat_rows(parts: Sequence[TensorDictBase]) -> TensorDictBase:
+def cat_once(parts: Sequence[AbstractContainer]) -> AbstractContainer:
     """Concatenate along the first dimension; a tensor under several keys of all parts stays one."""
     how = _ConcatenatingOnce(wrap_dim(0, parts[0]._kd_desc.ndim))
     joined = how.members(parts)
-    return how.combined(parts, None) if joined is None else cast("TensorDictBase", joined)
+    return how.combined(parts, None) if joined is None else joined
 
 
 def _once(fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -740,215 +764,3 @@ def _once(fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return known[same][1]
 
     return joined
-
-
-registry.register("cat", cat)
-registry.register("cat_rows", _cat_rows)
-
-
-# Rows of a container that are in another one, and rows without their duplicates.
-
-T = TypeVar("T", bound=TensorDictBase)
-
-
-def isin(input: TensorDictBase, reference: TensorDictBase, key: NestedKey, dim: int = 0) -> Tensor:
-    """Return which rows of a container have an entry that is a row of a reference.
-
-    Args:
-        input: the container whose rows are looked up.
-        reference: the container in which they are looked up.
-        key: the entry that is compared; all of its other dimensions belong to a row.
-        dim: the batch dimension of the rows.
-
-    Returns:
-        One boolean for each row.
-
-    Raises:
-        ShapeMismatch: if rows of the two have different shapes.
-
-    Example:
-        >>> import torch
-        >>> from kd_core import TensorDict, isin
-        >>> td = TensorDict({"id": torch.tensor([[1, 2], [3, 4]])}, [2])
-        >>> isin(td, td[1:], "id")
-        tensor([False,  True])
-    """
-    rows, others = _rows(input, key, dim), _rows(reference, key, dim)
-    if rows.shape[1:] != others.shape[1:]:
-        raise ShapeMismatch(
-            f"rows of entry {format_key(path_of(key))} must have the same shape in both containers,"
-            f" got {shape_text(rows.shape[1:])} and {shape_text(others.shape[1:])}."
-        )
-    if rows[0:0].numel() == 0 and 0 in rows.shape[1:]:
-        return torch.full((len(rows),), len(others) > 0, device=rows.device)
-    together = torch.cat([rows, others])
-    _, group = torch.unique(together, dim=0, return_inverse=True)
-    return torch.isin(group[: len(rows)], group[len(rows) :])
-
-
-@overload
-def remove_duplicates(
-    input: T, key: NestedKey, dim: int = 0, *, return_indices: Literal[False] = False
-) -> T: ...
-@overload
-def remove_duplicates(
-    input: T, key: NestedKey, dim: int = 0, *, return_indices: Literal[True]
-) -> tuple[T, Tensor]: ...
-def remove_duplicates(
-    input: T, key: NestedKey, dim: int = 0, *, return_indices: bool = False
-) -> T | tuple[T, Tensor]:
-    """Return the first row of each group of rows that have an equal entry, in their order.
-
-    Args:
-        input: the container.
-        key: the entry that is compared; all of its other dimensions belong to a row.
-        dim: the batch dimension of the rows.
-        return_indices: also return for each row of `input` the position of its equal in the result.
-
-    Example:
-        >>> import torch
-        >>> from kd_core import TensorDict, remove_duplicates
-        >>> td = TensorDict({"id": torch.tensor([3, 1, 3]), "x": torch.arange(3)}, [3])
-        >>> unique, indices = remove_duplicates(td, "id", return_indices=True)
-        >>> unique["x"], indices
-        (tensor([0, 1]), tensor([0, 1, 0]))
-    """
-    dim = wrap_dim(dim, input._kd_desc.ndim)
-    rows = _rows(input, key, dim)
-    if rows.numel():
-        _, group = torch.unique(rows, dim=0, return_inverse=True)
-    else:
-        group = torch.zeros(len(rows), dtype=torch.int64, device=rows.device)
-    first = torch.full((len(rows),), len(rows), device=rows.device)
-    first.scatter_reduce_(0, group, torch.arange(len(rows), device=rows.device), "amin")
-    kept = first[first < len(rows)].sort().values
-    position = torch.searchsorted(kept, first[group])
-    unique = engine(input).index_select(input, dim, kept)
-    return (unique, position) if return_indices else unique
-
-
-def _rows(td: TensorDictBase, key: NestedKey, dim: int) -> Tensor:
-    """Return an entry with the dimension of the rows in front."""
-    leaf: object = td._kd_read(path_of(key))
-    if not isinstance(leaf, Tensor):
-        raise wrong_type(f"entry {format_key(path_of(key))}", "a tensor", leaf)
-    return leaf.movedim(wrap_dim(dim, td._kd_desc.ndim), 0)
-
-
-# Grouping the rows of a container by the values of an entry.
-
-C = TypeVar("C", bound=TensorDictBase)
-
-
-def group_by(tensordict: C, key: NestedKey) -> tuple[Tensor, tuple[C, ...]]:
-    """Group the rows along the first batch dimension by the values of one entry.
-
-    Args:
-        tensordict: the container; rows of a group keep their order.
-        key: an entry with one value, or one vector of values, for each row; values that are not
-            tensors must be hashable and comparable, as strings are.
-
-    Returns:
-        The values that occur, sorted: a tensor, or a list of other values; and a container of the
-        rows of each.
-
-    Raises:
-        KeyNotFound: if there is no such entry.
-        ShapeMismatch: if the container has no batch dimension.
-        InvalidArgument: if values cannot be sorted.
-
-    Example:
-        >>> import torch
-        >>> from kd_core import TensorDict, group_by
-        >>> td = TensorDict({"who": torch.tensor([1, 0, 1]), "x": torch.arange(3)}, [3])
-        >>> who, groups = group_by(td, "who")
-        >>> who, [group["x"].tolist() for group in groups]
-        (tensor([0, 1]), [[1], [0, 2]])
-    """
-    values = tensordict._kd_read(path_of(key))
-    if not isinstance(values, Tensor) and not is_data(values):
-        raise wrong_type(f"entry {format_key(key)}", "a tensor or non-tensor data", values)
-    if not tensordict._kd_desc.ndim:
-        raise ShapeMismatch(
-            "`group_by` expected a batch dimension, got batch_size (). Set the batch size first."
-        )
-    found: Tensor | list[object]
-    if isinstance(values, Tensor):
-        found, group = torch.unique(values, dim=0, return_inverse=True)
-    else:
-        found, group = _unique(rows_of_data(values, 1), key)
-    order = group.argsort(stable=True)
-    counts = torch.bincount(group, minlength=len(found)).tolist()
-    return as_read(found), tensordict.index_select(0, order).split(counts)
-
-
-def _unique(rows: list[object], key: NestedKey) -> tuple[list[object], Tensor]:
-    """Return the values of rows without repetitions, sorted, and the number of that of each row."""
-    each = [_hashable(row) for row in rows]
-    try:
-        found: list[object] = sorted(set(each))  # type: ignore[type-var]  # or it raises
-        numbers = {value: number for number, value in enumerate(found)}
-    except TypeError as error:
-        raise InvalidArgument(
-            f"the values of entry {format_key(key)} must be hashable and comparable to group by "
-            f"them: {error}. Store a number for each of them, and group by it."
-        ) from None
-    return found, torch.tensor([numbers[value] for value in each], dtype=torch.int64, device="cpu")
-
-
-def _hashable(value: object) -> object:
-    """Return a list, of the values of several rows or stored as one value, as a tuple."""
-    return tuple(map(_hashable, value)) if isinstance(value, list) else value
-
-
-# Merging the entries of several containers into one.
-
-
-def merge_tensordicts(
-    first: C,
-    *others: TensorDictBase,
-    callback_exist: Callable[[object, object], object] | None = None,
-) -> C:
-    """Merge the entries of several containers, nested ones too; the tensors are shared.
-
-    Args:
-        first: gives the kind and the batch size.
-        *others: containers of the same batch size; of a key that several have, the first
-            container's entry stays.
-        callback_exist: called with the two entries of a key that both have, those that are not
-            containers; what it returns is stored instead.
-
-    Raises:
-        ShapeMismatch: if a batch size differs.
-
-    Example:
-        >>> from kd_core import TensorDict, merge_tensordicts
-        >>> merged = merge_tensordicts(TensorDict(a=1, b={"c": 2}), TensorDict(b={"d": 3}))
-        >>> list(merged.keys(True, True))
-        ['a', ('b', 'c'), ('b', 'd')]
-    """
-    batch = first_of([first, *others], "merge_tensordicts")._kd_desc.batch
-    for number, other in enumerate(others, start=1):
-        if other._kd_desc.batch != batch:
-            raise batches_differ(batch, other._kd_desc.batch, number, "merge_tensordicts", ())
-    merged = first._kd_engine.clone(first, recurse=False)
-    for other in others:
-        _add_missing(merged, other._kd_engine.clone(other, recurse=False), callback_exist)
-    return merged
-
-
-def _add_missing(
-    target: TensorDictBase,
-    source: TensorDictBase,
-    callback: Callable[[object, object], object] | None,
-) -> None:
-    """Store the entries of a container that another one lacks, level by level."""
-    for key, value in source._kd_engine.items(source):
-        mine: object = TensorDictBase.get(target, key)
-        entry: object = value
-        if mine is None:
-            target._kd_engine.set(target, key, entry)
-        elif isinstance(mine, TensorDictBase) and isinstance(entry, TensorDictBase):
-            _add_missing(mine, entry, callback)
-        elif callback is not None:
-            target._kd_engine.set(target, key, callback(mine, entry))
