@@ -4,6 +4,7 @@ import subprocess
 import textwrap
 from pathlib import Path
 
+import pytest
 from tests import children
 
 from kd_core import TensorDict, drop_in
@@ -94,6 +95,25 @@ def test_install_serves_the_rest_of_a_program(tmp_path: Path) -> None:
         print(tensordict.TensorDict is kd_core.TensorDict, drop_in.is_installed())
         """
     assert printed(run(tmp_path, program, "-W", "ignore")) == ["True True"]
+
+
+@pytest.mark.parametrize("before", [None, "", "here"])
+def test_install_adds_its_folder_to_the_path_of_children(
+    before: str | None, tmp_path: Path
+) -> None:
+    """An empty part of `PYTHONPATH` would be the folder that a child starts in."""
+    program = f"""
+        import os
+        from kd_core import drop_in
+        os.environ.pop("PYTHONPATH", None)
+        if {before!r} is not None:
+            os.environ["PYTHONPATH"] = {before!r}
+        drop_in.install()
+        first, *rest = os.environ["PYTHONPATH"].split(os.pathsep)
+        print(os.path.isdir(os.path.join(first, "tensordict")), rest)
+        """
+    rest = [before] if before else []
+    assert printed(run(tmp_path, program, "-W", "ignore")) == [f"True {rest}"]
 
 
 def test_install_after_the_library_is_refused(tmp_path: Path) -> None:

@@ -309,3 +309,14 @@ def test_the_report_says_which_axis_has_one_size(tmp_path: Path) -> None:
     report = kd_export.save(module, tmp_path / "eight.c", rows, dynamic=dynamic)
     assert "`batch` is fixed at 8" in report.notes[0]
     assert kd_export.save(module, tmp_path / "one.onnx", rows).notes == ()
+
+
+def test_a_start_of_fixed_rows_keeps_its_numbers(tmp_path: Path) -> None:
+    first = torch.arange(4.0)[:, None]
+    module = TensorDictModule(lambda x, h: h + x, ["x", "h"], ["new"])
+    example = {"x": torch.ones(4, 1), "h": torch.zeros(4, 1)}
+    path = tmp_path / "fixed.c"
+    kd_export.save(module, path, example, dynamic=None, state={"h": "new"}, initial={"h": first})
+    session = kd_export.open(path, trusted=True)
+    assert session.schema.initial == {"h": (0, 1, 2, 3)}
+    assert session.step({"x": torch.ones(4, 1)})["new"].flatten().tolist() == [1, 2, 3, 4]

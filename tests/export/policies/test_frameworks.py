@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ import pytest
 import torch
 from tests.export.policies.frameworks import (
     PPO,
+    ActorCriticPolicy,
     Agent,
+    Array,
     Box,
     Discrete,
     MLPModel,
@@ -33,11 +36,34 @@ def normalised() -> Policy:
     return from_sb3(PPO(SEEN, ARM, 2), VecNormalize([1.0, 0.0, -2.0], [4.0, 1.0, 0.25]))
 
 
+def of_pixels(shape: tuple[int, ...], *, scaled: bool = True) -> Policy:
+    class OfPixels(PPO):
+        def predict(self, observation: Array, *rest: Any, **options: Any) -> tuple[Array, Any]:
+            rows = observation.reshape(len(observation), -1).astype("float32")
+            return super().predict(rows / 255 if scaled else rows, *rest, **options)
+
+    model = OfPixels(Box(0, 255, shape, "uint8"), ARM, 2)
+    model.policy = ActorCriticPolicy(math.prod(shape), 2)
+    return from_sb3(model)
+
+
 CASES: dict[str, tuple[Callable[[], Policy], list[str]]] = {
     "sb3 box": (lambda: from_sb3(PPO(SEEN, ARM, 2)), ["Features", "Actor", "Clip"]),
     "sb3 normalised": (
         normalised,
         ["Normalise", "Clip", "ToFloat", "Features", "Actor", "Clip"],
+    ),
+    "sb3 image": (
+        lambda: of_pixels((3, 4, 5)),
+        ["ScaleImage", "Features", "Actor", "Clip"],
+    ),
+    "sb3 image of channels last": (
+        lambda: of_pixels((4, 5, 3)),
+        ["ScaleImage", "Features", "Actor", "Clip"],
+    ),
+    "sb3 bytes that are no image": (
+        lambda: of_pixels((4, 5, 2), scaled=False),
+        ["ToFloat", "Features", "Actor", "Clip"],
     ),
     "sb3 discrete": (lambda: from_sb3(PPO(SEEN, Discrete(4), 4)), ["Features", "Actor", "ArgMax"]),
     "sb3 multi": (

@@ -482,6 +482,8 @@ def test_a_wrong_start_names_the_key(
 def test_a_state_without_dimensions_has_no_rows() -> None:
     module = Keyed(Do(lambda x, n: (x * n, n + 1)), ["x", "n"], ["y", "next"])
     example = {"x": torch.ones(2, 1), "n": torch.tensor(3)}
+    with pytest.raises(DtypeMismatch, match="`n`, which is int64, cannot be a float"):
+        kd_export.export(module, example, state={"n": "next"}, initial={"n": 0.5})
     session = kd_export.export(module, example, state={"n": "next"}, initial={"n": 7})._session()
     assert [session.step({"x": torch.ones(1, 1)})["y"].item() for _ in range(3)] == [7, 8, 9]
     with pytest.raises(ShapeMismatch, match="expected a mask of 0 rows for the state `n`, got 1"):

@@ -344,6 +344,12 @@ def test_a_field_of_many_sizes_takes_no_time() -> None:
     assert tensor_of(memoryview(sizes)) == (0, {})
 
 
+def test_a_tensor_that_says_no_type_has_no_known_size() -> None:
+    three, of_float = b"\x08\x03", b"\x10\x01"
+    assert tensor_of(memoryview(three)) == (0, {})
+    assert tensor_of(memoryview(three + of_float)) == (12, {})
+
+
 PEAK = """
 import sys, threading, time
 import torch, kd_export

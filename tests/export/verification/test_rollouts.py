@@ -178,6 +178,27 @@ def test_pixels_that_are_not_scaled_are_named(tmp_path: Path) -> None:
     assert "a step before the network: `obs.float() / 255`" in message
 
 
+@pytest.mark.parametrize("scale", [1, 255])
+def test_pixels_in_another_order_are_named(scale: int, tmp_path: Path) -> None:
+    def looks(x: Tensor) -> Tensor:
+        return x[:, :2].float().mean((2, 3)) / 255
+
+    images = torch.randint(0, 256, (8, 4, 5, 3), generator=torch.Generator()).to(torch.uint8)
+    message = refused(
+        keyed((looks, "obs", "action")),
+        tmp_path,
+        lambda x: looks(x.permute(0, 3, 1, 2).float() / scale),
+        example={"obs": images},
+    )
+    step = "`obs.permute(0, 3, 1, 2)" + ("`" if scale == 1 else ".float() / 255`")
+    assert f"a step before the network: {step}" in message
+
+
+def test_an_action_of_another_type_is_told_beside_the_expected_one(tmp_path: Path) -> None:
+    message = refused(keyed(STEPS["actor"]), tmp_path, lambda x: plain(x).double())
+    assert "torch.float32 (1, 2) for torch.float64 (1, 2)" in message
+
+
 class Memory:
     """A recurrent oracle."""
 

@@ -539,6 +539,16 @@ def test_what_a_function_writes_keeps_its_place() -> None:
     assert list(model(td).keys()) == ["x", "y", "z"]
 
 
+def test_a_container_that_a_step_writes_replaces_all_of_the_one_before() -> None:
+    rebuilt = TensorDictModule(lambda x: TensorDict({"a": x}, [2]), ["x"], ["n"])
+    also = WrapModule(lambda td: td.set("y", td["x"] * 2))
+    for steps in ((rebuilt,), (rebuilt, also), (also, rebuilt)):
+        td = TensorDict({"x": X, "n": {"a": X + 1, "b": X}}, [2])
+        TensorDictSequential(*steps)(td)
+        assert [key for key in td.keys(True) if key[0] == "n"] == ["n", ("n", "a")]
+        assert torch.equal(td["n", "a"], X)
+
+
 def test_subsequence_runs_a_part_of_a_nested_sequence() -> None:
     inner = TensorDictSequential(
         TensorDictModule(add(1), ["x"], ["y"]), TensorDictModule(add(1), ["w"], ["z"])

@@ -146,10 +146,6 @@ class _Writer:
         self._values[name] = Value(label, dtype, array.shape, array)
 
     def _node(self, node: onnx.NodeProto) -> None:
-        if node.op_type == "Constant":
-            attribute = node.attribute[0]
-            self._constant(node.output[0], np.asarray(_attribute(attribute)))
-            return
         write = _OPERATORS.get(node.op_type)
         if node.domain not in ("", "ai.onnx") or write is None:
             raise NotExportable(
