@@ -35,11 +35,11 @@ from kd_core._containers.dense import restore_dense
 from kd_core._containers.lazy_stack import restore_stack
 from kd_core._containers.non_tensor import restore_row_of_batch
 from kd_core._containers.non_tensor_stack import restore_rows
-from kd_core._containers.unbatched import restore_unbatched
 from kd_core._descriptor import restore_descriptor
 from kd_core._leaves.packing import restore_from_bits
 from kd_core._nodes import Node
 from kd_core._shapes import restore_size
+from kd_core._unbatched import restore_unbatched
 
 CALLED: list[object] = []
 

@@ -23,7 +23,6 @@ from kd_core._containers.tensorclass import TensorClass as TensorClass
 from kd_core._containers.tensorclass import TypedTensorDict as TypedTensorDict
 from kd_core._containers.tensorclass import is_tensorclass as is_tensorclass
 from kd_core._containers.tensordict import TensorDict as TensorDict
-from kd_core._containers.unbatched import UnbatchedTensor as UnbatchedTensor
 from kd_core._errors import AlreadyExists as AlreadyExists
 from kd_core._errors import DeviceMismatch as DeviceMismatch
 from kd_core._errors import FormatError as FormatError
@@ -59,6 +58,7 @@ from kd_core._ops.storage import TensorDictFuture as TensorDictFuture
 from kd_core._torch_functions import torch_functions as torch_functions
 from kd_core._types import NO_DEFAULT as NO_DEFAULT
 from kd_core._types import NestedKey as NestedKey
+from kd_core._unbatched import UnbatchedTensor as UnbatchedTensor
 
 if TYPE_CHECKING:
     from kd_core._containers.declaring import from_dataclass as from_dataclass

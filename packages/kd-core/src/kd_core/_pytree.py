@@ -43,7 +43,6 @@ from kd_core._containers.non_tensor_stack import (
 )
 from kd_core._containers.stack_moves import plain_class
 from kd_core._containers.tensordict import TensorDict
-from kd_core._containers.unbatched import UnbatchedTensor, wrap_tensor
 from kd_core._descriptor import Descriptor, describe
 from kd_core._errors import InvalidValue, KdError, ShapeMismatch, a_type
 from kd_core._keys import format_key
@@ -60,6 +59,7 @@ from kd_core._torch_private import (
     outside_of_transform,
     torch_tree,
 )
+from kd_core._unbatched import UnbatchedTensor, wrap_tensor
 
 if TYPE_CHECKING:
     from typing import NotRequired, TypedDict, final

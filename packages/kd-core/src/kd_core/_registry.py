@@ -51,15 +51,9 @@ wrap_data: WrapsData
 """Wrap non-tensor data, in the state that `_kd_state` told if there is one; set by
 `_containers.non_tensor`."""
 
-wrap_tensor: Callable[[Tensor, Descriptor], Node]
-"""Wrap a tensor without batch dimensions; set by `_containers.unbatched`."""
-
 wrap_rows: Callable[[list[object], Tensor | None, Descriptor], RowData]
 """Wrap values and the position of each row's value, `None` if there is one a row, in order; set by
 `_containers.non_tensor_stack`."""
-
-join_data: Callable[..., Values]
-"""Stack or concatenate non-tensor data; set by `_containers.non_tensor_stack`."""
 
 foreign_node: Callable[[object], Node]
 """Convert a container of the package tensordict, or a tensor without batch dimensions of it; set by

@@ -33,7 +33,6 @@ from kd_core._containers.non_tensor import (
 )
 from kd_core._containers.non_tensor_stack import restore_rows
 from kd_core._containers.stack_writes import MemberStorage
-from kd_core._containers.unbatched import UnbatchedTensor, restore_unbatched
 from kd_core._descriptor import restore_descriptor
 from kd_core._errors import InvalidArgument, InvalidValue, ShapeMismatch, shape_text, wrong_type
 from kd_core._keys import KeyPath, format_key
@@ -47,6 +46,7 @@ from kd_core._protocol import AbstractContainer, note_entry, refuse_unbatched
 from kd_core._registry import NamedKind
 from kd_core._shapes import EVERYTHING, SAME_SHAPE, NamedSize, broadcasts_to, restore_size
 from kd_core._torch_private import assume_constant_result, collate_as
+from kd_core._unbatched import UnbatchedTensor, restore_unbatched
 
 _MIRRORED = {"eq": "eq", "ne": "ne", "lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
 

@@ -32,6 +32,7 @@ from kd_core._leaves.loops import entries_of, is_shapeless, leaf_fits, without_s
 from kd_core._nodes import UnbatchedView, is_data, is_node, is_row_data, is_unbatched
 from kd_core._shapes import names_of, unchanged, with_names
 from kd_core._switches import list_to_stack
+from kd_core._unbatched import wrap_tensor
 
 if TYPE_CHECKING:
     from kd_core._descriptor import Descriptor
@@ -53,7 +54,7 @@ def as_entry(key: str, value: object, desc: Descriptor, path: tuple[str, ...] = 
         if value.__class__ is not Tensor:
             if isinstance(value, UnbatchedView):
                 return _node_as_entry(
-                    key, registry.wrap_tensor(value._kd_tensor, value._kd_desc), desc, path
+                    key, wrap_tensor(value._kd_tensor, value._kd_desc), desc, path
                 )
             if is_foreign_unbatched(value):
                 return _node_as_entry(key, registry.foreign_node(value), desc, path)

@@ -723,7 +723,19 @@ class NonTensorDataBase(Values):
         desc: Descriptor,
         path: tuple[str, ...],
     ) -> Values:
-        return registry.join_data(nodes, call, dim, desc)
+        # Equal values of whole batches that are concatenated stay one value, and equal `MetaData`
+        # does. Otherwise each row has its own.
+        kind = MetaData if desc.ndim > self._kd_desc.ndim else NonTensorData
+        if isinstance(self, kind) and all(
+            isinstance(node, kind) and node._of_batch and self._holds_same(node) for node in nodes
+        ):
+            return self._under(desc)
+        pool, columns = pool_rows(cast("Sequence[NonTensorDataBase]", nodes))
+        return registry.wrap_rows(pool, call(columns, dim), desc)
+
+    @abstractmethod
+    def _pooled(self, first: int) -> tuple[list[object], Tensor]:
+        """Return the values, and the numbers of the rows' values, counted from `first`."""
 
     def _agrees(self, value: object) -> bool:
         return same_data(unwrapped(self), unwrapped(value))
@@ -749,6 +761,17 @@ class NonTensorDataBase(Values):
         else:
             self._hold_traced(count, by)
         return False
+
+
+def pool_rows(nodes: Sequence[NonTensorDataBase]) -> tuple[list[object], list[Tensor]]:
+    """Return the values of several entries in one list, and the numbers of their rows in it."""
+    values: list[object] = []
+    columns = []
+    for node in nodes:
+        own, numbers = node._pooled(len(values))
+        values += own
+        columns.append(numbers)
+    return values, columns
 
 
 class Constant:
@@ -943,6 +966,9 @@ class NonTensorData(NonTensorDataBase, Encodes):
         if type(self) is NonTensorData and self._of_batch is (self._kd_desc.ndim > 0):
             return self.data
         return Constant(self)
+
+    def _pooled(self, first: int) -> tuple[list[object], Tensor]:
+        return [self._kd_item()], torch.full(self._kd_desc.batch, first, device="cpu")
 
     def _spread(self, desc: Descriptor) -> RowData:
         """Return the value once for each row of a batch."""

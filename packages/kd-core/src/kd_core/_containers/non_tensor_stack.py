@@ -11,7 +11,7 @@ import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 
 import torch
 from torch import Tensor
@@ -27,6 +27,7 @@ from kd_core._containers.non_tensor import (
     _no_keys,
     linked,
     plain_value,
+    pool_rows,
     refuse_tensors,
     row_of_cell,
     stand_in_for,
@@ -381,27 +382,6 @@ def move_positions(node: Rows, fn: LeafFn) -> Tensor:
         return fn(node._positions)
     except RuntimeError:  # its index is on another device, or it needs a contiguous leaf
         return fn(node._positions.contiguous().to(device_beside(node._kd_desc))).cpu()
-
-
-def pool_rows(nodes: Sequence[NonTensorDataBase]) -> tuple[list[object], list[Tensor]]:
-    """Return the values of several entries in one list, and the numbers of their rows in it."""
-    values: list[object] = []
-    columns = []
-    for node in nodes:
-        if isinstance(node, HiddenRows):
-            raise node.refusal()
-        if isinstance(node, NonTensorData):
-            columns.append(torch.full(node._kd_desc.batch, len(values), device="cpu"))
-            values.append(node._kd_item())
-        elif is_compiling():
-            rows = cast("Rows", node)
-            columns.append(rows._positions + len(values))
-            values += table_of(rows)
-        else:
-            own = flat_values(cast("Rows", node))
-            columns.append(count_rows(len(own)).reshape(node._kd_desc.batch) + len(values))
-            values += own
-    return values, columns
 
 
 class RowTarget(StandIn):
@@ -878,6 +858,12 @@ class NonTensorStack(NonTensorDataBase, RowData):
         if isinstance(mine, Targets):
             mine.add_values(self, other, path)
 
+    def _pooled(self, first: int) -> tuple[list[object], Tensor]:
+        if is_compiling():
+            return table_of(self), self._positions + first
+        values = flat_values(self)
+        return values, count_rows(len(values)).reshape(self._kd_desc.batch) + first
+
     def _kd_zip_each(
         self, other: Entry, fn: Callable[[Tensor, Tensor], Tensor], path: tuple[str, ...] = ()
     ) -> NonTensorDataBase:
@@ -1002,6 +988,9 @@ class HiddenRows(NonTensorData):
     def _copy_values(self) -> None:
         """Leave the values as they are: inside of `vmap` they are read alone."""
 
+    def _pooled(self, first: int) -> NoReturn:
+        raise self.refusal()
+
     def refusal(self) -> InvalidValue:
         """Return the error for what would move or write rows."""
         return _refused_inside_vmap(self.data)
@@ -1097,30 +1086,6 @@ def _value_of_row(pool: list[object], positions: Tensor, desc: Descriptor) -> No
     return wrap_data(nested_values(positions.tolist(), pool), desc)
 
 
-def join_data(
-    nodes: Sequence[NonTensorDataBase], call: Callable[..., Tensor], dim: int, desc: Descriptor
-) -> NonTensorDataBase:
-    """Stack or concatenate non-tensor entries.
-
-    Equal values of whole batches that are concatenated stay one value, and equal `MetaData` does.
-    Otherwise each row has its own.
-
-    Args:
-        nodes: the entries, of batch sizes that fit.
-        call: `torch.stack` or `torch.cat`.
-        dim: the batch dimension.
-        desc: the descriptor of the result.
-    """
-    first = nodes[0]
-    kind = MetaData if desc.ndim > first._kd_desc.ndim else NonTensorData
-    if isinstance(first, kind) and all(
-        isinstance(node, kind) and node._of_batch and first._holds_same(node) for node in nodes
-    ):
-        return first._under(desc)
-    pool, columns = pool_rows(nodes)
-    return wrap_rows(pool, call(columns, dim), desc)
-
-
 def _with_own_lists(value: object) -> object:
     """Return a value with lists, tuples and dicts of its own; what they hold is shared."""
     if value.__class__ is dict:
@@ -1176,4 +1141,3 @@ def restore_rows(
 
 
 registry.register("wrap_rows", wrap_rows)
-registry.register("join_data", join_data)

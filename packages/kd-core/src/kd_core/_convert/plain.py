@@ -33,6 +33,7 @@ from kd_core._nodes import (
 from kd_core._progress import advance, begin
 from kd_core._protocol import AbstractContainer, Composite, refuse_unbatched
 from kd_core._torch_private import torch_tree, without_torch_function
+from kd_core._unbatched import wrap_tensor
 from kd_core._validation import (
     is_foreign,
     is_foreign_unbatched,
@@ -421,7 +422,7 @@ def _leaf_of(leaf: Tensor, desc: Descriptor) -> Entry:
 def unbatched_of(leaf: Tensor) -> Node:
     """Return a tensor without batch dimensions, which is one of a subclass there."""
     with without_torch_function():
-        return registry.wrap_tensor(leaf.as_subclass(Tensor), describe(()))
+        return wrap_tensor(leaf.as_subclass(Tensor), describe(()))
 
 
 def _plain_list(values: object) -> object:

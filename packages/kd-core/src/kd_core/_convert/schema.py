@@ -19,6 +19,7 @@ from kd_core._leaves.loops import kinds_of
 from kd_core._naming import public_in
 from kd_core._nodes import Entry, Node, as_read, is_unbatched
 from kd_core._protocol import AbstractContainer, level_at
+from kd_core._unbatched import wrap_tensor
 
 if TYPE_CHECKING:
     from kd_core._types import NestedKey
@@ -109,9 +110,7 @@ def entries_of_schema(
             made[where] = None
             continue
         if kind == "unbatched":
-            made[where] = registry.wrap_tensor(
-                zeros(shape, dtype=dtype, device=device), describe(())
-            )
+            made[where] = wrap_tensor(zeros(shape, dtype=dtype, device=device), describe(()))
             continue
         made[where] = zeros((*batch, *shape), dtype=dtype, device=device)
     return made
@@ -219,7 +218,7 @@ def _short(text: str, at: int, batch: tuple[int, ...]) -> tuple[Entry, int]:
         if dtype is None:
             raise _unreadable(text, at)
         zeros = torch.zeros((*(() if leaf[1] else batch), *_sizes(leaf[3])), dtype=dtype)
-        return (registry.wrap_tensor(zeros, describe(())) if leaf[1] else zeros), leaf.end()
+        return (wrap_tensor(zeros, describe(())) if leaf[1] else zeros), leaf.end()
     for end in _ENDS.finditer(text, at):
         try:
             value = ast.literal_eval(text[at : end.start()])

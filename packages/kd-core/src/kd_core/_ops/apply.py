@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from kd_core import _registry as registry
 from kd_core._descriptor import Descriptor, describe, describe_on, device_of
 from kd_core._errors import InvalidArgument, InvalidValue, shape_text, unknown_keys, wrong_type
 from kd_core._keys import format_key, path_of
@@ -30,6 +29,7 @@ from kd_core._protocol import (
 )
 from kd_core._shapes import as_int, batch_of, wrap_dim
 from kd_core._types import NO_DEFAULT
+from kd_core._unbatched import wrap_tensor
 from kd_core._validation import as_entry
 
 if TYPE_CHECKING:
@@ -333,7 +333,7 @@ def _unwrapped(value: object) -> object:
 
 def _unbatched(found: object, desc: Descriptor) -> object:
     """Return the result for a tensor without batch dimensions, which has none either."""
-    return registry.wrap_tensor(found, desc.with_batch(())) if isinstance(found, Tensor) else found
+    return wrap_tensor(found, desc.with_batch(())) if isinstance(found, Tensor) else found
 
 
 def _prefixed(fn: Callable[..., object], prefix: KeyPath, nested: bool) -> Callable[..., object]:

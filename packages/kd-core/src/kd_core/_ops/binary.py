@@ -78,6 +78,7 @@ from kd_core._protocol import (
     unlock,
 )
 from kd_core._shapes import broadcasts_to, check_lines_up, without_names
+from kd_core._unbatched import wrap_tensor
 
 if TYPE_CHECKING:
     from typing import TypeVar
@@ -936,7 +937,7 @@ def _cast_some(td: W, dtype: torch.dtype, cast_filter: CastFilter, path: tuple[s
         entries[key] = value
         if leaf is not None and cast_filter((*path, key), leaf):
             made = leaf.to(dtype=dtype)
-            entries[key] = made if leaf is value else registry.wrap_tensor(made, td._kd_desc)
+            entries[key] = made if leaf is value else wrap_tensor(made, td._kd_desc)
     return td._kd_like(entries, td._kd_desc.unlocked())
 
 

@@ -44,6 +44,7 @@ from kd_core._protocol import (
 )
 from kd_core._shapes import batch_of
 from kd_core._torch_private import add_metadata, metadata_of
+from kd_core._unbatched import wrap_tensor
 
 if TYPE_CHECKING:
     from typing import Self, TypeVar
@@ -597,7 +598,7 @@ def _restored(td: AbstractContainer, state: State) -> AbstractContainer:
             there = kinds.get(key)
             content[key] = _restored(there if isinstance(there, AbstractContainer) else td, value)
     for key in _unbatched_in(state):
-        content[key] = registry.wrap_tensor(content[key], describe(()))
+        content[key] = wrap_tensor(content[key], describe(()))
     made: AbstractContainer = registry.nest_mapping(content, td._kd_desc.with_batch(batch), ())
     if isinstance(td, Composite):
         return made

@@ -37,6 +37,7 @@ from kd_core._protocol import (
 )
 from kd_core._shapes import batch_of
 from kd_core._torch_private import dispatch_modes, is_view
+from kd_core._unbatched import wrap_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -730,5 +731,5 @@ def _gradients(td: W) -> W:
             continue
         grad = leaf.grad
         if grad is not None:
-            entries[key] = grad if leaf is value else registry.wrap_tensor(grad, td._kd_desc)
+            entries[key] = grad if leaf is value else wrap_tensor(grad, td._kd_desc)
     return td._kd_like(entries, td._kd_desc.unlocked())

@@ -55,6 +55,7 @@ from kd_core._store.manifest import (
 from kd_core._store.mapped_tensor import DTYPES, NAMES, WIRE, MemoryMappedTensor, SealedTensor
 from kd_core._store.segments import Spec
 from kd_core._torch_private import ragged_dim
+from kd_core._unbatched import wrap_tensor
 from kd_core._validation import MAX_DEPTH
 
 if TYPE_CHECKING:
@@ -715,7 +716,7 @@ class Decoder:
         match kind, value:
             case "unbatched", _:
                 inside, leaf_node = _kind_of(value)
-                return registry.wrap_tensor(self._leaf(inside, leaf_node), above)
+                return wrap_tensor(self._leaf(inside, leaf_node), above)
             case "rows", {"values": blob, **more}:
                 desc = self._descriptor_of(more) if more else above
                 values = _list_of(read(parsed(_bytes_of(self.leaf_of(blob)), "non-tensor data")))

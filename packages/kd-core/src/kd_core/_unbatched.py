@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from kd_core import _registry as registry
 from kd_core._descriptor import describe, describe_on, restored
 from kd_core._errors import (
     InvalidValue,
@@ -660,6 +659,3 @@ def _converted(data: object) -> Tensor:
     except (TypeError, ValueError, RuntimeError):
         pass
     raise wrong_type("`data`", "a tensor, a number, or an array or list of numbers", data)
-
-
-registry.register("wrap_tensor", wrap_tensor)
