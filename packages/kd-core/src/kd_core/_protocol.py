@@ -68,8 +68,8 @@ from kd_core._leaves.loops import (
     walk_error,
     zip_each,
 )
-from kd_core._leaves.writes import writable_source
-from kd_core._nodes import Node, Values, as_read, encodes, is_data, is_node, is_unbatched, tensor_of
+from kd_core._leaves.writes import not_written, writable_source
+from kd_core._nodes import Node, Values, encodes, is_data, is_node, is_unbatched, tensor_of
 from kd_core._torch_private import (
     HigherOrderOperator,
     assume_constant_result,
@@ -236,12 +236,14 @@ class AbstractContainer(Node):
     def _kd_writes(self, key: str, value: object, path: tuple[str, ...]) -> list[Write]:
         """Return the checked writes that store a value in the entry at `key`, found at `path`."""
         entry = self._kd_entries[key]
+        if isinstance(entry, Tensor):
+            return [(entry, writable_source(path, entry, value), path)]
         if encodes(entry):
             return [(*entry._encode(value, path), path)]
         if is_unbatched(entry):
             source = value._tensor if is_unbatched(value) else value
             return [(entry._tensor, writable_source(path, entry._tensor, source), path)]
-        return [(as_read(entry), writable_source(path, entry, value), path)]
+        raise not_written(path, entry, value)
 
     def _kd_item(self) -> object:
         return self

@@ -334,7 +334,7 @@ class LazyStackedTensorDict(MemberStorage):
 
     def __setitem__(self, index: object, value: object) -> None:
         """Store a value at a key, or write values at an index of the batch dimensions."""
-        if index.__class__ is str or is_path(index):
+        if isinstance(index, (str, tuple)) and is_path(index):
             super().__setitem__(index, value)
             return
         try:

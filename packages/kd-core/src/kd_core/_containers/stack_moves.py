@@ -419,6 +419,9 @@ def pick(index: object, batch: Batch, dim: int) -> Picked | None:
         The resolved index, or `None` where it mixes members, selects none, maps the numbers of
         members, or is wrong: the general method then raises the error.
     """
+    if index.__class__ is int and not dim:  # mostly: "lazy stacks" in the benchmarks
+        row = _rows(index, batch[0])
+        return None if row is None else Picked(row, (), 0, True, True)
     items = tuple(map(_row_number, plain_index(index, batch)))
     advanced = [item for item in items if isinstance(item, Tensor)]
     if len(advanced) > 1 or any(isinstance(item, bool) or _is_flag(item) for item in items):

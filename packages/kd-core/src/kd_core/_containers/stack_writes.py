@@ -523,7 +523,7 @@ def stage_rows(
         elif isinstance(entry, Tensor):
             leaf = new if isinstance(new, Tensor) else as_source(where_, new, entry.dtype)
             ndim = entry.ndim + isinstance(target, Composite)
-            writes += writes_of_member(target, key, without_ones(leaf, ndim), where_)
+            writes += target._kd_writes(key, without_ones(leaf, ndim), where_)
         elif is_any_data(entry) and not entry._agrees(new):
             if is_unbatched(entry):
                 check_same_data(entry, new, where_)

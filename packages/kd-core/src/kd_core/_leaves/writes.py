@@ -46,7 +46,7 @@ from kd_core._leaves.loops import (
     kept,
     unwrapped,
 )
-from kd_core._nodes import Encodes, encodes, is_any_data, is_data, is_unbatched
+from kd_core._nodes import Encodes, encodes, is_any_data, is_unbatched
 from kd_core._shapes import broadcasts_to
 from kd_core._torch_private import (
     base_of,
@@ -59,7 +59,7 @@ from kd_core._torch_private import (
 
 if TYPE_CHECKING:
     from kd_core._leaves.loops import Refused
-    from kd_core._nodes import Entries, Entry, Node
+    from kd_core._nodes import Entries, Node
 
 
 Where: TypeAlias = tuple[str, ...] | Callable[[], tuple[str, ...]]
@@ -496,23 +496,13 @@ def put_rows(leaves: list[Tensor], sources: list[Tensor], rows: Tensor) -> None:
             leaf[rows] = source.clone()
 
 
-def writable_source(where: Where, entry: Entry, value: object) -> Tensor:
+def writable_source(where: Where, entry: Tensor, value: object) -> Tensor:
     """Return the tensor to copy into a leaf, checked.
 
     Raises:
         ShapeMismatch: if the value cannot be broadcast to the leaf.
-        InvalidArgument: if the entry is not a tensor, or the value cannot be converted to one.
+        InvalidArgument: if the value cannot be converted to a tensor.
     """
-    if not isinstance(entry, Tensor):
-        if is_data(entry) or is_unbatched(entry):
-            raise one_value_for_all(
-                _name(where), unwrapped(entry), unwrapped(value), entry._kd_desc.ndim
-            )
-        raise InvalidArgument(
-            f"entry {_name(where)} must be a tensor to be written in place, got a "
-            f"`{type(entry).__name__}`. Use `update_` for a nested container, or `set` to replace "
-            "the entry."
-        )
     if isinstance(value, Tensor):
         source = value
     else:
@@ -531,6 +521,19 @@ def writable_source(where: Where, entry: Entry, value: object) -> Tensor:
             source.shape, _name(where), entry.shape, "Use `set` to replace the entry."
         )
     return source
+
+
+def not_written(where: Where, entry: Node, value: object) -> InvalidArgument:
+    """Build the error for a write in place to an entry that is not a tensor."""
+    if is_any_data(entry):
+        return one_value_for_all(
+            _name(where), unwrapped(entry), unwrapped(value), entry._kd_desc.ndim
+        )
+    return InvalidArgument(
+        f"entry {_name(where)} must be a tensor to be written in place, got a "
+        f"`{type(entry).__name__}`. Use `update_` for a nested container, or `set` to replace the "
+        "entry."
+    )
 
 
 def without_ones(source: Tensor, ndim: int) -> Tensor:
