@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kd_core._ops.table import BinaryRow, CastRow, Option, ReductionRow, UnaryRow
+    from tools.operations import BinaryRow, CastRow, Option, ReductionRow, UnaryRow
 
 SOURCES = Path(__file__).parent.parent / "packages/kd-core/src"
 OPS = SOURCES / "kd_core/_ops"
@@ -32,7 +32,7 @@ FUNCTIONS = "as_float as_truth binary binary_ binary_of_tensors binary_of_tensor
 FUNCTIONS += "cast_leaves compared is_comparable reflected unary unary_"
 COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 
-POINTWISE = '''"""Pointwise operations: one typed method per row of `table.py`.
+POINTWISE = '''"""Pointwise operations: one typed method per row of `tools/operations.py`.
 
 Written by `tools/generate_ops.py`: change the table, then run `nox -s generate`.
 `_ops.binary` has the rules for operands, and runs the functions.
@@ -62,7 +62,7 @@ OPERATORS: Final = {  # of the operations that have one: "truediv" for `/`, whic
 %s}
 '''
 
-REDUCTION = '''"""Reductions to one value: one typed method per row of `table.py`.
+REDUCTION = '''"""Reductions to one value: one typed method per row of `tools/operations.py`.
 
 Written by `tools/generate_ops.py`: change the table, then run `nox -s generate`.
 `_ops.reducing` has the rules for `dim` and `reduce`.
@@ -206,11 +206,13 @@ CLASSES = {
 
 
 def load_table() -> ModuleType:
-    """Load the table without its package, which needs torch."""
-    spec = importlib.util.spec_from_file_location("table", OPS / "table.py")
+    """Load the table beside this file, also where it runs as a script."""
+    spec = importlib.util.spec_from_file_location(
+        "operations", Path(__file__).with_name("operations.py")
+    )
     assert spec is not None
     assert spec.loader is not None
-    table = sys.modules["table"] = importlib.util.module_from_spec(spec)
+    table = sys.modules["operations"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(table)
     return table
 

@@ -23,10 +23,10 @@ from tests.fuzz.operands import (
 from tests.fuzz.registry import odd, operation
 from tests.fuzz.subjects import Plain, Subject, build, twin, values
 from tests.fuzz.subjects import plain as plain_of
+from tools.operations import ARITHMETIC, COMPARISONS, LOGIC, UNARY
 from torch import Tensor
 
 from kd_core import TensorDictBase
-from kd_core._ops.table import ARITHMETIC, COMPARISONS, LOGIC, UNARY
 
 Binary = {row.name: row for row in (*ARITHMETIC, *LOGIC, *COMPARISONS)}
 

@@ -21,10 +21,10 @@ from tests.fuzz.operands import (
 )
 from tests.fuzz.registry import given, operation
 from tests.fuzz.subjects import DTYPES, Plain, Subject, values
+from tools.operations import CASTS
 from torch import Tensor
 
 from kd_core import TensorDict, TensorDictBase
-from kd_core._ops.table import CASTS
 
 
 @operation(*(row.name for row in CASTS), "type", "to")

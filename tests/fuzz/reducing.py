@@ -12,10 +12,10 @@ from tests.fuzz.checking import Call, Refusal
 from tests.fuzz.data import Batch, Unknown
 from tests.fuzz.registry import dim, dims, given, lax, operation
 from tests.fuzz.subjects import UNSIGNED, Plain, Subject
+from tools.operations import REDUCTIONS
 from torch import Tensor
 
 from kd_core import TensorDictBase
-from kd_core._ops.table import REDUCTIONS
 
 
 def reduce_leaf(

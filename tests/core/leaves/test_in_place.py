@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from tools.operations import ARITHMETIC, LOGIC, UNARY
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from kd_core import InvalidValue, TensorDict
-from kd_core._ops.table import ARITHMETIC, LOGIC, UNARY
 
 
 def inference() -> Tensor:

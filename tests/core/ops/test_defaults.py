@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from tools.operations import ARITHMETIC, LOGIC
 from torch import Tensor
 
 from kd_core import InvalidArgument, InvalidValue, KeySetMismatch, TensorDict, lazy_stack
-from kd_core._ops.table import ARITHMETIC, LOGIC
 
 
 def first() -> TensorDict:

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from tools.operations import ARITHMETIC, LOGIC
 from torch import Tensor
 
 from kd_core import InvalidArgument, InvalidValue, TensorDict
-from kd_core._ops.table import ARITHMETIC, LOGIC
 
 NAMES = [row.name for row in (*ARITHMETIC, *LOGIC) if row.number]
 

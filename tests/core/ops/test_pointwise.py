@@ -8,6 +8,16 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tools.operations import (
+    ARITHMETIC,
+    CASTS,
+    COMPARISONS,
+    LOGIC,
+    UNARY,
+    BinaryRow,
+    CastRow,
+    UnaryRow,
+)
 from torch import Tensor
 
 from kd_core import (
@@ -18,16 +28,6 @@ from kd_core import (
     TensorDict,
     TensorDictBase,
     lazy_stack,
-)
-from kd_core._ops.table import (
-    ARITHMETIC,
-    CASTS,
-    COMPARISONS,
-    LOGIC,
-    UNARY,
-    BinaryRow,
-    CastRow,
-    UnaryRow,
 )
 
 PLAIN = [row for row in UNARY if row.name != "bitwise_not"]

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from tools.operations import REDUCTIONS, ReductionRow
 from torch import Tensor
 
 from kd_core import (
@@ -15,7 +16,6 @@ from kd_core import (
     TensorDict,
     lazy_stack,
 )
-from kd_core._ops.table import REDUCTIONS, ReductionRow
 
 BATCH = (3, 4)
 

@@ -6,10 +6,10 @@ from typing import Any, cast
 
 import pytest
 import torch
+from tools.operations import ARITHMETIC, REDUCTIONS, UNARY
 from torch.utils.checkpoint import checkpoint
 
 from kd_core import KdError, TensorDict
-from kd_core._ops.table import ARITHMETIC, REDUCTIONS, UNARY
 from kd_core.testing import assert_close
 
 Step = Callable[[TensorDict], TensorDict]

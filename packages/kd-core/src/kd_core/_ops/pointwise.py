@@ -1,4 +1,4 @@
-"""Pointwise operations: one typed method per row of `table.py`.
+"""Pointwise operations: one typed method per row of `tools/operations.py`.
 
 Written by `tools/generate_ops.py`: change the table, then run `nox -s generate`.
 `_ops.binary` has the rules for operands, and runs the functions.

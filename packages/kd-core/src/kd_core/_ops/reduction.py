@@ -1,4 +1,4 @@
-"""Reductions to one value: one typed method per row of `table.py`.
+"""Reductions to one value: one typed method per row of `tools/operations.py`.
 
 Written by `tools/generate_ops.py`: change the table, then run `nox -s generate`.
 `_ops.reducing` has the rules for `dim` and `reduce`.

@@ -5,8 +5,6 @@ and an in-place form, and the further arguments. To add a pointwise operation, a
 `nox -s generate`; its tests are derived from the row.
 """
 
-# Annotations are values here: `NamedTuple` would compile each one that is text, at every import.
-
 from typing import Final, NamedTuple
 
 
