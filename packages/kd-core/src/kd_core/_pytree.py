@@ -46,8 +46,8 @@ from kd_core._containers.tensordict import TensorDict
 from kd_core._descriptor import Descriptor, describe
 from kd_core._errors import InvalidValue, KdError, ShapeMismatch, a_type
 from kd_core._keys import format_key
-from kd_core._leaves.uninitialized import KINDS, StackedUninitialized
 from kd_core._nodes import TensorData, is_node, is_unbatched
+from kd_core._ops.modules import KINDS, StackedUninitialized
 from kd_core._protocol import AbstractContainer, Composite, lock
 from kd_core._shapes import as_named, names_of
 from kd_core._torch_private import (

@@ -41,8 +41,8 @@ from kd_core._leaves.loops import (
     zip_each,
 )
 from kd_core._leaves.packing import packed
-from kd_core._leaves.uninitialized import StackedUninitialized
 from kd_core._nodes import Node, is_node, is_row_data, own_attributes
+from kd_core._ops.modules import StackedUninitialized
 from kd_core._ops.scopes import WAS_LOCKED, WAS_UNLOCKED
 from kd_core._protocol import free_parts, note_holder, unlock_all
 from kd_core._torch_private import traced_as

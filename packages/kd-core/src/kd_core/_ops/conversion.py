@@ -28,12 +28,12 @@ from kd_core._errors import (
 )
 from kd_core._keys import format_key
 from kd_core._leaves.loops import kinds_by_key
-from kd_core._leaves.uninitialized import StackedUninitialized, stacked_uninitialized
 from kd_core._leaves.writes import Write, write_all
 from kd_core._nodes import is_data, is_unbatched, leaf_or_node, tensor_of
 from kd_core._ops.access import LinkedList, list_of
 from kd_core._ops.description import check_names, set_names
 from kd_core._ops.joining import maybe_dense_stack, stack
+from kd_core._ops.modules import StackedUninitialized, stacked_uninitialized
 from kd_core._protocol import (
     AbstractContainer,
     Composite,
