@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from kd_export import __version__
 from kd_export._backends.aoti import copy_without_sources
@@ -619,7 +619,7 @@ def _run(options: argparse.Namespace) -> int:
     # A file that executes is torch's: its tensors may be of dtypes that numpy does not know.
     kind = "torch" if backend_for(options.file).executes else "numpy"
     require("numpy", "cli")  # safetensors writes with it
-    tensors = cast("_Safetensors", require(f"safetensors.{kind}", "cli"))
+    tensors = require(f"safetensors.{kind}", "cli")
     content = read_regular(options.input)
     try:
         inputs = tensors.load(content)
@@ -788,13 +788,6 @@ def _completion(options: argparse.Namespace) -> int:
     else:
         print(text, end="")
     return OK
-
-
-class _Safetensors(Protocol):
-    """The part that `safetensors.torch` and `safetensors.numpy` share."""
-
-    def load(self, data: bytes) -> dict[str, object]: ...
-    def save(self, tensors: dict[str, object]) -> bytes: ...
 
 
 def _print_json(data: object) -> None:

@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Protocol, cast
+from typing import TYPE_CHECKING, BinaryIO
 
 from kd_export._backends.onnx import ArrayRunner
 from kd_export._backends.onnx import backend as onnx_backend
@@ -27,14 +27,10 @@ from kd_export._schema.files import check_schema_size, foreign, unused_name
 from kd_export._schema.schema import Entry, Schema, comment_lines, concrete
 
 if TYPE_CHECKING:
-    import numpy as np
     import onnx
-    from numpy.typing import NDArray
     from torch.export import ExportedProgram
 
     from kd_export._backends.c_operators import Written
-
-    Array = NDArray[np.generic]
 
 FLAGS = ("-std=c99", "-O2", "-Wall", "-Wextra", "-Werror")
 """What a file is compiled with: it is checked that there is nothing to warn of."""
@@ -75,8 +71,10 @@ class CBackend:
                 entries.append(replace(entry, name=names[-1], shape=shape))
         count = len(lowered.inputs)
         inputs = tuple(entries[:count])
+        # The rows that a state starts with are alike.
+        rows = {entry.wire: concrete(entry.shape[:1], {}) for entry in inputs}
         initial = {
-            wire: numbers * (_first(inputs, wire) if isinstance(entry.shape[0], str) else 1)
+            wire: numbers * (rows[wire][0] if isinstance(entry.shape[0], str) else 1)
             for wire, numbers in lowered.initial.items()
             if (entry := lowered.input(wire)).shape
         }
@@ -116,7 +114,8 @@ class CBackend:
 
     def weights(self, file: BinaryIO, runner: Runner) -> str | None:
         """Return the digest of all that was compiled but the schema."""
-        return cast("CRunner", runner).digest
+        assert isinstance(runner, CRunner)
+        return runner.digest
 
 
 backend = CBackend()
@@ -137,7 +136,7 @@ class CRunner(ArrayRunner):
         import numpy as np
 
         found = [np.empty(concrete(e.shape, {}), e.dtype) for e in self._schema.outputs]
-        whole = [cast("Array", array) for array in (*arrays, *found)]
+        whole = [np.asarray(array) for array in (*arrays, *found)]
         self._function(*(ctypes.c_void_p(array.ctypes.data) for array in whole))
         return picked(self._schema, found, names)
 
@@ -150,11 +149,6 @@ def identifier(text: str) -> str:
     """
     word = re.sub(r"\W", "_", text, flags=re.ASCII) or "_"
     return f"_{word}" if word[0].isdigit() else word
-
-
-def _first(inputs: Sequence[Entry], wire: str) -> int:
-    (entry,) = [entry for entry in inputs if entry.wire == wire]
-    return cast("int", entry.shape[0])
 
 
 def _compiler() -> str:
@@ -206,7 +200,7 @@ def _folded(program: ExportedProgram, schema: Schema) -> onnx.ModelProto:
 
     from kd_export._backends.onnx_operators import translated, write_model
 
-    runtime = cast("_Runtime", require("onnxruntime", _EXTRA))
+    runtime = require("onnxruntime", _EXTRA)
     with tempfile.TemporaryDirectory() as folder:
         path, smaller = Path(folder) / "model.onnx", Path(folder) / "smaller.onnx"
         write_model(translated(program, schema), path, path.with_name("model.onnx.data"))
@@ -387,22 +381,3 @@ def _state_functions(prefix: str, schema: Schema) -> list[str]:
         f"  {prefix}_run({', '.join(given)});",
         "}",
     ]
-
-
-class _Levels(Protocol):
-    ORT_ENABLE_BASIC: object
-
-
-class _Options(Protocol):
-    log_severity_level: int
-    graph_optimization_level: object
-    optimized_model_filepath: str
-
-
-class _Runtime(Protocol):
-    GraphOptimizationLevel: _Levels
-
-    def SessionOptions(self) -> _Options: ...  # noqa: N802  # onnxruntime's name
-    def InferenceSession(  # noqa: N802  # onnxruntime's name
-        self, path: str, options: _Options, *, providers: list[str]
-    ) -> object: ...

@@ -24,7 +24,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Protocol, cast
+from types import ModuleType
+from typing import TYPE_CHECKING, BinaryIO
 
 from kd_export._backends.onnx import INTEGERS, refuse_nan
 from kd_export._console import muted_tool
@@ -50,6 +51,10 @@ from kd_export._schema.files import check_schema_size, foreign
 from kd_export._schema.schema import Entry, Schema, check_fit, fixed
 
 if TYPE_CHECKING:
+    from executorch.exir import ExecutorchProgramManager
+    from executorch.exir.backend.partitioner import Partitioner
+    from executorch.extension.pybindings.portable_lib import MethodMeta, TensorInfo
+    from executorch.runtime import Method
     from torch import Tensor, fx
     from torch.export import ExportedProgram
     from torch.fx.passes.infra.pass_base import PassBase, PassResult
@@ -314,7 +319,7 @@ class ExecuTorchBackend:
 
     def write(self, program: ExportedProgram, schema: Schema, path: Path) -> None:
         """Lower the program, and add the schema as a method."""
-        exir = cast("_Exir", _required("executorch.exir"))
+        exir = _required("executorch.exir")
         text = replace(schema, weights=_UNKNOWN_DIGEST).to_json()
         delegated = schema.versions[KERNELS] == XNNPACK
         hint = f"Pass `{KERNELS}='{PORTABLE}'`, or s" if delegated else "S"
@@ -340,7 +345,7 @@ class ExecuTorchBackend:
         """Load the program, once its bytes are known to be those that were exported."""
         check_methods(file, delegated=schema.versions.get(KERNELS) == XNNPACK)
         check_digest(weights_digest(file), schema, path)
-        runtime = cast("_Module", _required("executorch.runtime"))
+        runtime = _required("executorch.runtime")
         file.seek(0)
         content = file.read()
         known = schema.versions.get(_EXTRA, "unknown")
@@ -361,24 +366,24 @@ class ExecuTorchBackend:
 backend = ExecuTorchBackend()
 
 
-def _partitioner() -> _Partitioner:
+def _partitioner() -> Partitioner:
     """Return what chooses the parts of a program that XNNPACK runs."""
     module = _required("executorch.backends.xnnpack.partition.xnnpack_partitioner")
-    return cast("_Partitioning", module).XnnpackPartitioner()
+    return module.XnnpackPartitioner()
 
 
 def _has_xnnpack() -> bool:
-    runtime = cast("_Module", _required("executorch.runtime"))
+    runtime = _required("executorch.runtime")
     return _XNNPACK in runtime.Runtime.get().backend_registry.registered_backend_names
 
 
-def _required(module: str) -> object:
+def _required(module: str) -> ModuleType:
     """Import a part of executorch, which warns of itself."""
     with muted_tool():
         return require(module, _EXTRA)
 
 
-def _sliced(program: ExportedProgram, delegates: Sequence[_Partitioner]) -> ExportedProgram:
+def _sliced(program: ExportedProgram, delegates: Sequence[Partitioner]) -> ExportedProgram:
     """Lower a program to core operators and those of delegates, with slices in place of chunks."""
     import torch
 
@@ -411,8 +416,8 @@ def _planned(ranges: Mapping[object, object]) -> PassBase:
 
     from kd_export._torch_private import set_ranges
 
-    passes = cast("_Passes", _required("executorch.exir.passes.sym_shape_eval_pass"))
-    plan = passes.ConstraintBasedSymShapeEvalPass()
+    passes = _required("executorch.exir.passes.sym_shape_eval_pass")
+    plan: PassBase = passes.ConstraintBasedSymShapeEvalPass()
 
     class Planned(PassBase):
         def call(self, graph_module: fx.GraphModule) -> PassResult | None:
@@ -462,9 +467,9 @@ def _pieces(x: Tensor, sizes: Sequence[int], dim: int = 0) -> list[Tensor]:
     return results
 
 
-def _check_kernels(lowered: _Lowered) -> None:
+def _check_kernels(lowered: ExecutorchProgramManager) -> None:
     """Refuse a program that calls what the portable kernels do not have."""
-    runtime = cast("_Module", _required("executorch.runtime"))
+    runtime = _required("executorch.runtime")
     known = runtime.Runtime.get().operator_registry.operator_names
     plans = lowered.executorch_program.execution_plan
     called = {f"{one.name}.{one.overload}".rstrip(".") for p in plans for one in p.operators}
@@ -485,7 +490,7 @@ def _described(schema: Schema) -> tuple[object, ...]:
     )
 
 
-def _found(method: _Metadata, schema: Schema) -> tuple[object, ...]:
+def _found(method: MethodMeta, schema: Schema) -> tuple[object, ...]:
     """Return dtype and sizes of each input and output; a dynamic one has its largest size."""
     parts = (
         (method.num_inputs(), method.input_tensor_meta, schema.inputs),
@@ -497,14 +502,14 @@ def _found(method: _Metadata, schema: Schema) -> tuple[object, ...]:
     )
 
 
-def _tensor(meta: _TensorMeta, entry: Entry) -> tuple[object, ...]:
+def _tensor(meta: TensorInfo, entry: Entry) -> tuple[object, ...]:
     sizes, known = meta.sizes(), fixed(entry.shape)
     if len(sizes) == len(known):
         sizes = tuple(None if k is None else s for s, k in zip(sizes, known, strict=True))
     return _DTYPES.get(meta.dtype(), str(meta.dtype())), *sizes
 
 
-def _runner(method: _Method, schema: Schema, content: bytes) -> Runner:
+def _runner(method: Method, schema: Schema, content: bytes) -> Runner:
     """Build the runner; its class needs torch, which reading a schema does not.
 
     A program on integers makes numbers of NaN, so that is refused there. The runner keeps the bytes
@@ -519,7 +524,7 @@ def _runner(method: _Method, schema: Schema, content: bytes) -> Runner:
 
         held = content
 
-        def adapt(self, value: object, entry: Entry) -> object:
+        def adapt(self, value: object, entry: Entry) -> Tensor:
             tensor = super().adapt(value, entry)
             if schema.precision is not None and schema.precision.loses_nan:
                 refuse_nan(tensor, entry, INTEGERS)
@@ -529,108 +534,8 @@ def _runner(method: _Method, schema: Schema, content: bytes) -> Runner:
             self, arrays: Sequence[object], names: Sequence[str] | None = None
         ) -> Sequence[object]:
             # The runtime takes tensors of that very class: no parameters.
-            plain = [cast("Tensor", array).detach().as_subclass(torch.Tensor) for array in arrays]
+            tensors = map(torch.as_tensor, arrays)
+            plain = [tensor.detach().as_subclass(torch.Tensor) for tensor in tensors]
             return picked(schema, method.execute(plain), names)
 
     return ExecuTorchRunner()
-
-
-class _TensorMeta(Protocol):
-    def sizes(self) -> tuple[int | None, ...]: ...
-    def dtype(self) -> int: ...
-
-
-class _Metadata(Protocol):
-    def num_inputs(self) -> int: ...
-    def num_outputs(self) -> int: ...
-    def input_tensor_meta(self, index: int) -> _TensorMeta: ...
-    def output_tensor_meta(self, index: int) -> _TensorMeta: ...
-
-
-class _Method(Protocol):
-    metadata: _Metadata
-
-    def execute(self, inputs: list[Tensor]) -> list[object]: ...
-
-
-class _Loaded(Protocol):
-    def load_method(self, name: str) -> _Method: ...
-
-
-class _Registry(Protocol):
-    operator_names: set[str]
-
-
-class _Delegates(Protocol):
-    registered_backend_names: list[str]
-
-
-class _Partitioner(Protocol):
-    def ops_to_not_decompose(self, program: ExportedProgram) -> tuple[list[object], object]: ...
-
-
-class _Partitioning(Protocol):
-    XnnpackPartitioner: type[_Partitioner]
-
-
-class _Runtime(Protocol):
-    operator_registry: _Registry
-    backend_registry: _Delegates
-
-    def load_program(self, content: bytes, *, verification: object) -> _Loaded: ...
-
-
-class _RuntimeClass(Protocol):
-    def get(self) -> _Runtime: ...
-
-
-class _Levels(Protocol):
-    InternalConsistency: object
-
-
-class _Module(Protocol):
-    Runtime: _RuntimeClass
-    Verification: _Levels
-
-
-class _Operator(Protocol):
-    name: str
-    overload: str
-
-
-class _Plan(Protocol):
-    operators: list[_Operator]
-
-
-class _Emitted(Protocol):
-    execution_plan: list[_Plan]
-
-
-class _Lowered(Protocol):
-    buffer: bytes
-    executorch_program: _Emitted
-
-
-class _Passes(Protocol):
-    def ConstraintBasedSymShapeEvalPass(self) -> PassBase: ...  # noqa: N802  # executorch's name
-
-
-class _Edge(Protocol):
-    def to_executorch(self, config: object) -> _Lowered: ...
-
-
-class _Exir(Protocol):
-    def EdgeCompileConfig(  # noqa: N802  # executorch's name
-        self, *, _check_ir_validity: bool
-    ) -> object: ...
-    def ExecutorchBackendConfig(  # noqa: N802  # executorch's name
-        self, *, sym_shape_eval_pass: PassBase
-    ) -> object: ...
-    def to_edge_transform_and_lower(
-        self,
-        program: ExportedProgram,
-        *,
-        partitioner: Sequence[_Partitioner],
-        constant_methods: dict[str, object],
-        compile_config: object,
-    ) -> _Edge: ...

@@ -25,7 +25,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Protocol, cast
+from types import ModuleType
+from typing import TYPE_CHECKING, BinaryIO
 
 from kd_export._backends.onnx import ArrayRunner, refuse_nan
 from kd_export._console import muted_tool
@@ -36,15 +37,14 @@ from kd_export._schema.files import SCHEMA_FILE, check_schema_size, foreign, ope
 from kd_export._schema.schema import Entry, LinearSize, Schema, check_fit, known_size
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+    from ai_edge_litert.interpreter import SignatureRunner
+    from ai_edge_quantizer.qtyping import ModelT, OperatorT, SubGraphT
+    from ai_edge_quantizer.recipe_manager import RecipeManager
     from torch import Tensor, nn
     from torch.export import ExportedProgram
 
-    from kd_export._torch_private import OperatorBase
-
-    Array = NDArray[np.generic]
-    Floats = NDArray[np.float32]
+    from kd_export._backends.onnx import Array
+    from kd_export._torch_private import OperatorBase, OpOverload
 
 MOST_SIZES = 64
 """How many signatures a file has at most."""
@@ -148,7 +148,7 @@ class LiteRtBackend:
 
     def write(self, program: ExportedProgram, schema: Schema, path: Path) -> None:
         """Convert the program at each of its sizes, and write the model with the schema."""
-        converter: _Converter = _converter()
+        converter = _converter()
         hint = "Save it as `.pt2` or `.onnx`."
         with (
             raised_as(NotExportable, "LiteRT cannot express the program", hint, _reason),
@@ -181,13 +181,13 @@ class LiteRtBackend:
         model = model_of(file)
         check_digest(hashlib.sha256(model).hexdigest(), schema, path)
         with muted_tool():
-            runtime = cast("_Runtime", require("ai_edge_litert.interpreter", _EXTRA))
+            runtime = require("ai_edge_litert.interpreter", _EXTRA)
         with raised_as(ExportError, "LiteRT cannot load the file", "The file may be damaged."):
             interpreter = runtime.Interpreter(model_content=model, num_threads=self._threads)
             found = interpreter.get_signature_list()
             sizes = all_sizes(schema)
             check_fit(sorted(map(signature_of, sizes)), sorted(found))
-            runners = {
+            runners: dict[tuple[int | None, ...], SignatureRunner] = {
                 tuple(one.values()): interpreter.get_signature_runner(signature_of(one))
                 for one in sizes
             }
@@ -203,9 +203,9 @@ class LiteRtBackend:
 backend = LiteRtBackend()
 
 
-def _converter() -> _Converter:
+def _converter() -> ModuleType:
     with muted_tool():
-        return cast("_Converter", require("litert_torch", _EXTRA))
+        return require("litert_torch", _EXTRA)
 
 
 _PLACE = re.compile(r".*?\S:\d+:\d+: error: ")
@@ -252,7 +252,9 @@ def _at(
     return module, inputs
 
 
-def _limits_of_doubles(program: ExportedProgram) -> dict[OperatorBase, Callable[..., object]]:
+def _limits_of_doubles(
+    program: ExportedProgram,
+) -> dict[OperatorBase, Callable[..., object]]:
     """Return decompositions of the limits that a program sets to float64, which LiteRT refuses.
 
     It computes sums and products of float64 in float32 by itself. Rounding keeps the order of
@@ -262,7 +264,7 @@ def _limits_of_doubles(program: ExportedProgram) -> dict[OperatorBase, Callable[
     from torch import fx
 
     aten = torch.ops.aten
-    operators: tuple[Callable[..., Tensor], ...] = (
+    operators: tuple[OpOverload[..., Tensor], ...] = (
         *(aten.clamp.default, aten.clamp.Tensor, aten.clamp_min.default, aten.clamp_max.default),
         *(aten.maximum.default, aten.minimum.default, aten.relu.default),
     )
@@ -274,7 +276,7 @@ def _limits_of_doubles(program: ExportedProgram) -> dict[OperatorBase, Callable[
         if getattr(node.meta.get("val"), "dtype", None) is torch.float64
     }
     return {
-        cast("OperatorBase", operator): functools.partial(_in_single, operator)
+        operator: functools.partial(_in_single, operator)
         for operator in operators
         if operator in used
     }
@@ -307,15 +309,12 @@ def _described(schema: Schema, sizes: Sizes) -> tuple[object, ...]:
     )
 
 
-def _found(runner: _SignatureRunner) -> tuple[object, ...]:
+def _found(runner: SignatureRunner) -> tuple[object, ...]:
     import numpy as np
 
     return tuple(
         {
-            name: (
-                np.dtype(cast("type", one["dtype"])).name,
-                *map(int, cast("Array", one["shape"])),
-            )
+            name: (np.dtype(one["dtype"]).name, *map(int, one["shape"]))
             for name, one in details.items()
         }
         for details in (runner.get_input_details(), runner.get_output_details())
@@ -331,7 +330,7 @@ class LiteRtRunner(ArrayRunner):
     def __init__(
         self,
         interpreter: object,
-        runners: Mapping[tuple[int, ...], _SignatureRunner],
+        runners: Mapping[tuple[int | None, ...], SignatureRunner],
         schema: Schema,
     ) -> None:
         self._interpreter = interpreter  # the runners borrow its memory
@@ -347,7 +346,7 @@ class LiteRtRunner(ArrayRunner):
         self._places = [places[axis] for axis in schema.axes]
         self._one_at_a_time = threading.Lock()  # calls share the interpreter's buffers
 
-    def adapt(self, value: object, entry: Entry) -> object:
+    def adapt(self, value: object, entry: Entry) -> Array:
         """Check the dtype of an array or tensor, and that it holds no NaN."""
         array = super().adapt(value, entry)
         refuse_nan(array, entry, "LiteRT")
@@ -357,11 +356,13 @@ class LiteRtRunner(ArrayRunner):
         self, arrays: Sequence[object], names: Sequence[str] | None = None
     ) -> Sequence[object]:
         """Run on arrays in order; ``names`` picks among the outputs."""
+        import numpy as np
+
         sizes = tuple(
-            linear.axis_at(cast("Array", arrays[place]).shape[dim])
+            linear.axis_at(np.asarray(arrays[place]).shape[dim])
             for place, dim, linear in self._places
         )
-        run = self._runners.get(cast("tuple[int, ...]", sizes))
+        run = self._runners.get(sizes)
         if run is None:
             raise ExportError(
                 f"the file has no signature for the sizes {sizes}.",
@@ -373,32 +374,6 @@ class LiteRtRunner(ArrayRunner):
             results = run(**dict(zip(self._inputs, arrays, strict=True)))
         found = [results[entry.wire] for entry in self._schema.outputs]
         return picked(self._schema, found, names)
-
-
-class _SignatureRunner(Protocol):
-    def __call__(self, **inputs: object) -> Mapping[str, object]: ...
-    def get_input_details(self) -> Mapping[str, Mapping[str, object]]: ...
-    def get_output_details(self) -> Mapping[str, Mapping[str, object]]: ...
-
-
-class _Interpreter(Protocol):
-    def get_signature_list(self) -> Mapping[str, object]: ...
-    def get_signature_runner(self, name: str) -> _SignatureRunner: ...
-
-
-class _Runtime(Protocol):
-    Interpreter: Callable[..., _Interpreter]
-
-
-class _Model(Protocol):
-    def model_content(self) -> bytes: ...
-
-
-class _Converter(Protocol):
-    def signature(
-        self, name: str, module: nn.Module, *, sample_kwargs: dict[str, object]
-    ) -> _Converter: ...
-    def convert(self, *, enable_x64: bool) -> _Model: ...
 
 
 # A LiteRT model of fewer bits, by the quantizer of LiteRT.
@@ -454,10 +429,10 @@ class LiteRtReducer:
         samples: Sequence[Mapping[str, object]],
     ) -> None:
         with _quiet():
-            self._tool = cast("_Tool", require("ai_edge_quantizer.quantizer", _EXTRA))
-            self._types = cast("_Types", require("ai_edge_quantizer.qtyping", _EXTRA))
-            self._recipes = cast("_Recipes", require("ai_edge_quantizer.recipe_manager", _EXTRA))
-            utils = cast("_Utils", require("ai_edge_quantizer.utils.tfl_flatbuffer_utils", _EXTRA))
+            self._tool = require("ai_edge_quantizer.quantizer", _EXTRA)
+            self._types = require("ai_edge_quantizer.qtyping", _EXTRA)
+            self._recipes = require("ai_edge_quantizer.recipe_manager", _EXTRA)
+            utils = require("ai_edge_quantizer.utils.tfl_flatbuffer_utils", _EXTRA)
         self._model = model
         self._precision = precision
         read = utils.read_model(model)
@@ -490,7 +465,7 @@ class LiteRtReducer:
                 content = bytes(done.quantized_model)
         target.write_bytes(content)
 
-    def _recipe(self, layers: Sequence[str]) -> _Recipe:
+    def _recipe(self, layers: Sequence[str]) -> RecipeManager:
         """Say what is done with each operator: what goes in and comes out stays float."""
         made = self._recipes.RecipeManager()
         names = self._types.TFLOperationName
@@ -516,12 +491,12 @@ class LiteRtReducer:
         by_name: dict[str, list[Mapping[str, object]]] = {}
         for sample in samples:
             by_name.setdefault(_signature(schema, sample), []).append(sample)
-        tool = cast("_Calibrating", require("ai_edge_quantizer.calibrator", _EXTRA))
+        tool = require("ai_edge_quantizer.calibrator", _EXTRA)
         made = tool.Calibrator(self._model, num_threads=1, qsv_update_func=_joined)
         made.calibrate(by_name, self._recipe(self.layers))
         return dict(self._shared(made.get_model_qsvs()))
 
-    def _shared(self, found: Mapping[str, Mapping[str, object]]) -> Iterator[tuple[str, object]]:
+    def _shared(self, found: Mapping[str, Mapping[str, Array]]) -> Iterator[tuple[str, object]]:
         """Set the same ranges for the values of each place in the signatures."""
         places: dict[int, list[str]] = {}
         for graph in self._graphs:
@@ -547,7 +522,7 @@ class _Operator:
         self.tensors = tensors
 
 
-def _graph(model: _Read, part: _Part, utils: _Utils) -> list[_Operator]:
+def _graph(model: ModelT, part: SubGraphT, utils: ModuleType) -> list[_Operator]:
     found = []
     for operator in part.operators:
         code = model.operatorCodes[operator.opcodeIndex].builtinCode
@@ -559,14 +534,16 @@ def _graph(model: _Read, part: _Part, utils: _Utils) -> list[_Operator]:
     return found
 
 
-def _layer(model: _Read, part: _Part, operator: _Node, kind: str, utils: _Utils) -> str:
+def _layer(
+    model: ModelT, part: SubGraphT, operator: OperatorT, kind: str, utils: ModuleType
+) -> str:
     """Name a layer by the module that its weights are of; an empty name if it has none."""
     place = _WEIGHTED.get(kind)
     if place is None or place >= len(operator.inputs):
         return ""
     weights = part.tensors[operator.inputs[place]]
     data = model.buffers[weights.buffer].data
-    if data is None or len(cast("Sequence[int]", data)) < _LEAST_BYTES:
+    if data is None or len(data) < _LEAST_BYTES:
         return ""
     name = _NUMBER.sub("", utils.get_tensor_name(weights))
     modules = [step.rpartition(".")[2].partition("_")[2] for step in name.split("/")]
@@ -578,8 +555,10 @@ def _layer(model: _Read, part: _Part, operator: _Node, kind: str, utils: _Utils)
 
 def _signature(schema: Schema, sample: Mapping[str, object]) -> str:
     """Return the name of the signature that serves a sample."""
+    import numpy as np
+
     sizes = {
-        linear.axis: linear.axis_at(cast("_Shaped", sample[entry.name]).shape[dim]) or 0
+        linear.axis: linear.axis_at(np.asarray(sample[entry.name]).shape[dim]) or 0
         for entry in schema.inputs
         for dim, size in enumerate(entry.shape)
         if isinstance(size, str) and (linear := LinearSize.parse(size)) is not None
@@ -587,14 +566,13 @@ def _signature(schema: Schema, sample: Mapping[str, object]) -> str:
     return signature_of({axis: sizes[axis] for axis in schema.axes})
 
 
-def _joined(one: Mapping[str, object], other: Mapping[str, object]) -> Mapping[str, object]:
+def _joined(one: Mapping[str, Array], other: Mapping[str, Array]) -> Mapping[str, Array]:
     """Return the range that holds two; by default it would be an average over time."""
     import numpy as np
 
     if not (one and other):
         return one or other
-    low = np.minimum(cast("Floats", one["min"]), cast("Floats", other["min"]))
-    high = np.maximum(cast("Floats", one["max"]), cast("Floats", other["max"]))
+    low, high = np.minimum(one["min"], other["min"]), np.maximum(one["max"], other["max"])
     return {**one, "min": low, "max": high}
 
 
@@ -609,92 +587,3 @@ def _reported(what: str) -> Iterator[None]:
     hint = "Leave `precision` out, or take another one."
     with raised_as(NotExportable, f"LiteRT's quantizer cannot {what}", hint), _quiet():
         yield
-
-
-class _Shaped(Protocol):
-    shape: Sequence[int]
-
-
-class _Code(Protocol):
-    builtinCode: int  # noqa: N815  # the flatbuffer's name
-
-
-class _Buffer(Protocol):
-    data: object
-
-
-class _Tensor(Protocol):
-    buffer: int
-
-
-class _Node(Protocol):
-    opcodeIndex: int  # noqa: N815  # the flatbuffer's name
-    inputs: Sequence[int]
-    outputs: Sequence[int]
-
-
-class _Part(Protocol):
-    operators: Sequence[_Node]
-    tensors: Sequence[_Tensor]
-
-
-class _Read(Protocol):
-    subgraphs: Sequence[_Part]
-    operatorCodes: Sequence[_Code]  # noqa: N815  # the flatbuffer's name
-    buffers: Sequence[_Buffer]
-
-
-class _Utils(Protocol):
-    TFL_OP_CODE_TO_NAME: Mapping[int, object]
-
-    def read_model(self, model: bytes) -> _Read: ...
-    def get_tensor_name(self, tensor: _Tensor) -> str: ...
-    def get_op_scope(self, operator: _Node, tensors: Sequence[_Tensor]) -> str: ...
-
-
-class _Names(Protocol):
-    ALL_SUPPORTED: object
-    INPUT: object
-    OUTPUT: object
-
-
-class _Types(Protocol):
-    TFLOperationName: _Names
-
-
-class _Result(Protocol):
-    quantized_model: bytes
-
-
-class _Recipe(Protocol):
-    def add_quantization_config(self, regex: str, name: object, *, algorithm_key: str) -> None: ...
-    def add_static_config(
-        self, regex: str, name: object, *, activation_num_bits: int, weight_num_bits: int
-    ) -> None: ...
-    def add_weight_only_config(
-        self, regex: str, name: object, *, num_bits: int, algorithm_key: str = ...
-    ) -> None: ...
-    def get_quantization_recipe(self) -> object: ...
-
-
-class _Recipes(Protocol):
-    RecipeManager: Callable[[], _Recipe]
-
-
-class _Calibrator(Protocol):
-    def calibrate(self, data: Mapping[str, object], recipe: _Recipe) -> None: ...
-    def get_model_qsvs(self) -> Mapping[str, Mapping[str, object]]: ...
-
-
-class _Calibrating(Protocol):
-    Calibrator: Callable[..., _Calibrator]
-
-
-class _Quantizer(Protocol):
-    def quantize(
-        self, ranges: Mapping[str, object] | None, *, enable_progress_report: bool
-    ) -> _Result: ...
-
-
-class _Tool(Protocol):
-    Quantizer: Callable[[bytes, object], _Quantizer]

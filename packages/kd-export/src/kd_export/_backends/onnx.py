@@ -13,7 +13,8 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Protocol, cast
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from kd_export._errors import (
     DtypeMismatch,
@@ -42,6 +43,7 @@ from kd_export._schema.schema import Drawn, Entry, Schema, check_fit, completed,
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+    from onnxruntime import InferenceSession, NodeArg, SessionOptions
     from torch import Tensor
     from torch.export import ExportedProgram
 
@@ -94,7 +96,7 @@ class OnnxBackend:
 
     def configured(self, threads: int | None, providers: Sequence[str] | None) -> OnnxBackend:
         """Return the same with so many threads a call, and by these execution providers."""
-        runtime = cast("_Runtime", require("onnxruntime", _EXTRA))
+        runtime = require("onnxruntime", _EXTRA)
         known = runtime.get_available_providers()
         named = [providers] if isinstance(providers, str) else providers
         for name in named or ():
@@ -176,7 +178,7 @@ class OnnxBackend:
 
     def load(self, file: BinaryIO, schema: Schema, path: Path) -> OnnxRunner:
         """Start an onnxruntime session on the file's bytes, and on those of the file beside it."""
-        runtime = cast("_Runtime", require("onnxruntime", _EXTRA))
+        runtime = require("onnxruntime", _EXTRA)
         options = runtime.SessionOptions()
         options.log_severity_level = 3
         options.add_session_config_entry("session.load_model_format", "ONNX")
@@ -210,19 +212,20 @@ class OnnxBackend:
 
     def weights(self, file: BinaryIO, runner: Runner) -> str | None:
         """Return the digest of all that was loaded but the schema."""
-        return cast("OnnxRunner", runner).digest
+        assert isinstance(runner, OnnxRunner)
+        return runner.digest
 
 
 backend = OnnxBackend()
 
 
 def _started(
-    runtime: _Runtime,
+    runtime: ModuleType,
     model: bytes,
-    options: _Options,
+    options: SessionOptions,
     schema: Schema,
     providers: Sequence[str] | None,
-) -> _Session:
+) -> InferenceSession:
     hint = "It may be damaged, or need a newer onnxruntime."
     narrow = [e for e in (*schema.inputs, *schema.outputs) if e.dtype in _NARROW]
     if narrow:
@@ -244,7 +247,7 @@ class ArrayRunner:
 
     direct: Direct | None = None
 
-    def adapt(self, value: object, entry: Entry) -> object:
+    def adapt(self, value: object, entry: Entry) -> Array:
         """Check the dtype of an array or tensor; make it a contiguous numpy array."""
         import numpy as np
 
@@ -298,15 +301,17 @@ class ArrayRunner:
 
     def numbers(self, array: object, positions: Sequence[int]) -> list[Number]:
         """Read numbers out of an array."""
-        flat = cast("Array", array).reshape(-1)
-        return [cast("Number", flat[position].item()) for position in positions]
+        import numpy as np
+
+        flat = np.asarray(array).reshape(-1)
+        return [flat[position].item() for position in positions]
 
 
 INTEGERS = "a program on integers"
 """What makes numbers of NaN where it is rounded."""
 
 
-def refuse_nan(array: object, entry: Entry, what: str) -> None:
+def refuse_nan(array: Any, entry: Entry, what: str) -> None:
     """Refuse NaN in an input of what makes numbers of it.
 
     Args:
@@ -317,8 +322,7 @@ def refuse_nan(array: object, entry: Entry, what: str) -> None:
     Raises:
         ExportError: The array holds NaN.
     """
-    numbers = cast("Array", array)
-    if "float" in entry.dtype and (numbers != numbers).any():  # as NaN alone is
+    if "float" in entry.dtype and bool((array != array).any()):  # as NaN alone is
         raise ExportError(
             f"`{entry.wire}` holds NaN, which {what} takes for a number.",
             key=entry.key,
@@ -335,14 +339,16 @@ class OnnxRunner(ArrayRunner):
     is refused there.
     """
 
-    def __init__(self, session: _Session, schema: Schema, digest: str, *, rounds: bool) -> None:
+    def __init__(
+        self, session: InferenceSession, schema: Schema, digest: str, *, rounds: bool
+    ) -> None:
         self.digest = digest
         self._rounds = rounds
         self._session = session
         self._inputs = [entry.name for entry in schema.inputs]
         self._outputs = [entry.name for entry in schema.outputs]
 
-    def adapt(self, value: object, entry: Entry) -> object:
+    def adapt(self, value: object, entry: Entry) -> Array:
         """Check the dtype of an array or tensor, and that it holds no NaN if that gets lost."""
         array = super().adapt(value, entry)
         if self._rounds:
@@ -354,7 +360,9 @@ class OnnxRunner(ArrayRunner):
     ) -> Sequence[object]:
         """Run on arrays in order; ``names`` limits what is computed."""
         wanted = self._outputs if names is None else list(names)
-        return self._session.run(wanted, dict(zip(self._inputs, arrays, strict=True)))
+        inputs = dict(zip(self._inputs, arrays, strict=True))
+        results: list[object] = self._session.run(wanted, inputs)
+        return results
 
 
 class OtherRunner(ArrayRunner):
@@ -387,36 +395,6 @@ def _numpy_of(value: Tensor, entry: Entry) -> object:
         ) from error
 
 
-class _Named(Protocol):
-    name: str
-    type: str
-    shape: list[object]
-
-
-class _Session(Protocol):
-    def run(self, names: list[str], inputs: dict[str, object]) -> list[object]: ...
-    def get_inputs(self) -> list[_Named]: ...
-    def get_outputs(self) -> list[_Named]: ...
-
-
-class _Options(Protocol):
-    log_severity_level: int
-    intra_op_num_threads: int
-
-    def add_session_config_entry(self, key: str, value: str) -> None: ...
-    def add_external_initializers_from_files_in_memory(
-        self, names: list[str], buffers: list[memoryview], lengths: list[int]
-    ) -> None: ...
-
-
-class _Runtime(Protocol):
-    def SessionOptions(self) -> _Options: ...  # noqa: N802  # onnxruntime's name
-    def InferenceSession(  # noqa: N802  # onnxruntime's name
-        self, data: bytes, options: _Options, *, providers: list[str], enable_fallback: int
-    ) -> _Session: ...
-    def get_available_providers(self) -> list[str]: ...
-
-
 def _named(schema: Schema) -> Schema:
     """Return the schema with the names that the tensors have in the file."""
     if schema.derived:
@@ -436,7 +414,7 @@ _TYPES = {"tensor(float)": "float32", "tensor(double)": "float64"}
 """What onnxruntime calls otherwise than torch."""
 
 
-def _found(value: _Named, entry: Entry) -> tuple[object, ...]:
+def _found(value: NodeArg, entry: Entry) -> tuple[object, ...]:
     """Return name, dtype and sizes of an input or output of the model."""
     dtype = _TYPES.get(value.type, value.type.removeprefix("tensor(").removesuffix(")"))
     return completed(value.name, dtype, value.shape, entry)
@@ -455,18 +433,19 @@ Opinions = dict[str, Run]
 def _reference(model: bytes, schema: Schema) -> Opinions:
     """Use the evaluator of the package onnx itself, which computes by numpy."""
     require("onnx", "onnx")
-    evaluator = cast("_Evaluators", require("onnx.reference", "onnx")).ReferenceEvaluator(model)
+    evaluator = require("onnx.reference", "onnx").ReferenceEvaluator(model)
     names = [entry.name for entry in schema.inputs]
 
     def run(arrays: Sequence[object]) -> Sequence[object]:
-        return evaluator.run(None, dict(zip(names, arrays, strict=True)))
+        results: list[object] = evaluator.run(None, dict(zip(names, arrays, strict=True)))
+        return results
 
     return {"": run}
 
 
 def _openvino(model: bytes, schema: Schema) -> Opinions:
     """Use OpenVINO, which computes in 16 bits on some processors if nothing is set."""
-    core = cast("_OpenVino", require("openvino", "openvino")).Core()
+    core = require("openvino", "openvino").Core()
 
     def compiled(settings: dict[str, str]) -> Run:
         request = core.compile_model(core.read_model(model, b""), "CPU", settings)
@@ -484,7 +463,7 @@ def _openvino(model: bytes, schema: Schema) -> Opinions:
 
 def _tract(model: bytes, schema: Schema) -> Opinions:
     """Use tract, a runtime in Rust."""
-    tract = cast("_Tract", require("tract", "tract"))
+    tract = require("tract", "tract")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
         path.write_bytes(model)
@@ -513,48 +492,3 @@ def opinions(name: str, model: bytes, schema: Schema) -> Opinions:
     hint = "It may lack an operator of the model."
     with raised_as(ExportError, f"{name} cannot load the file", hint):
         return RUNTIMES[name](model, schema)
-
-
-class _Evaluator(Protocol):
-    def run(self, names: None, inputs: dict[str, object]) -> list[object]: ...
-
-
-class _Evaluators(Protocol):
-    def ReferenceEvaluator(self, model: bytes) -> _Evaluator: ...  # noqa: N802  # onnx's name
-
-
-class _Compiled(Protocol):
-    def __call__(self, inputs: dict[str, object]) -> dict[int, object]: ...
-
-
-class _Core(Protocol):
-    def read_model(self, model: bytes, weights: bytes) -> object: ...
-    def compile_model(self, model: object, device: str, settings: dict[str, str]) -> _Compiled: ...
-
-
-class _OpenVino(Protocol):
-    def Core(self) -> _Core: ...  # noqa: N802  # openvino's name
-
-
-class _Value(Protocol):
-    def to_numpy(self) -> object: ...
-
-
-class _Runnable(Protocol):
-    def run(self, inputs: list[object]) -> list[_Value]: ...
-
-
-class _Model(Protocol):
-    def into_runnable(self) -> _Runnable: ...
-
-
-class _Inference(Protocol):
-    def into_model(self) -> _Model: ...
-
-
-class _Onnx(Protocol):
-    def load(self, path: str) -> _Inference: ...
-
-
-class _Tract(Protocol):
-    def onnx(self) -> _Onnx: ...

@@ -18,10 +18,11 @@ import math
 import re
 import tempfile
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Protocol, cast
+from types import ModuleType
+from typing import TYPE_CHECKING, BinaryIO
 from xml.parsers import expat
 
 from kd_export._backends.onnx import ArrayRunner, check_names, refuse_nan
@@ -39,9 +40,10 @@ from kd_export._schema.files import (
 from kd_export._schema.schema import Entry, Schema, check_fit, completed, described
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+    import openvino
     from torch.export import ExportedProgram
+
+    from kd_export._backends.onnx import Array
 
 LARGEST_MODEL = 1 << 28
 """Bytes that the XML may have; weights are in another file."""
@@ -202,7 +204,7 @@ class OpenVinoBackend:
 
     def lower(self, program: ExportedProgram, schema: Schema) -> Schema:
         """Name the tensors as an ONNX file does."""
-        runtime = cast("_OpenVino", require("openvino", _EXTRA))
+        runtime = require("openvino", _EXTRA)
         versions = {"openvino": runtime.get_version()}
         check_names(schema, _NOT_XML, "XML", "`.onnx` or `.pt2`")
         lowered = onnx.lower(program, schema)
@@ -210,7 +212,7 @@ class OpenVinoBackend:
 
     def write(self, program: ExportedProgram, schema: Schema, path: Path) -> None:
         """Convert our ONNX file, and write it with the schema; weights keep their precision."""
-        runtime = cast("_OpenVino", require("openvino", _EXTRA))
+        runtime = require("openvino", _EXTRA)
         require("onnx", "onnx")
         require("onnxscript", "onnx")
         from kd_export._backends.onnx_operators import translated, write_model
@@ -225,7 +227,7 @@ class OpenVinoBackend:
 
     def seal(self, source: Path, schema: Schema, target: Path) -> None:
         """Write a model with another schema, and its digest."""
-        runtime = cast("_OpenVino", require("openvino", _EXTRA))
+        runtime = require("openvino", _EXTRA)
         with open_regular(source) as file:
             content, weights = read_model(file), _beside(source)
         check_constants(content, _weights_of(source).name, len(weights))
@@ -241,7 +243,7 @@ class OpenVinoBackend:
 
     def load(self, file: BinaryIO, schema: Schema, path: Path) -> OpenVinoRunner:
         """Compile the model for the CPU, in the precision of its dtypes."""
-        runtime = cast("_OpenVino", require("openvino", _EXTRA))
+        runtime = require("openvino", _EXTRA)
         content, weights = read_model(file), _beside(path)
         check_constants(content, _weights_of(path).name, len(weights))
         core = runtime.Core()
@@ -262,13 +264,14 @@ class OpenVinoBackend:
 
     def weights(self, file: BinaryIO, runner: Runner) -> str | None:
         """Return the digest of all that was loaded but the schema."""
-        return cast("OpenVinoRunner", runner).digest
+        assert isinstance(runner, OpenVinoRunner)
+        return runner.digest
 
 
 backend = OpenVinoBackend()
 
 
-def _write(runtime: _OpenVino, model: _Model, schema: Schema, path: Path) -> None:
+def _write(runtime: ModuleType, model: openvino.Model, schema: Schema, path: Path) -> None:
     """Write a model with its schema; weights keep their precision."""
     # Only a mark: openvino escapes less than `with_schema`, whose text replaces it.
     model.set_rt_info("schema", ["kd_export"])
@@ -284,14 +287,14 @@ class OpenVinoRunner(ArrayRunner):
     OpenVINO makes numbers of NaN, such as 0 by a ReLU and a bound by a clip, so NaN is refused.
     """
 
-    def __init__(self, compiled: _Compiled, schema: Schema, digest: str) -> None:
+    def __init__(self, compiled: openvino.CompiledModel, schema: Schema, digest: str) -> None:
         self.digest = digest
         self._request = compiled.create_infer_request()
         self._one_at_a_time = threading.Lock()
         self._inputs = [entry.name for entry in schema.inputs]
         self._schema = schema
 
-    def adapt(self, value: object, entry: Entry) -> object:
+    def adapt(self, value: object, entry: Entry) -> Array:
         """Check the dtype of an array or tensor, and that it holds no NaN."""
         array = super().adapt(value, entry)
         refuse_nan(array, entry, "OpenVINO")
@@ -316,56 +319,13 @@ def _beside(path: Path) -> bytes:
     return bytes(mapped(_weights_of(path)))
 
 
-def _found(port: _Port, entry: Entry) -> tuple[object, ...]:
+def _found(port: openvino.ConstOutput, entry: Entry) -> tuple[object, ...]:
     """Return name, dtype and sizes of an input or output, which may have other names beside."""
     names = port.get_names()
     name = entry.name if entry.name in names else str(sorted(names))
     kind = port.get_element_type().get_type_name()
     sizes = [size.get_length() if size.is_static else None for size in port.get_partial_shape()]
     return completed(name, _DTYPES.get(kind, kind), sizes, entry)
-
-
-class _Dimension(Protocol):
-    is_static: bool
-
-    def get_length(self) -> int: ...
-
-
-class _Type(Protocol):
-    def get_type_name(self) -> str: ...
-
-
-class _Port(Protocol):
-    def get_names(self) -> set[str]: ...
-    def get_element_type(self) -> _Type: ...
-    def get_partial_shape(self) -> Sequence[_Dimension]: ...
-
-
-class _Request(Protocol):
-    def infer(self, inputs: dict[str, object]) -> Mapping[int, NDArray[np.generic]]: ...
-
-
-class _Compiled(Protocol):
-    inputs: list[_Port]
-    outputs: list[_Port]
-
-    def create_infer_request(self) -> _Request: ...
-
-
-class _Model(Protocol):
-    def set_rt_info(self, value: str, path: list[str]) -> None: ...
-
-
-class _Core(Protocol):
-    def read_model(self, model: bytes, weights: bytes) -> _Model: ...
-    def compile_model(self, model: _Model, device: str, config: dict[str, str]) -> _Compiled: ...
-
-
-class _OpenVino(Protocol):
-    def get_version(self) -> str: ...
-    def convert_model(self, path: str, *, share_weights: bool) -> _Model: ...
-    def save_model(self, model: _Model, path: str, *, compress_to_fp16: bool) -> None: ...
-    def Core(self) -> _Core: ...  # noqa: N802  # openvino's name
 
 
 # An OpenVINO model of fewer bits, by nncf.
@@ -394,8 +354,8 @@ class OpenVinoReducer:
     def __init__(
         self, source: Path, precision: str, samples: Sequence[Mapping[str, object]]
     ) -> None:
-        self._openvino = cast("_Saver", require("openvino", "openvino"))
-        self._tool = cast("_Nncf", require("nncf", _QUANTIZER)) if precision != "fp16" else None
+        self._openvino = require("openvino", "openvino")
+        self._tool = require("nncf", _QUANTIZER) if precision != "fp16" else None
         self._source = source
         self._precision = precision
         self._samples = samples
@@ -404,7 +364,7 @@ class OpenVinoReducer:
             (_ALL,) if precision == "fp16" else ()
         )
 
-    def _read(self) -> _Layers:
+    def _read(self) -> openvino.Model:
         return self._openvino.Core().read_model(str(self._source))
 
     def write(self, target: Path, kept: Collection[str]) -> None:
@@ -419,7 +379,7 @@ class OpenVinoReducer:
                     model = self._reduced(self._tool, model, scope)
         self._openvino.save_model(model, str(target), compress_to_fp16=self._tool is None)
 
-    def _reduced(self, nncf: _Nncf, model: _Layers, scope: object) -> _Layers:
+    def _reduced(self, nncf: ModuleType, model: openvino.Model, scope: object) -> openvino.Model:
         if self._precision == WEIGHTS:
             mode = nncf.CompressWeightsMode.INT8_SYM
             return nncf.compress_weights(model, mode=mode, ignored_scope=scope)
@@ -434,7 +394,7 @@ class OpenVinoReducer:
         )
 
 
-def _weighted(model: _Layers) -> Iterator[tuple[str, str]]:
+def _weighted(model: openvino.Model) -> Iterator[tuple[str, str]]:
     """Iterate over the layers with weights: the name of the operator, and of the layer."""
     for node in model.get_ordered_ops():
         if node.get_type_name() not in _DENSE:
@@ -445,52 +405,3 @@ def _weighted(model: _Layers) -> Iterator[tuple[str, str]]:
         if weights.get_type_name() == "Constant":
             name = node.get_friendly_name()
             yield name, name.partition("/")[0]
-
-
-class _Output(Protocol):
-    def get_node(self) -> _Node: ...
-
-
-class _Node(Protocol):
-    def get_type_name(self) -> str: ...
-    def get_friendly_name(self) -> str: ...
-    def input_value(self, place: int) -> _Output: ...
-
-
-class _Layers(Protocol):
-    def get_ordered_ops(self) -> Iterable[_Node]: ...
-
-
-class _Reader(Protocol):
-    def read_model(self, path: str) -> _Layers: ...
-
-
-class _Saver(Protocol):
-    def Core(self) -> _Reader: ...  # noqa: N802  # openvino's name
-    def save_model(self, model: _Layers, path: str, *, compress_to_fp16: bool) -> None: ...
-
-
-class _Modes(Protocol):
-    INT8_SYM: object
-
-
-class _Fixes(Protocol):
-    ENABLE: object
-
-
-class _Advanced(Protocol):
-    OverflowFix: _Fixes
-
-
-class _Quantization(Protocol):
-    advanced_parameters: _Advanced
-
-
-class _Nncf(Protocol):
-    CompressWeightsMode: _Modes
-    IgnoredScope: Callable[..., object]
-    Dataset: Callable[[list[Mapping[str, object]]], object]
-    AdvancedQuantizationParameters: Callable[..., object]
-    quantize: Callable[..., _Layers]
-    compress_weights: Callable[..., _Layers]
-    quantization: _Quantization

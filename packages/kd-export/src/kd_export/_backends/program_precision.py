@@ -9,8 +9,8 @@ integers, by the quantizer of ExecuTorch's XNNPACK, which takes them as they are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Protocol, cast
+import operator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, fx, nn
@@ -57,7 +57,7 @@ class ProgramReducer:
         self._schema = schema
         self._precision = precision
         self._samples = samples
-        weights = dict.fromkeys(target for _, target in self._weights(program.module()))
+        weights = dict.fromkeys(target for _, target, _ in self._weights(program.module()))
         self._names = {target: _layer(target) for target in weights}
         self.layers = tuple(dict.fromkeys(self._names.values()))
 
@@ -79,10 +79,10 @@ class ProgramReducer:
         self._narrow(module, chosen)
         return module
 
-    def _weights(self, module: fx.GraphModule) -> Iterator[tuple[fx.Node, str]]:
-        """Iterate over the weights that can be written with fewer bits, and who holds them."""
+    def _weights(self, module: fx.GraphModule) -> Iterator[tuple[fx.Node, str, Tensor]]:
+        """Iterate over the weights that can be written with fewer bits: node, name, value."""
         for node in module.graph.find_nodes(op="get_attr"):
-            value = _attribute(module, str(node.target))
+            value = operator.attrgetter(str(node.target))(module)
             if not isinstance(value, Tensor) or not value.is_floating_point():
                 continue
             if value.dim() < 2 or value.numel() < _LEAST_WEIGHTS:
@@ -91,14 +91,13 @@ class ProgramReducer:
                 user.target in _DENSE and user.args[1] is node for user in node.users
             ):
                 continue
-            yield node, str(node.target)
+            yield node, str(node.target), value
 
     def _narrow(self, module: fx.GraphModule, chosen: Collection[str]) -> None:
         """Store weights in fewer bits, and widen them where they are used."""
-        for place, (node, target) in enumerate(list(self._weights(module))):
+        for place, (node, target, value) in enumerate(list(self._weights(module))):
             if target not in chosen:
                 continue
-            value = cast("Tensor", _attribute(module, target))
             narrow, scale = _rounded(value) if self._precision == WEIGHTS else (value.half(), None)
             module.register_buffer(f"_narrow_{place}", narrow)
             with module.graph.inserting_before(node):
@@ -118,9 +117,9 @@ class ProgramReducer:
 
     def _on_integers(self, module: fx.GraphModule, chosen: Collection[str]) -> nn.Module:
         """Let the layers compute on integers, within the ranges that samples show."""
-        tool = cast("_Tool", require("torchao.quantization.pt2e.quantize_pt2e", "executorch"))
+        tool = require("torchao.quantization.pt2e.quantize_pt2e", "executorch")
         name = "executorch.backends.xnnpack.quantizer.xnnpack_quantizer"
-        found = cast("_Quantizers", require(name, "executorch"))
+        found = require(name, "executorch")
 
         def is_chosen(node: fx.Node) -> bool:
             if node.target not in _DENSE:
@@ -133,7 +132,8 @@ class ProgramReducer:
         prepared = tool.prepare_pt2e(module, quantizer.set_filter_function(is_chosen))
         for sample in self._samples:
             prepared(**{name: torch.as_tensor(array) for name, array in sample.items()})
-        return tool.convert_pt2e(prepared)
+        result: nn.Module = tool.convert_pt2e(prepared)
+        return result
 
     def _example(self) -> dict[str, Tensor]:
         """Return inputs of the sizes that the program was captured at."""
@@ -165,11 +165,6 @@ class ProgramReducer:
         return found if axes else None
 
 
-def _attribute(module: nn.Module, target: str) -> object:
-    owner, _, name = target.rpartition(".")
-    return getattr(module.get_submodule(owner), name)
-
-
 def _layer(target: str) -> str:
     """Name a layer by its weights."""
     path, _, name = target.rpartition(".")
@@ -182,19 +177,3 @@ def _rounded(value: Tensor) -> tuple[Tensor, Tensor]:
     scale = value.abs().amax(tuple(range(1, value.dim())), keepdim=True) / 127
     scale = torch.where(scale == 0, 1, scale)
     return (value / scale).round().clamp(-127, 127).to(torch.int8), scale
-
-
-class _Tool(Protocol):
-    def prepare_pt2e(self, module: nn.Module, quantizer: object) -> Callable[..., object]: ...
-    def convert_pt2e(self, module: object) -> nn.Module: ...
-
-
-class _Quantizer(Protocol):
-    def set_global(self, config: object) -> _Quantizer: ...
-    def set_filter_function(self, function: Callable[[fx.Node], bool]) -> _Quantizer: ...
-
-
-class _Quantizers(Protocol):
-    XNNPACKQuantizer: Callable[[], _Quantizer]
-
-    def get_symmetric_quantization_config(self, *, is_per_channel: bool) -> object: ...

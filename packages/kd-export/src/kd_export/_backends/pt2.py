@@ -13,7 +13,7 @@ import re
 import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, cast
+from typing import TYPE_CHECKING, BinaryIO
 
 from kd_export._console import silenced
 from kd_export._errors import ExportError, NotExportable, UntrustedArtifact, printable, raised_as
@@ -90,9 +90,10 @@ class Pt2Backend:
 
     def weights(self, file: BinaryIO, runner: Runner) -> str | None:
         """Compute the digest of the weights that the runner holds."""
-        from kd_export._running.torch_runner import digest_of
+        from kd_export._running.torch_runner import TorchRunner, digest_of
 
-        return digest_of(cast("TorchRunner", runner).held)
+        assert isinstance(runner, TorchRunner)
+        return digest_of(runner.held)
 
 
 backend = Pt2Backend()

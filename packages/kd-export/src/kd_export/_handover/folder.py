@@ -16,7 +16,6 @@ import re
 import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol, cast
 
 from kd_export._backends.c import check_header
 from kd_export._console import Row, html_table
@@ -211,28 +210,16 @@ def _starts(name: str) -> str:
     return f"{name}_initial_values.safetensors"
 
 
-class _Numpy(Protocol):
-    def asarray(self, values: object, dtype: str) -> _Array: ...
-
-
-class _Array(Protocol):
-    def reshape(self, shape: tuple[int, ...]) -> _Array: ...
-    def tolist(self) -> object: ...
-
-
-class _Safetensors(Protocol):
-    def save(self, tensors: Mapping[str, _Array]) -> bytes: ...
-
-
 def _safetensors(parts: Mapping[str, Part]) -> bytes:
     """Return what states start with as a safetensors file."""
-    numpy = cast("_Numpy", require("numpy", "onnx"))
-    return cast("_Safetensors", require("safetensors.numpy", "cli")).save(
+    numpy = require("numpy", "onnx")
+    content: bytes = require("safetensors.numpy", "cli").save(
         {
             name: numpy.asarray(part.start, part.entry.dtype).reshape(part.shape)
             for name, part in parts.items()
         }
     )
+    return content
 
 
 def leapp(interface: Interface, file: str, model: bytes, name: str) -> str:
@@ -312,7 +299,7 @@ def rollout(session: Session, interface: Interface) -> list[list[Number]]:
 
     The outputs that are not a state stand one after the other.
     """
-    numpy = cast("_Numpy", require("numpy", "onnx"))
+    numpy = require("numpy", "onnx")
     session.reset()
     found = []
     for step in range(STEPS):
@@ -322,10 +309,10 @@ def rollout(session: Session, interface: Interface) -> list[list[Number]]:
             part.entry.wire: numpy.asarray(drawn(part, step), part.entry.dtype).reshape(part.shape)
             for part in interface.takes()
         }
-        results = cast("Mapping[str, _Array]", session.step(inputs))
+        results = session.step(inputs)
         numbers: list[Number] = []
         for part in interface.gives():
-            flat = cast("list[Number]", results[part.entry.wire].reshape((-1,)).tolist())
+            flat = results[part.entry.wire].reshape((-1,)).tolist()
             numbers += [float(number) for number in flat[:_MOST_KEPT]]
         found.append(numbers)
     return found

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
+from types import ModuleType
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -362,7 +363,7 @@ def backend_for(path: Path) -> Backend:
     return backend
 
 
-def require(module: str, extra: str) -> object:
+def require(module: str, extra: str) -> ModuleType:
     """Import an optional package, or say how to install it.
 
     Raises:

@@ -303,7 +303,7 @@ class TensorRunner:
 
     direct: Direct | None = None
 
-    def adapt(self, value: object, entry: Entry) -> object:
+    def adapt(self, value: object, entry: Entry) -> Tensor:
         """Check that the value is a tensor of the dtype; make it contiguous."""
         if not isinstance(value, Tensor):
             raise DtypeMismatch(
