@@ -6,8 +6,8 @@ and the choice of actions. None of the libraries is ever imported.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, cast
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -21,20 +21,16 @@ from kd_export.policies._policy import (
     OBSERVATION,
     ArgMax,
     Clip,
-    Normalise,
+    Draft,
     Policy,
-    Recurrent,
     ScaleImage,
     Unscale,
     copied,
-    in_place,
-    of_steps,
+    unknown_kind,
+    wrong_kind,
 )
 from kd_export.policies._torchrl import Concatenate
-from kd_nn import TensorDictModule
 
-_REACH = 3.0
-"""How many deviations the rows of an example go from the mean."""
 _LIMIT = 5.0
 """What rl_games clips normalised observations to."""
 
@@ -42,10 +38,34 @@ _LIMIT = 5.0
 # rl_games. Its normalisers are compiled by TorchScript.
 
 
+class RunningMeanStd(Protocol):
+    """What normalises observations, whether it was compiled or not."""
+
+    running_mean: Tensor
+    running_var: Tensor
+    epsilon: float
+
+
+class PlayerModel(Protocol):
+    """What is used of the model of a player.
+
+    Attributes:
+        a2c_network: The network.
+        running_mean_std: What normalises its observations, if something does.
+    """
+
+    a2c_network: nn.Module
+    running_mean_std: RunningMeanStd
+
+    def get_default_rnn_state(self) -> Sequence[Tensor]:
+        """Return what the states start with."""
+        ...
+
+
 class Player(Protocol):
     """What is used of a player."""
 
-    model: nn.Module
+    model: PlayerModel
     observation_space: object
     action_space: spaces.Space
     device: torch.device
@@ -57,15 +77,10 @@ class Player(Protocol):
         ...
 
 
-class RlGamesOracle:
-    """The player's own `get_action`, deterministic.
-
-    Attributes:
-        module: The whole sequence of steps, of which a module may lack one.
-    """
+class RlGamesOracle(spaces.Oracle):
+    """The player's own `get_action`, deterministic."""
 
     def __init__(self, player: Player, states: Sequence[Tensor], shape: tuple[int, ...]) -> None:
-        self.module: nn.Module | None = None
         self._player, self._states, self._shape = player, states, shape
         self._held: list[Tensor] | None = None
 
@@ -133,90 +148,93 @@ def from_rl_games(player: object, *, metadata: Mapping[str, object] | None = Non
     Raises:
         NotExportable: It is of another kind.
     """
-    network = getattr(getattr(player, "model", None), "a2c_network", None)
-    if not isinstance(network, nn.Module) or not hasattr(player, "get_action"):
-        raise NotExportable(
-            f"expected a player of rl_games, got `{type(player).__name__}`.",
-            expected="PpoPlayerContinuous or PpoPlayerDiscrete",
-            got=type(player).__name__,
-            hint="Make it with `runner.create_player()`, and call `player.restore(path)`.",
+    if not _is_player(player):
+        raise wrong_kind(
+            "a player of rl_games",
+            player,
+            "PpoPlayerContinuous or PpoPlayerDiscrete",
+            "Make it with `runner.create_player()`, and call `player.restore(path)`.",
         )
-    known = cast("Player", player)
-    if spaces.kind(known.observation_space) != "Box":
+    if spaces.kind(player.observation_space) != "Box":
         raise NotExportable(
             "players with several observations are not converted.",
-            got=spaces.kind(known.observation_space),
+            got=spaces.kind(player.observation_space),
             hint="Write the policy as a keyed module, and pass `oracle=` to `kd_export.save`.",
         )
+    ((_, space),) = spaces.leaves(player.observation_space, (OBSERVATION,))
     source = torch.Generator().manual_seed(0)
-    values = spaces.draw(cast("spaces.Space", known.observation_space), source)
-    steps: list[TensorDictModule] = []
+    values = spaces.draw(space, source)
+    draft = Draft()
     if values.dtype is torch.uint8:
-        steps.append(in_place(ScaleImage(), OBSERVATION))
-    if bool(getattr(known.model, "normalize_input", False)):
-        mean, deviation = _rl_games_scale(
-            cast("nn.Module", known.model.running_mean_std), values.ndim
-        )
+        draft.change(OBSERVATION, ScaleImage())
+    if bool(getattr(player.model, "normalize_input", False)):
+        mean, deviation = _rl_games_scale(player.model.running_mean_std, values.ndim)
         if values.is_floating_point():
-            spread = spaces.spread(values.shape, source)
-            values = (mean + deviation * _REACH * spread).to(values.dtype)
-        steps.append(in_place(Normalise(mean, deviation), OBSERVATION))
-        steps.append(in_place(Clip(-_LIMIT, _LIMIT), OBSERVATION))
-    example: dict[NestedKey, object] = {OBSERVATION: values}
-    state: dict[NestedKey, NestedKey] = {}
-    starts: list[Tensor] = []
-    if bool(getattr(player, "is_rnn", False)):
-        starts = list(known.model.get_default_rnn_state())  # type: ignore[operator]  # a method that torch does not know
-    for place, start in enumerate(starts):
-        state[("state", str(place))] = ("next", "state", str(place))
-        example[("state", str(place))] = torch.zeros(len(values), start.shape[0], start.shape[2])
-    steps.append(
-        TensorDictModule(
-            Network(copied(network), len(starts)),
-            in_keys=[OBSERVATION, *state],
-            out_keys=[ACTION, *state.values()],
-        )
-    )
-    shape, after = _rl_games_choice(player, known)
-    steps += [in_place(one, ACTION) for one in after]
-    oracle = RlGamesOracle(known, starts, shape)
-    said = spaces.told("rl_games", player, known.observation_space, known.action_space)
-    return of_steps(steps, example, oracle, state, said | dict(metadata or {}))
+            drawn = spaces.around(mean, deviation, _LIMIT, values.shape, source)
+            values = drawn.to(values.dtype)
+        draft.normalise(OBSERVATION, mean, deviation, _LIMIT)
+    draft.example[OBSERVATION] = values
+    recurrent = bool(getattr(player, "is_rnn", False))
+    states = list(player.model.get_default_rnn_state()) if recurrent else []
+    network = Network(copied(player.model.a2c_network), len(states))
+    starts = _starts(len(values), [(state.shape[0], state.shape[2]) for state in states])
+    draft.add_with_state(network, [OBSERVATION], [ACTION], starts)
+    shape, after = _rl_games_choice(player)
+    draft.change(ACTION, *after)
+    oracle = RlGamesOracle(player, states, shape)
+    said = spaces.told("rl_games", player, player.observation_space, player.action_space)
+    return draft.finish(oracle, said | dict(metadata or {}))
 
 
-def _rl_games_scale(normaliser: nn.Module, dims: int) -> tuple[Tensor, Tensor]:
-    """Return mean and deviation of a `RunningMeanStd`, whether it was compiled or not."""
-    mean = cast("Tensor", normaliser.running_mean).detach().cpu().float()
-    variance = cast("Tensor", normaliser.running_var).detach().cpu().float()
-    deviation = (variance + float(cast("float", normaliser.epsilon))).sqrt()
+def _is_player(given: object) -> TypeGuard[Player]:
+    network = getattr(getattr(given, "model", None), "a2c_network", None)
+    return isinstance(network, nn.Module) and hasattr(given, "get_action")
+
+
+def _starts(rows: int, sizes: Sequence[tuple[int, int]]) -> dict[str, Tensor]:
+    """Return what states of so many layers and units start with, by their numbers."""
+    return {str(place): torch.zeros(rows, *size) for place, size in enumerate(sizes)}
+
+
+def _rl_games_scale(normaliser: RunningMeanStd, dims: int) -> tuple[Tensor, Tensor]:
+    """Return mean and deviation for observations of so many dimensions."""
+    mean = normaliser.running_mean.detach().cpu().float()
+    variance = normaliser.running_var.detach().cpu().float()
+    deviation = (variance + float(normaliser.epsilon)).sqrt()
     if mean.ndim == 1 and dims > 2:  # one for each channel
         shape = (-1, *[1] * (dims - 2))
         return mean.reshape(shape), deviation.reshape(shape)
     return mean, deviation
 
 
-def _rl_games_choice(player: object, known: Player) -> tuple[tuple[int, ...], list[nn.Module]]:
+def _rl_games_choice(player: Player) -> tuple[tuple[int, ...], list[nn.Module]]:
     """Return the shape of an action, and what `get_action` does to the network's result."""
-    what = spaces.kind(known.action_space)
+    what = spaces.kind(player.action_space)
     if what == "Discrete":
         return (), [ArgMax()]
     if what == "Tuple":
-        counts = [
-            int(spaces.limits(leaf)[1]) + 1 for _, leaf in spaces.leaves(known.action_space, ())
-        ]
+        parts = spaces.leaves(player.action_space, ())
+        counts = [count for _, leaf in parts for count in spaces.counts(leaf)]
         return (len(counts),), [ArgMax(counts)]
-    low, high = spaces.limits(known.action_space)
+    low, high = spaces.limits(player.action_space)
     clips = bool(getattr(player, "clip_actions", True))
     steps: list[nn.Module] = [Clip(-1.0, 1.0), Unscale(low.float(), high.float())]
-    return tuple(known.action_space.shape), steps if clips else []
+    return tuple(player.action_space.shape), steps if clips else []
 
 
 # rsl_rl.
 
 
 class RslRlModel(Protocol):
-    """What is used of a model of rsl_rl."""
+    """What is used of a model of rsl_rl.
 
+    Attributes:
+        obs_dim: How many numbers it observes, if they are in one group.
+        cnns: The networks for images by their group, if there are images.
+    """
+
+    obs_dim: int
+    cnns: Mapping[str, nn.Module]
     obs_groups: Sequence[str]
     obs_normalizer: nn.Module
     mlp: nn.Module
@@ -230,25 +248,18 @@ class RslRlModel(Protocol):
         ...
 
 
-class RslRlOracle:
-    """The model itself: observations in, clipped actions out.
-
-    Attributes:
-        module: The whole sequence of steps, of which a module may lack one.
-    """
+class RslRlOracle(spaces.Oracle):
+    """The model itself, and the clip behind it."""
 
     def __init__(self, model: RslRlModel, groups: Sequence[str], clip: float | None) -> None:
-        self.module: nn.Module | None = None
         self._model, self._groups, self._clip = model, groups, clip
 
-    def __call__(self, observations: object) -> Tensor:
+    def __call__(self, observations: Tensor | Mapping[str, Tensor]) -> Tensor:
         """Return the actions."""
         if isinstance(observations, Tensor):
-            given = {self._groups[0]: observations}
-        else:
-            given = dict(cast("Mapping[str, Tensor]", observations))
+            observations = {self._groups[0]: observations}
         with torch.no_grad():
-            action = self._model(given)
+            action = self._model(observations)
         return action if self._clip is None else action.clamp(-self._clip, self._clip)
 
     def reset(self, mask: Tensor | None = None) -> None:
@@ -297,77 +308,57 @@ def from_rsl_rl(
     keys: dict[str, NestedKey] = {
         group: OBSERVATION if len(groups) == 1 else (OBSERVATION, group) for group in groups
     }
-    inputs: dict[NestedKey, object] = {keys[group]: value for group, value in rows.items()}
-    state: dict[NestedKey, NestedKey] = {}
-    steps: list[TensorDictModule] = []
+    draft = Draft()
+    draft.example |= {keys[group]: value for group, value in rows.items()}
     if vectors:
-        steps.append(_step(Concatenate(), [keys[group] for group in vectors], ["features"]))
-        normaliser = known.obs_normalizer
-        if not isinstance(normaliser, nn.Identity):
-            steps.append(in_place(copied(normaliser), "features"))
+        draft.add(Concatenate(), [keys[group] for group in vectors], ["features"])
+        if not isinstance(known.obs_normalizer, nn.Identity):
+            draft.change("features", copied(known.obs_normalizer))
     for group in images:
-        network = copied(cast("Mapping[str, nn.Module]", getattr(known, "cnns"))[group])  # noqa: B009  # not typed
         parts: list[NestedKey] = ["features"] if vectors or group != images[0] else []
-        steps.append(_step(network, [keys[group]], [("image", group)]))
-        steps.append(_step(Concatenate(), [*parts, ("image", group)], ["features"]))
+        draft.add(copied(known.cnns[group]), [keys[group]], [("image", group)])
+        draft.add(Concatenate(), [*parts, ("image", group)], ["features"])
     layer = getattr(getattr(known, "rnn", None), "rnn", None)
     if isinstance(layer, nn.RNNBase):
-        names = ["h", "c"] if isinstance(layer, nn.LSTM) else ["h"]
-        state = {("state", name): ("next", "state", name) for name in names}
-        count = len(next(iter(rows.values())))
-        for key in state:
-            inputs[key] = torch.zeros(count, layer.num_layers, layer.hidden_size)
-        recurrent = Recurrent(cast("nn.RNNBase", copied(layer)))
-        steps.append(_step(recurrent, ["features", *state], ["features", *state.values()]))
-    steps.append(_step(copied(known.mlp), ["features"], [ACTION]))
+        draft.add_layer(layer, len(next(iter(rows.values()))))
+    draft.add(copied(known.mlp), ["features"], [ACTION])
     distribution = getattr(known, "distribution", None)
     if distribution is not None:
         result = distribution.as_deterministic_output_module()
         if "Identity" not in type(result).__name__:
-            steps.append(in_place(copied(result), ACTION))
+            draft.change(ACTION, copied(result))
     if clip_actions is not None:
-        steps.append(in_place(Clip(-clip_actions, clip_actions), ACTION))
-    oracle = RslRlOracle(known, groups, clip_actions)
+        draft.change(ACTION, Clip(-clip_actions, clip_actions))
     said: dict[str, object] = {"framework": "rsl_rl", "algorithm": type(known).__name__}
     said |= {"clip_actions": clip_actions, **(metadata or {})}
-    return of_steps(steps, inputs, oracle, state, said)
-
-
-def _step(
-    step: nn.Module, in_keys: Sequence[NestedKey], out_keys: Sequence[NestedKey]
-) -> TensorDictModule:
-    return TensorDictModule(step, in_keys=list(in_keys), out_keys=list(out_keys))
+    return draft.finish(RslRlOracle(known, groups, clip_actions), said)
 
 
 def _actor(model: object) -> RslRlModel:
-    """Find the actor in a runner or an algorithm."""
-    for path in ("alg.actor", "alg.policy", "actor", "student"):
+    """Copy the actor of a runner or an algorithm."""
+    for path in ("alg.actor", "alg.policy", "actor", "student", ""):
         found = model
-        for name in path.split("."):
+        for name in filter(None, path.split(".")):
             found = getattr(found, name, None)
         if _is_model(found):
-            model = found
-            break
-    if not _is_model(model):
-        raise NotExportable(
-            f"expected a model or a runner of rsl_rl 5, got `{type(model).__name__}`.",
-            expected="MLPModel, RNNModel, CNNModel or OnPolicyRunner",
-            got=type(model).__name__,
-            hint="Pass `runner.alg.actor`. For older versions write the sequence as keyed modules, "
-            "and pass `oracle=` to `kd_export.save`.",
-        )
-    return cast("RslRlModel", copied(cast("nn.Module", model)))
+            return copied(found)
+    raise wrong_kind(
+        "a model or a runner of rsl_rl 5",
+        model,
+        "MLPModel, RNNModel, CNNModel or OnPolicyRunner",
+        "Pass `runner.alg.actor`. For older versions write the sequence as keyed modules, "
+        "and pass `oracle=` to `kd_export.save`.",
+    )
 
 
-def _is_model(model: object) -> bool:
+def _is_model(model: object) -> TypeGuard[RslRlModel]:
     return all(hasattr(model, name) for name in ("obs_groups", "obs_normalizer", "mlp"))
 
 
-def _rows(example: object, group: str) -> Tensor:
-    get = cast("Callable[[str], object]", getattr(example, "get"))  # noqa: B009  # dict or container
-    value = get(group)
+def _rows(example: Mapping[str, Tensor], group: str) -> Tensor:
+    value: object = example.get(group)
     if value is None:
-        value = unnest(cast("Mapping[str, object]", example)).get(as_key((OBSERVATION, group)))
+        value = unnest(example).get(as_key((OBSERVATION, group)))
     if not isinstance(value, Tensor):
         raise ExportError(
             f"observation `{group}` not found in the example.",
@@ -379,9 +370,8 @@ def _rows(example: object, group: str) -> Tensor:
 
 def _drawn(model: RslRlModel) -> Tensor:
     """Draw rows around what a normaliser has seen."""
-    size = int(cast("int", getattr(model, "obs_dim")))  # noqa: B009  # not typed
     source = torch.Generator().manual_seed(0)
-    values = _REACH * spaces.spread((spaces.ROWS, size), source).float()
+    values = spaces.REACH * spaces.spread((spaces.ROWS, model.obs_dim), source).float()
     mean, deviation = (getattr(model.obs_normalizer, name, None) for name in ("_mean", "_std"))
     if isinstance(mean, Tensor) and isinstance(deviation, Tensor):
         values = mean + deviation * values
@@ -397,34 +387,38 @@ class SkrlModel(Protocol):
     observation_space: object
     action_space: spaces.Space
 
-    def act(
-        self, inputs: Mapping[str, object], *, role: str
-    ) -> tuple[Tensor, Mapping[str, object]]:
+    def act(self, inputs: Mapping[str, object], *, role: str) -> tuple[Tensor, Mapping[str, Any]]:
         """Return actions and what else the model computes."""
         ...
 
-    def compute(
-        self, inputs: Mapping[str, object], role: str
-    ) -> tuple[Tensor, Mapping[str, object]]:
+    def compute(self, inputs: Mapping[str, object], role: str) -> tuple[Tensor, Mapping[str, Any]]:
         """Return what the network computes."""
         ...
 
-    def get_specification(self) -> Mapping[str, Mapping[str, object]]:
+    def get_specification(self) -> Mapping[str, Mapping[str, Sequence[Sequence[int]]]]:
         """Return what the model keeps from step to step."""
         ...
 
 
-class SkrlOracle:
-    """The preprocessor and the model of an agent, evaluated as skrl's trainers do.
+class Scaler(Protocol):
+    """What is used of a `RunningStandardScaler`."""
 
-    Attributes:
-        module: The whole sequence of steps, of which a module may lack one.
-    """
+    running_mean: Tensor
+    running_variance: Tensor
+    clip_threshold: float
+    epsilon: float
+
+    def __call__(self, observations: Tensor) -> Tensor:
+        """Normalise and clip observations."""
+        ...
+
+
+class SkrlOracle(spaces.Oracle):
+    """The preprocessor and the model of an agent, evaluated as skrl's trainers do."""
 
     def __init__(
-        self, model: SkrlModel, scaler: nn.Module | None, sizes: Sequence[Sequence[int]]
+        self, model: SkrlModel, scaler: Scaler | None, sizes: Sequence[Sequence[int]]
     ) -> None:
-        self.module: nn.Module | None = None
         self._model, self._scaler, self._sizes = model, scaler, sizes
         self._held: list[Tensor] = []
 
@@ -439,12 +433,12 @@ class SkrlOracle:
                 inputs["rnn"] = [state.clone() for state in self._held]
             actions, others = self._model.act(inputs, role="policy")
             if self._sizes:
-                self._held = [s.clone() for s in cast("Sequence[Tensor]", others["rnn"])]
+                self._held = [state.clone() for state in others["rnn"]]
         if "net_output" in others:  # categorical: skrl samples, and its logits tell the best
-            logits = cast("Tensor", others["net_output"])
-            best: Tensor = ArgMax(_skrl_counts(self._model.action_space))(logits)
+            best: Tensor = ArgMax(_skrl_counts(self._model.action_space))(others["net_output"])
             return best
-        return cast("Tensor", others.get("mean_actions", actions))
+        mean: Tensor = others.get("mean_actions", actions)
+        return mean
 
     def reset(self, mask: Tensor | None = None) -> None:
         """Begin a new episode in these rows, or in all."""
@@ -462,7 +456,9 @@ class Compute(nn.Module):
         states: How many recurrent states it has.
     """
 
-    def __init__(self, model: nn.Module, states: int) -> None:
+    model: SkrlModel
+
+    def __init__(self, model: SkrlModel, states: int) -> None:
         super().__init__()
         self.model = model
         self.states = states
@@ -472,12 +468,10 @@ class Compute(nn.Module):
         inputs: dict[str, object] = {"observations": x, "states": None}
         if self.states:
             inputs["rnn"] = [state.transpose(0, 1).contiguous() for state in states]
-        compute = cast("SkrlModel", self.model).compute
-        result, others = compute(inputs, "policy")
+        result, others = self.model.compute(inputs, "policy")
         if not self.states:
             return result
-        kept = cast("Sequence[Tensor]", others["rnn"])
-        return result, *(state.transpose(0, 1) for state in kept)
+        return result, *(state.transpose(0, 1) for state in others["rnn"])
 
 
 def from_skrl(
@@ -501,80 +495,65 @@ def from_skrl(
         NotExportable: It is of another kind.
     """
     theirs = getattr(agent, "policy", agent)
-    if not isinstance(theirs, nn.Module) or not hasattr(theirs, "compute"):
-        raise NotExportable(
-            f"expected an agent or a model of skrl, got `{type(agent).__name__}`.",
-            expected="an agent with `policy`, or a model with `compute`",
-            got=type(agent).__name__,
-            hint="Pass `runner.agent`, or `models['policy']`.",
+    if not _is_skrl(theirs):
+        raise wrong_kind(
+            "an agent or a model of skrl",
+            agent,
+            "an agent with `policy`, or a model with `compute`",
+            "Pass `runner.agent`, or `models['policy']`.",
         )
-    own = copied(theirs)
-    model = cast("SkrlModel", own)
+    model = copied(theirs)
     found = observation_preprocessor
     if found is None:
         found = getattr(agent, "_observation_preprocessor", None)
-    scaler = copied(found) if isinstance(found, nn.Module) else None
-    specification = model.get_specification().get("rnn", {})
-    sizes = cast("Sequence[Sequence[int]]", specification.get("sizes", []))
+    scaler = _scaler(copied(found)) if isinstance(found, nn.Module) else None
+    sizes = model.get_specification().get("rnn", {}).get("sizes", [])
     size = sum(
         int(torch.Size(leaf.shape).numel())
         for _, leaf in spaces.leaves(model.observation_space, (OBSERVATION,))
     )
-    source = torch.Generator().manual_seed(0)
-    values = _REACH * spaces.spread((spaces.ROWS, size), source).float()
-    steps: list[TensorDictModule] = []
-    if scaler is not None:
-        mean, deviation, limit = _skrl_scale(scaler)
-        values = mean + deviation * values * max(1.0, limit / 9)
-        steps.append(in_place(Normalise(mean, deviation), OBSERVATION))
-        steps.append(in_place(Clip(-limit, limit), OBSERVATION))
-    state: dict[NestedKey, NestedKey] = {}
-    example: dict[NestedKey, object] = {OBSERVATION: values}
-    for place, (layers, _, width) in enumerate(sizes):
-        state[("state", str(place))] = ("next", "state", str(place))
-        example[("state", str(place))] = torch.zeros(spaces.ROWS, layers, width)
-    network = Compute(own, len(sizes))
-    steps.append(
-        TensorDictModule(network, in_keys=[OBSERVATION, *state], out_keys=[ACTION, *state.values()])
-    )
-    steps += _skrl_choice(model)
-    oracle = SkrlOracle(model, scaler, sizes)
+    source, shape = torch.Generator().manual_seed(0), (spaces.ROWS, size)
+    draft = Draft()
+    if scaler is None:
+        values = spaces.REACH * spaces.spread(shape, source)
+    else:
+        mean, limit = scaler.running_mean.float(), float(scaler.clip_threshold)
+        deviation = scaler.running_variance.float().sqrt() + float(scaler.epsilon)
+        values = spaces.around(mean, deviation, limit, shape, source)
+        draft.normalise(OBSERVATION, mean, deviation, limit)
+    draft.example[OBSERVATION] = values.float()
+    starts = _starts(spaces.ROWS, [(layers, width) for layers, _, width in sizes])
+    draft.add_with_state(Compute(model, len(sizes)), [OBSERVATION], [ACTION], starts)
+    draft.change(ACTION, *_skrl_choice(model))
     said = spaces.told("skrl", agent, model.observation_space, model.action_space)
-    return of_steps(steps, example, oracle, state, said | dict(metadata or {}))
+    return draft.finish(SkrlOracle(model, scaler, sizes), said | dict(metadata or {}))
 
 
-def _skrl_scale(scaler: nn.Module) -> tuple[Tensor, Tensor, float]:
-    """Return mean, deviation and limit of a `RunningStandardScaler`."""
+def _is_skrl(given: object) -> TypeGuard[SkrlModel]:
+    return isinstance(given, nn.Module) and hasattr(given, "compute")
+
+
+def _scaler(preprocessor: object) -> Scaler:
+    if not _is_scaler(preprocessor):
+        raise unknown_kind("preprocessor", preprocessor, "RunningStandardScaler")
+    return preprocessor
+
+
+def _is_scaler(given: object) -> TypeGuard[Scaler]:
     names = ("running_mean", "running_variance", "clip_threshold", "epsilon")
-    if not all(hasattr(scaler, name) for name in names):
-        raise NotExportable(
-            f"the preprocessor `{type(scaler).__name__}` is not one that kd_export knows.",
-            expected="RunningStandardScaler",
-            got=type(scaler).__name__,
-            hint="Write it as a keyed module, and pass `oracle=` to `kd_export.save`.",
-        )
-    mean, variance = cast("Tensor", scaler.running_mean), cast("Tensor", scaler.running_variance)
-    deviation = variance.float().sqrt() + float(cast("float", scaler.epsilon))
-    return mean.float(), deviation, float(cast("float", scaler.clip_threshold))
+    return all(hasattr(given, name) for name in names)
 
 
 def _skrl_counts(space: spaces.Space) -> list[int] | None:
-    if spaces.kind(space) != "MultiDiscrete":
-        return None
-    low, high = spaces.limits(space)
-    counts: list[int] = (high - low + 1).flatten().tolist()
-    return counts
+    return spaces.counts(space) if spaces.kind(space) == "MultiDiscrete" else None
 
 
-def _skrl_choice(model: SkrlModel) -> list[TensorDictModule]:
+def _skrl_choice(model: SkrlModel) -> list[nn.Module]:
     """Return what the mixin of a model does to the result of the network."""
     kinds = {one.__name__ for one in type(model).__mro__}
     if {"CategoricalMixin", "MultiCategoricalMixin"} & kinds:
-        return [in_place(ArgMax(_skrl_counts(model.action_space)), ACTION)]
+        return [ArgMax(_skrl_counts(model.action_space))]
     clips = any(
         bool(getattr(model, name, False)) for name in ("_g_clip_mean_actions", "_d_clip_actions")
     )
-    if not clips:
-        return []
-    low, high = spaces.limits(model.action_space)
-    return [in_place(Clip(low, high), ACTION)]
+    return [Clip(*spaces.limits(model.action_space))] if clips else []

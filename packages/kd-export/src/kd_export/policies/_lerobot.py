@@ -12,34 +12,31 @@ import math
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import Any, Protocol, TypeGuard
 
 import torch
 from torch import Tensor, nn
 
 from kd_core import NestedKey, unravel_key
 from kd_export._errors import ExportError, NotExportable, kind_of
-from kd_export._schema.files import Json, unnest
+from kd_export._schema.files import Json
 from kd_export.policies import _policy as spaces
 from kd_export.policies._policy import (
     ACTION,
     Affine,
     ChannelsFirst,
+    Draft,
     Normalise,
     Policy,
     ScaleImage,
     Unscale,
+    by_key,
     copied,
-    in_place,
-    of_steps,
+    wrong_kind,
 )
-from kd_nn import TensorDictModule
 
 _IMAGES, _IMAGE = "observation.images", "observation.image"
 _NUMBERS = ("observation.state", "observation.environment_state")
-_HELD, _LEFT = ("state", "chunk"), ("state", "left")
-_MEANS, _COUNTS = ("state", "actions"), ("state", "counts")
-_REACH = 3.0
 _SMALL = 3 * 64 * 64
 """How many numbers a small image has."""
 _RANGES = {"MIN_MAX": ("min", "max"), "QUANTILES": ("q01", "q99"), "QUANTILE10": ("q10", "q90")}
@@ -82,7 +79,7 @@ class Steps(Protocol):
 
     steps: Sequence[object]
 
-    def __call__(self, data: object) -> object:
+    def __call__(self, data: object) -> Any:  # a batch, or an action
         """Process observations, or an action."""
         ...
 
@@ -120,14 +117,11 @@ class Memory:
     counts: Tensor | None = None
 
 
-class Predict:
+class Predict(spaces.Oracle):
     """The policy's own `select_action` between its processors.
 
     A policy of lerobot resets all its rows at once; those that were reset together are called
     together here.
-
-    Attributes:
-        module: The whole sequence of steps, of which a module may lack one.
     """
 
     def __init__(
@@ -137,7 +131,6 @@ class Predict:
         names: Sequence[str],
         chunk: int,
     ) -> None:
-        self.module: nn.Module | None = None
         self._policy, self._before, self._after = policy, *processors
         self._names, self._chunk = names, chunk
         self._memories: list[Memory] = []
@@ -174,7 +167,8 @@ class Predict:
         """Prepare observations as `predict_action` of lerobot does, one row after the other."""
         theirs = importlib.import_module("lerobot.policies.utils")
         device = torch.device(self._policy.config.device or "cpu")
-        by_name = _by_name(observations, self._names)
+        keys = [tuple(name.split(".")) for name in self._names]
+        by_name = dict(zip(self._names, by_key(observations, keys).values(), strict=True))
         rows = []
         for place in range(len(next(iter(by_name.values())))):
             row = {name: value[place].cpu().numpy() for name, value in by_name.items()}
@@ -193,28 +187,17 @@ class Predict:
             memory.held, memory.counts = now.held, now.counts
         finally:
             _remember(self._policy, before)
-        return cast("Tensor", self._after(action)).detach().cpu()
+        sent: Tensor = self._after(action)
+        return sent.detach().cpu()
 
     def _whole(self, batch: object) -> Tensor:
         chunk = self._policy.predict_action_chunk(batch)[:, : self._chunk]
-        actions = [cast("Tensor", self._after(action)) for action in chunk.unbind(1)]
+        actions = [self._after(action) for action in chunk.unbind(1)]
         return torch.stack(actions, 1).detach().cpu()
 
 
-def _by_name(observations: object, names: Sequence[str]) -> dict[str, Tensor]:
-    if isinstance(observations, Tensor):
-        return {names[0]: observations}
-    flat = unnest(cast("Mapping[str, object]", observations))
-    found = {}
-    for name in names:
-        key = tuple(name.split("."))
-        known = next(k for k in (key, key[1:], (name,)) if k in flat)
-        found[name] = cast("Tensor", flat[known])
-    return found
-
-
 def _queue(policy: object) -> deque[Tensor] | None:
-    queues = cast("dict[str, deque[Tensor]]", getattr(policy, "_queues", {}))
+    queues: dict[str, deque[Tensor]] = getattr(policy, "_queues", {})
     found: deque[Tensor] | None = getattr(policy, "_action_queue", queues.get("action"))
     return found
 
@@ -274,6 +257,18 @@ class ActionChunk(nn.Module):
         return chunk[:, : self.steps]
 
 
+class Latent(Protocol):
+    """What is used of the network of TD-MPC."""
+
+    def encode(self, batch: Mapping[str, Tensor]) -> Tensor:
+        """Encode observations."""
+        ...
+
+    def pi(self, encoded: Tensor) -> Tensor:
+        """Return an action for each row."""
+        ...
+
+
 class Planless(nn.Module):
     """Run the policy network of TD-MPC, without planning: an action for each row.
 
@@ -284,8 +279,10 @@ class Planless(nn.Module):
         repeats: How often the action is used.
     """
 
+    network: Latent
+
     def __init__(
-        self, network: nn.Module, names: Sequence[str], images: Sequence[str], repeats: int
+        self, network: Latent, names: Sequence[str], images: Sequence[str], repeats: int
     ) -> None:
         super().__init__()
         self.network = network
@@ -295,8 +292,7 @@ class Planless(nn.Module):
     def forward(self, *observations: Tensor) -> Tensor:
         """Return the action as often as it is used, (rows, repeats, elements)."""
         batch = dict(zip(self.names, observations, strict=True))
-        encoded: Tensor = self.network.encode(batch)  # type: ignore[operator]  # a method that torch does not know
-        action: Tensor = self.network.pi(encoded)  # type: ignore[operator]  # as above
+        action = self.network.pi(self.network.encode(batch))
         return action.clamp(-1, 1)[:, None].expand(-1, self.repeats, -1)
 
 
@@ -397,13 +393,12 @@ def from_lerobot(
     Raises:
         NotExportable: The policy or a step of a processor is of a kind that is not converted.
     """
-    config = getattr(policy, "config", None)
-    if not hasattr(config, "input_features") or not hasattr(policy, "select_action"):
-        raise NotExportable(
-            f"expected a policy of lerobot, got `{type(policy).__name__}`.",
-            expected="a policy, such as ACTPolicy",
-            got=type(policy).__name__,
-            hint="Load it with the class of its kind: `ACTPolicy.from_pretrained(path)`.",
+    if not _is_model(policy):
+        raise wrong_kind(
+            "a policy of lerobot",
+            policy,
+            "a policy, such as ACTPolicy",
+            "Load it with the class of its kind: `ACTPolicy.from_pretrained(path)`.",
         )
     if chunk not in ("state", "action"):
         raise ExportError(
@@ -411,47 +406,46 @@ def from_lerobot(
             expected="'state' or 'action'",
             got=chunk,
         )
-    known = cast("Model", policy)
+    config = policy.config
     before = _processor("preprocessor", preprocessor, _BEFORE)
     after = _processor("postprocessor", postprocessor, _AFTER)
-    used = _used(known.config)
+    used = _used(config)
     outside = _renamed(before)
     names = [outside.get(name, name) for name in used]
     scales = _scales(before, used)
-    steps: list[TensorDictModule] = []
-    example: dict[NestedKey, object] = {}
-    shapes = {name: tuple(known.config.input_features[name].shape) for name in used}
+    draft = Draft()
+    shapes = {name: tuple(config.input_features[name].shape) for name in used}
     small = all(math.prod(shape) <= _SMALL for shape in shapes.values())
     rows = spaces.ROWS if small else 2
     for raw, name in zip(names, used, strict=True):
         values = _drawn(raw, (rows, *shapes[name]), scales.get(name))
-        example[_key(raw)] = values
+        draft.example[_key(raw)] = values
         if values.dtype is torch.uint8:
-            steps += [in_place(ChannelsFirst(), _key(raw)), in_place(ScaleImage(), _key(raw))]
+            draft.change(_key(raw), ChannelsFirst(), ScaleImage())
         if raw != name:
-            steps.append(TensorDictModule(Rename(), in_keys=[_key(raw)], out_keys=[_key(name)]))
+            draft.add(Rename(), [_key(raw)], [_key(name)])
         if name in scales:
-            steps += [in_place(one, _key(name)) for one in scales[name].forth()]
-    network, count, predicted = _network(policy, known.config, used, chunk)
-    read = [_key(name) for name in used]
-    steps.append(TensorDictModule(network, in_keys=read, out_keys=[ACTION]))
-    state: dict[NestedKey, NestedKey] = {}
+            draft.change(_key(name), *scales[name].forth())
+    network, count, predicted = _network(policy, config, used, chunk)
+    draft.add(network, [_key(name) for name in used], [ACTION])
     if chunk == "state":
-        kept, starts = _kept(policy, rows, count, predicted, known.config.action_feature.shape[0])
-        state = {key: ("next", *key) for key in starts}
-        example |= starts
-        both = [ACTION, *state], [ACTION, *state.values()]
-        steps.append(TensorDictModule(kept, in_keys=both[0], out_keys=both[1]))
+        kept, starts = _kept(policy, rows, count, predicted, config.action_feature.shape[0])
+        draft.add_with_state(kept, [ACTION], [ACTION], starts)
     for scale in _scales(after, [ACTION]).values():
-        steps += [in_place(one, ACTION) for one in scale.back()]
-    oracle = Predict(known, (before, after), names, count if chunk == "action" else 0)
+        draft.change(ACTION, *scale.back())
+    oracle = Predict(policy, (before, after), names, count if chunk == "action" else 0)
     said: dict[str, object] = {
         "framework": "lerobot",
         "algorithm": type(policy).__name__,
-        "chunk": _told(known.config, chunk, count, predicted),
+        "chunk": _told(config, chunk, count, predicted),
         **(metadata or {}),
     }
-    return of_steps(steps, example, oracle, state, said)
+    return draft.finish(oracle, said)
+
+
+def _is_model(given: object) -> TypeGuard[Model]:
+    config = getattr(given, "config", None)
+    return hasattr(config, "input_features") and hasattr(given, "select_action")
 
 
 def _told(config: Config, where: str, count: int, predicted: int) -> dict[str, Json]:
@@ -466,7 +460,7 @@ def _key(name: str) -> NestedKey:
 
 
 def _processor(name: str, given: object, known: Sequence[str]) -> Steps:
-    if not isinstance(getattr(given, "steps", None), Sequence) or not callable(given):
+    if not _is_pipeline(given):
         raise NotExportable(
             f"expected a pipeline of processor steps for `{name}`, got {kind_of(given)}.",
             expected="a pipeline",
@@ -475,8 +469,7 @@ def _processor(name: str, given: object, known: Sequence[str]) -> Steps:
             "their statistics themselves are brought up to date by lerobot's "
             "`migrate_policy_normalization`.",
         )
-    found = cast("Steps", given)
-    for step in found.steps:
+    for step in given.steps:
         kind = type(step).__name__
         if kind not in known or getattr(step, "float_dtype", None) not in (None, "float32"):
             raise NotExportable(
@@ -486,7 +479,11 @@ def _processor(name: str, given: object, known: Sequence[str]) -> Steps:
                 hint="Leave it out and apply it beside the file, or write the policy as a keyed "
                 "module and pass `oracle=` to `kd_export.save`.",
             )
-    return found
+    return given
+
+
+def _is_pipeline(given: object) -> TypeGuard[Steps]:
+    return isinstance(getattr(given, "steps", None), Sequence) and callable(given)
 
 
 def _used(config: Config) -> list[str]:
@@ -537,29 +534,28 @@ class Scale:
         spread = spaces.spread((rows, *self.start.shape), source).float()
         if self.ranged:
             return self.start + (spread + 1) / 2 * self.width
-        return self.start + _REACH * self.width * spread
+        return self.start + spaces.REACH * self.width * spread
 
 
 def _scales(processor: Steps, names: Sequence[str]) -> dict[str, Scale]:
     """Return how entries are normalised, of those that are."""
     found = {}
     for step in processor.steps:
-        if not hasattr(step, "norm_map"):
+        if not _is_normaliser(step):
             continue
-        known = cast("Normaliser", step)
-        chosen = (
-            names
-            if known.normalize_observation_keys is None
-            else [
-                name for name in names if name == ACTION or name in known.normalize_observation_keys
-            ]
-        )
-        for name in chosen:
-            feature, held = known.features.get(name), known._tensor_stats.get(name)
-            mode = "IDENTITY" if feature is None else _word(known.norm_map.get(feature.type))
+        chosen = step.normalize_observation_keys
+        for name in names:
+            if chosen is not None and name != ACTION and name not in chosen:
+                continue
+            feature, held = step.features.get(name), step._tensor_stats.get(name)
+            mode = "IDENTITY" if feature is None else _word(step.norm_map.get(feature.type))
             if held is not None and mode != "IDENTITY":
-                found[name] = _scale(name, held, mode, known.eps)
+                found[name] = _scale(name, held, mode, step.eps)
     return found
+
+
+def _is_normaliser(step: object) -> TypeGuard[Normaliser]:
+    return hasattr(step, "norm_map")
 
 
 def _scale(name: str, held: Mapping[str, Tensor], mode: str, epsilon: float) -> Scale:
@@ -591,11 +587,11 @@ def _drawn(name: str, shape: tuple[int, ...], scale: Scale | None) -> Tensor:
         return torch.randint(0, 256, moved, generator=source, dtype=torch.uint8)
     if scale is not None:
         return scale.draw(shape[0], source)
-    return (_REACH * spaces.spread(shape, source)).float()
+    return (spaces.REACH * spaces.spread(shape, source)).float()
 
 
 def _network(
-    policy: nn.Module, config: Config, names: Sequence[str], chunk: str
+    policy: Model, config: Config, names: Sequence[str], chunk: str
 ) -> tuple[nn.Module, int, int]:
     """Return what predicts a chunk, how many of its actions are used, and how many there are."""
     images = list(config.image_features)
@@ -606,7 +602,7 @@ def _network(
             count = predicted
         return ActionChunk(copied(model), names, images, count), count, predicted
     planless = config.type == "tdmpc" and not getattr(config, "use_mpc", True)
-    if planless and isinstance(model, nn.Module) and chunk == "state":
+    if planless and _is_latent(model) and chunk == "state":
         repeats = int(getattr(config, "n_action_repeats"))  # noqa: B009  # not typed
         return Planless(copied(model), names, images, repeats), repeats, 1
     why = "has no chunks: leave `chunk` out" if planless else "draws random numbers"
@@ -619,9 +615,13 @@ def _network(
     )
 
 
+def _is_latent(network: object) -> TypeGuard[Latent]:
+    return isinstance(network, nn.Module) and hasattr(network, "pi")
+
+
 def _kept(
-    policy: nn.Module, rows: int, count: int, predicted: int, width: int
-) -> tuple[nn.Module, dict[NestedKey, Tensor]]:
+    policy: Model, rows: int, count: int, predicted: int, width: int
+) -> tuple[nn.Module, dict[str, Tensor]]:
     """Return the step that chooses an action of a chunk, and what its state starts with."""
     ensembler = getattr(policy, "temporal_ensembler", None)
     if count == 1:
@@ -629,6 +629,9 @@ def _kept(
     if ensembler is not None:
         counts = torch.zeros(rows, predicted - 1, dtype=torch.int64)
         weights = ensembler.ensemble_weights.cpu()
-        return Ensemble(weights), {_MEANS: torch.zeros(rows, predicted - 1, width), _COUNTS: counts}
+        return Ensemble(weights), {
+            "actions": torch.zeros(rows, predicted - 1, width),
+            "counts": counts,
+        }
     left = torch.zeros(rows, dtype=torch.int64)
-    return Queue(), {_HELD: torch.zeros(rows, count, width), _LEFT: left}
+    return Queue(), {"chunk": torch.zeros(rows, count, width), "left": left}

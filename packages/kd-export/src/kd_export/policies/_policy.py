@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeGuard, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,14 @@ from torch import Tensor, nn
 from kd_core import NestedKey, TensorDict, unravel_key
 from kd_export._capture.flat_module import Recurrent as Recurrent
 from kd_export._capture.flat_module import detached
-from kd_export._errors import ExportError, Key, KeyMismatch, ShapeMismatch, quoted
+from kd_export._errors import (
+    ExportError,
+    Key,
+    KeyMismatch,
+    NotExportable,
+    ShapeMismatch,
+    quoted,
+)
 from kd_export._schema.files import (
     Json,
     Number,
@@ -37,6 +44,7 @@ OBSERVATION, ACTION = "observation", "action"
 Word = TypeVar("Word")
 Read = TypeVar("Read")
 First = TypeVar("First")
+Theirs = TypeVar("Theirs")
 
 
 class Policy:
@@ -152,11 +160,11 @@ class Policy:
 
     def _starts(self, rows: torch.Size) -> dict[Key, Tensor]:
         """Return what the state starts with."""
-        examples = unnest(nest({as_key(key): value for key, value in self.example.items()}))
+        examples = _unnested(self.example)
         first = {as_key(key): value for key, value in self.initial.items()}
         found = {}
         for key in map(as_key, self.state):
-            like = cast("Tensor", examples[key])
+            like = torch.as_tensor(examples[key])
             start = torch.zeros((*rows, *like.shape[1:]), dtype=like.dtype)
             if key in first:
                 start += torch.as_tensor(first[key], dtype=like.dtype)
@@ -164,30 +172,10 @@ class Policy:
         return found
 
     def _given(self, observations: object) -> dict[Key, Tensor]:
-        keys = self._observations()
-        given: Mapping[Key, object]
-        if isinstance(observations, Mapping):
-            given = unnest(nest({as_key(key): value for key, value in observations.items()}))
-        elif len(keys) == 1:
-            given = {keys[0]: observations}
-        else:
-            raise KeyMismatch(
-                f"expected a dict of observations, {quoted(map(wire_name, keys))}.",
-                expected=tuple(map(wire_name, keys)),
-                got=type(observations).__name__,
-            )
-        examples = unnest(nest({as_key(key): value for key, value in self.example.items()}))
-        found = {}
-        for key in keys:
-            value = next((given[k] for k in (key, key[1:], (wire_name(key),)) if k in given), None)
-            if value is None:
-                raise KeyMismatch(
-                    f"observation `{wire_name(key)}` not found; available keys: "
-                    f"{quoted(wire_name(one) for one in given)}.",
-                    key=key,
-                    expected=wire_name(key),
-                )
-            tensor, like = torch.as_tensor(value), cast("Tensor", examples[key])
+        found = by_key(observations, self._observations())
+        examples = _unnested(self.example)
+        for key, tensor in found.items():
+            like = torch.as_tensor(examples[key])
             if tensor.ndim != like.ndim:
                 raise ShapeMismatch(
                     f"expected {like.ndim} dimensions, the rows first, for `{wire_name(key)}`, got "
@@ -197,45 +185,152 @@ class Policy:
                     got=tuple(tensor.shape),
                     hint="Pass a batch of observations: `observation[None]` for one.",
                 )
-            found[key] = tensor
         return found
 
 
-class Oracle(Protocol):
-    """What the framework itself does.
+class Oracle:
+    """What the framework itself does: observations in, actions out.
+
+    One that remembers something has a method ``reset(mask)``, which begins a new episode in these
+    rows, or in all.
 
     Attributes:
         module: The whole sequence of steps, of which a module may lack one.
     """
 
-    module: nn.Module | None
+    module: nn.Module | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> object:
         """Return the actions."""
-        ...
+        raise NotImplementedError
 
 
-def of_steps(
-    steps: Sequence[TensorDictModule],
-    example: Mapping[NestedKey, object],
-    oracle: Oracle,
-    state: Mapping[NestedKey, NestedKey],
-    metadata: Mapping[str, object],
-) -> Policy:
-    """Build a policy of steps, of which the last writes the action and all write next states."""
-    module = TensorDictSequential(*steps).eval()
-    oracle.module = module
-    module.select_out_keys(ACTION, *state.values())
-    return Policy(module, example, oracle=oracle, state=state, metadata=metadata)
+class Draft:
+    """A policy in the making, a step after the other.
+
+    Attributes:
+        steps: The steps.
+        example: Raw observations, and a state, by key.
+        state: The key of each next state, by that of the state.
+    """
+
+    def __init__(self) -> None:
+        self.steps: list[TensorDictModule] = []
+        self.example: dict[NestedKey, object] = {}
+        self.state: dict[NestedKey, NestedKey] = {}
+
+    def add(
+        self, step: nn.Module, in_keys: Sequence[NestedKey], out_keys: Sequence[NestedKey]
+    ) -> None:
+        """Add a step."""
+        self.steps.append(TensorDictModule(step, in_keys=[*in_keys], out_keys=[*out_keys]))
+
+    def change(self, key: NestedKey, *steps: nn.Module) -> None:
+        """Add steps that read an entry and write it back."""
+        for step in steps:
+            self.add(step, [unravel_key(key)], [unravel_key(key)])
+
+    def normalise(self, key: NestedKey, mean: Tensor, deviation: Tensor, limit: float) -> None:
+        """Add a step that normalises an entry, and one that clips it, if there is a limit."""
+        self.change(key, Normalise(mean, deviation))
+        if limit:
+            self.change(key, Clip(-limit, limit))
+
+    def add_with_state(
+        self,
+        step: nn.Module,
+        in_keys: Sequence[NestedKey],
+        out_keys: Sequence[NestedKey],
+        starts: Mapping[str, Tensor],
+    ) -> None:
+        """Add a step that reads states after the rest, and writes the next ones.
+
+        Args:
+            step: The step.
+            in_keys: What it reads beside.
+            out_keys: What it writes beside.
+            starts: What each state starts with, by name; the rows come first.
+        """
+        state: dict[NestedKey, NestedKey] = {("state", n): ("next", "state", n) for n in starts}
+        self.add(step, [*in_keys, *state], [*out_keys, *state.values()])
+        self.example |= zip(state, starts.values(), strict=True)
+        self.state |= state
+
+    def add_layer(self, layer: nn.RNNBase, rows: int) -> None:
+        """Add a recurrent layer over the features."""
+        names = ("h", "c") if isinstance(layer, nn.LSTM) else ("h",)
+        start = torch.zeros(rows, layer.num_layers, layer.hidden_size)
+        starts = dict.fromkeys(names, start)
+        self.add_with_state(Recurrent(copied(layer)), ["features"], ["features"], starts)
+
+    def finish(self, oracle: Oracle, metadata: Mapping[str, object]) -> Policy:
+        """Build the policy: the last step writes the action."""
+        module = TensorDictSequential(*self.steps).eval()
+        oracle.module = module
+        module.select_out_keys(ACTION, *self.state.values())
+        return Policy(module, self.example, oracle=oracle, state=self.state, metadata=metadata)
 
 
-def in_place(step: nn.Module, key: NestedKey) -> TensorDictModule:
-    """Return a step that reads an entry and writes it back."""
-    return TensorDictModule(step, in_keys=[unravel_key(key)], out_keys=[unravel_key(key)])
+def wrong_kind(wanted: str, given: object, expected: str, hint: str) -> NotExportable:
+    """Return the error for what is not of the framework."""
+    return NotExportable(
+        f"expected {wanted}, got `{type(given).__name__}`.",
+        expected=expected,
+        got=type(given).__name__,
+        hint=hint,
+    )
 
 
-def copied(module: nn.Module) -> nn.Module:
+def unknown_kind(what: str, given: object, expected: object = None) -> NotExportable:
+    """Return the error for a part of a framework that is not converted."""
+    return NotExportable(
+        f"the {what} `{type(given).__name__}` is of a kind that kd_export does not know.",
+        expected=expected,
+        got=type(given).__name__,
+        hint="Write it as a keyed module, and pass `oracle=` to `kd_export.save`.",
+    )
+
+
+def by_key(observations: object, keys: Sequence[Key]) -> dict[Key, Tensor]:
+    """Read observations by key: an array or a tensor, or a mapping of several.
+
+    The keys of a mapping may leave out the first part, ``"observation"``.
+
+    Raises:
+        KeyMismatch: One is missing.
+    """
+    given: Mapping[Key, object]
+    if isinstance(observations, Mapping):
+        given = _unnested(observations)
+    elif len(keys) == 1:
+        given = {keys[0]: observations}
+    else:
+        raise KeyMismatch(
+            f"expected a dict of observations, {quoted(map(wire_name, keys))}.",
+            expected=tuple(map(wire_name, keys)),
+            got=type(observations).__name__,
+        )
+    found = {}
+    for key in keys:
+        value = next((given[k] for k in (key, key[1:], (wire_name(key),)) if k in given), None)
+        if value is None:
+            raise KeyMismatch(
+                f"observation `{wire_name(key)}` not found; available keys: "
+                f"{quoted(wire_name(one) for one in given)}.",
+                key=key,
+                expected=wire_name(key),
+            )
+        found[key] = torch.as_tensor(value)
+    return found
+
+
+def _unnested(entries: Mapping[Word, object]) -> Mapping[Key, object]:
+    return unnest(nest({as_key(key): value for key, value in entries.items()}))
+
+
+def copied(module: Theirs) -> Theirs:
     """Return a copy of a module of a framework, on the CPU and in eval mode."""
+    assert isinstance(module, nn.Module)
     return copy.deepcopy(module, detached(module)).cpu().eval()
 
 
@@ -246,7 +341,8 @@ def _word(key: object) -> NestedKey:
 
 
 def _keys(listed: object) -> list[Key]:
-    return [as_key(key) for key in cast("Iterable[object]", listed)]
+    assert isinstance(listed, Iterable)
+    return [as_key(key) for key in listed]
 
 
 def _leaves(value: object) -> list[object]:
@@ -536,6 +632,8 @@ def _brief(values: Tensor) -> str:
 
 ROWS = 64
 """How many rows an example has."""
+REACH = 3.0
+"""How many deviations the rows of an example go from the mean at least."""
 SEVERAL = ("Dict", "Tuple")
 _FREE, _FAR = 3.0, 1e6
 _MOST_LISTED = 256
@@ -576,15 +674,21 @@ def kind(space: object) -> str:
 
 def leaves(space: object, key: Key) -> Iterator[tuple[Key, Space]]:
     """List the spaces in a space by key; those of a tuple by their number."""
-    inner = getattr(space, "spaces", None)
-    if kind(space) not in SEVERAL:
-        yield key, cast("Space", space)
-    elif isinstance(inner, Mapping):
-        for name, one in inner.items():
-            yield from leaves(one, (*key, str(name)))
+    if _is_leaf(space):
+        yield key, space
     else:
-        for place, one in enumerate(cast("tuple[object, ...]", inner)):
-            yield from leaves(one, (*key, str(place)))
+        for name, one in _inside(space):
+            yield from leaves(one, (*key, name))
+
+
+def _is_leaf(space: object) -> TypeGuard[Space]:
+    return kind(space) not in SEVERAL
+
+
+def _inside(space: object) -> Iterator[tuple[str, object]]:
+    inner: Any = getattr(space, "spaces", ())
+    pairs = inner.items() if isinstance(inner, Mapping) else enumerate(inner)
+    return ((str(name), one) for name, one in pairs)
 
 
 def dtype_of(space: Space) -> torch.dtype:
@@ -601,14 +705,19 @@ def limits(space: Space) -> tuple[Tensor, Tensor]:
         low, high = (torch.as_tensor(getattr(space, name)) for name in ("low", "high"))
         return low, high
     start = torch.as_tensor(getattr(space, "start", 0))
-    if what == "Discrete":
-        count = torch.as_tensor(int(cast("int", getattr(space, "n"))))  # noqa: B009  # not typed
-    elif what == "MultiDiscrete":
-        count = torch.as_tensor(getattr(space, "nvec"))  # noqa: B009  # as above
-    else:
+    if what == "MultiBinary":
         count = torch.full(tuple(space.shape), 2)
+    else:
+        count = torch.as_tensor(getattr(space, "n" if what == "Discrete" else "nvec"))
     start = start.expand(count.shape)
     return start, start + count - 1
+
+
+def counts(space: Space) -> list[int]:
+    """Return how many values each integer of a space may have."""
+    low, high = limits(space)
+    found: list[int] = (high - low + 1).flatten().tolist()
+    return found
 
 
 def draw(space: Space, source: torch.Generator, rows: int = ROWS) -> Tensor:
@@ -625,6 +734,13 @@ def draw(space: Space, source: torch.Generator, rows: int = ROWS) -> Tensor:
     return (least + ((most - least + 1) * values).floor()).to(dtype)
 
 
+def around(
+    mean: Tensor, deviation: Tensor, limit: float, shape: Sequence[int], source: torch.Generator
+) -> Tensor:
+    """Draw observations around a mean, so far away that a limit behind it clips a few."""
+    return mean + deviation * max(REACH, limit / 3) * spread(shape, source)
+
+
 def spread(shape: Sequence[int], source: torch.Generator) -> Tensor:
     """Draw numbers from -1 to 1, as float64."""
     return 2 * torch.rand(tuple(shape), generator=source, dtype=torch.float64) - 1
@@ -632,15 +748,14 @@ def spread(shape: Sequence[int], source: torch.Generator) -> Tensor:
 
 def described(space: object) -> dict[str, Json]:
     """Return what a file says of a space, as plain data: numbers without a limit are ``None``."""
-    if kind(space) in SEVERAL:
-        inside = [(key[-1], described(one)) for key, one in _directly(space)]
-        return {"space": kind(space), "entries": dict(inside)}
-    leaf = cast("Space", space)
-    low, high = limits(leaf)
+    if not _is_leaf(space):
+        inside: dict[str, Json] = {name: described(one) for name, one in _inside(space)}
+        return {"space": kind(space), "entries": inside}
+    low, high = limits(space)
     found: dict[str, Json] = {
         "space": kind(space),
-        "shape": list(map(int, leaf.shape or ())),
-        "dtype": str(dtype_of(leaf)).removeprefix("torch."),
+        "shape": list(map(int, space.shape or ())),
+        "dtype": str(dtype_of(space)).removeprefix("torch."),
     }
     for name, values in (("low", low), ("high", high)):
         found[name] = _numbers(values)
@@ -655,14 +770,6 @@ def told(framework: str, theirs: object, observation: object, action: object) ->
         "observation": described(observation),
         "action": described(action),
     }
-
-
-def _directly(space: object) -> Iterator[tuple[Key, object]]:
-    inner = getattr(space, "spaces", None)
-    if isinstance(inner, Mapping):
-        yield from (((str(name),), one) for name, one in inner.items())
-    else:
-        yield from (((str(n),), one) for n, one in enumerate(cast("tuple[object, ...]", inner)))
 
 
 def _numbers(values: Tensor) -> Json:

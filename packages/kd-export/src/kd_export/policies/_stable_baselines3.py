@@ -7,12 +7,12 @@ and scales. The library is never imported: models are known by their attributes.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol, cast
+from typing import Protocol, TypeGuard
 
 import torch
 from torch import Tensor, nn
 
-from kd_core import NestedKey, unravel_key
+from kd_core import unravel_key
 from kd_export._errors import ExportError, Key, NotExportable
 from kd_export.policies import _policy as spaces
 from kd_export.policies._policy import (
@@ -22,19 +22,17 @@ from kd_export.policies._policy import (
     ArgMax,
     ChannelsFirst,
     Clip,
-    Normalise,
+    Draft,
     OneHot,
     Policy,
-    Recurrent,
     ScaleImage,
     Shaped,
     ToFloat,
     Unscale,
     copied,
-    in_place,
-    of_steps,
+    unknown_kind,
+    wrong_kind,
 )
-from kd_nn import TensorDictModule
 
 _ALL: Key = (OBSERVATION,)
 
@@ -75,12 +73,8 @@ class VecNormalize(Protocol):
         ...
 
 
-class Predict:
-    """The model's own `predict`, behind `VecNormalize`: observations in, actions out.
-
-    Attributes:
-        module: The whole sequence of steps, of which a module may lack one.
-    """
+class Predict(spaces.Oracle):
+    """The model's own `predict`, behind `VecNormalize`."""
 
     def __init__(self, model: Model, vec_normalize: VecNormalize | None, first: bool) -> None:
         self._model = model
@@ -88,20 +82,17 @@ class Predict:
         self._first = first
         self._state: object = None
         self._starts: Tensor | None = None
-        self.module: nn.Module | None = None
 
-    def __call__(self, observations: object) -> object:
+    def __call__(self, observations: Tensor | Mapping[str, Tensor]) -> object:
         """Return the actions."""
+        rows = len(
+            next(iter(observations.values())) if isinstance(observations, Mapping) else observations
+        )
         arrays = _arrays(observations)
         if self._normalize is not None:
             if self._first:
                 arrays = _moved(arrays)
             arrays = self._normalize.normalize_obs(arrays)
-        rows = len(
-            next(iter(arrays.values()))
-            if isinstance(arrays, dict)
-            else cast("list[object]", arrays)
-        )
         starts = torch.ones(rows, dtype=torch.bool) if self._starts is None else self._starts
         action, self._state = self._model.predict(
             arrays, state=self._state, episode_start=starts.numpy(), deterministic=True
@@ -117,10 +108,10 @@ class Predict:
             self._starts = self._starts | mask
 
 
-def _arrays(observations: object) -> object:
-    if isinstance(observations, Mapping):
-        return {name: _arrays(value) for name, value in observations.items()}
-    return cast("Tensor", observations).numpy()
+def _arrays(observations: Tensor | Mapping[str, Tensor]) -> object:
+    if isinstance(observations, Tensor):
+        return observations.numpy()
+    return {name: value.numpy() for name, value in observations.items()}
 
 
 def _moved(arrays: object) -> object:
@@ -171,21 +162,18 @@ def from_sb3(
         NotExportable: The model is of another kind, or has an unknown distribution.
         ExportError: The model was trained in a `VecNormalize`, and none is given.
     """
-    for name in ("policy", "observation_space", "action_space", "predict"):
-        if not hasattr(model, name):
-            raise NotExportable(
-                f"expected a model of stable-baselines3, got `{type(model).__name__}`.",
-                expected="an algorithm, such as PPO",
-                got=type(model).__name__,
-                hint="Load it with the class of its algorithm: `PPO.load('policy.zip')`.",
-            )
-    known = cast("Model", model)
-    normalize = _normalize(known, vec_normalize)
-    raw = _raw_space(known, normalize) if observation_space is None else observation_space
-    seen = {key[1:]: leaf for key, leaf in spaces.leaves(known.observation_space, _ALL)}
+    if not _is_model(model):
+        raise wrong_kind(
+            "a model of stable-baselines3",
+            model,
+            "an algorithm, such as PPO",
+            "Load it with the class of its algorithm: `PPO.load('policy.zip')`.",
+        )
+    normalize = _normalize(model, vec_normalize)
+    raw = _raw_space(model, normalize) if observation_space is None else observation_space
+    seen = {key[1:]: leaf for key, leaf in spaces.leaves(model.observation_space, _ALL)}
     source = torch.Generator().manual_seed(0)
-    steps: list[TensorDictModule] = []
-    example: dict[NestedKey, object] = {}
+    draft = Draft()
     first = False
     for key, leaf in spaces.leaves(raw, _ALL):
         values = spaces.draw(leaf, source)
@@ -196,29 +184,30 @@ def from_sb3(
             mean, deviation = statistics
             first = moves and tuple(mean.shape) != tuple(values.shape[1:])
             if moves and first:
-                steps.append(in_place(ChannelsFirst(), key))
+                draft.change(key, ChannelsFirst())
                 moves = False
-            steps.append(in_place(Normalise(mean, deviation), key))
-            steps.append(in_place(Clip(-normalize.clip_obs, normalize.clip_obs), key))
-            values = _like(mean, deviation, values, normalize.clip_obs, source)
+            limit, shape = normalize.clip_obs, (len(values), *mean.shape)
+            draft.normalise(key, mean, deviation, limit)
+            values = spaces.around(mean, deviation, limit, shape, source).to(values.dtype)
             if first:
                 values = values.movedim(-3, -1)
         if moves:
-            steps.append(in_place(ChannelsFirst(), key))
-        encoding = _encoding(target, known.policy)
+            draft.change(key, ChannelsFirst())
+        encoding = _encoding(target, model.policy)
         if statistics is not None or values.dtype is not torch.float32:
-            steps.append(in_place(encoding, key))
-        example[unravel_key(key)] = values.contiguous()
-    keys = [unravel_key(key) for key, _ in spaces.leaves(raw, _ALL)]
-    names = [key[-1] for key in seen if key]
-    network, state = _network(known, keys, names, example)
-    steps += network
-    oracle = Predict(known, normalize, first)
-    said = spaces.told("stable-baselines3", model, raw, known.action_space)
-    result = of_steps(steps, example, oracle, state, said)
-    if vec_normalize is None and normalize is None and _may_have_been_normalised(known):
+            draft.change(key, encoding)
+        draft.example[unravel_key(key)] = values.contiguous()
+    _add_network(draft, model, [key[-1] for key in seen if key])
+    said = spaces.told("stable-baselines3", model, raw, model.action_space)
+    result = draft.finish(Predict(model, normalize, first), said)
+    if vec_normalize is None and normalize is None and _may_have_been_normalised(model):
         result.notes = (_UNKNOWN_NORMALISER,)
     return result
+
+
+def _is_model(given: object) -> TypeGuard[Model]:
+    names = ("policy", "observation_space", "action_space", "predict")
+    return all(hasattr(given, name) for name in names)
 
 
 def _normalize(model: Model, given: object) -> VecNormalize | None:
@@ -235,15 +224,18 @@ def _normalize(model: Model, given: object) -> VecNormalize | None:
             )
     if given is None or given is False:
         return None
-    if not hasattr(given, "obs_rms"):
+    if not _is_normalizer(given):
         raise ExportError(
             f"expected a `VecNormalize`, got `{type(given).__name__}`.",
             expected="VecNormalize",
             got=type(given).__name__,
             hint="Load it with `VecNormalize.load(path, venv)`, or pass `False` for none.",
         )
-    found = cast("VecNormalize", given)
-    return found if getattr(found, "norm_obs", True) else None
+    return given if getattr(given, "norm_obs", True) else None
+
+
+def _is_normalizer(given: object) -> TypeGuard[VecNormalize]:
+    return hasattr(given, "obs_rms")
 
 
 _UNKNOWN_NORMALISER = (
@@ -317,23 +309,11 @@ def _statistics(normalize: VecNormalize | None, key: Key) -> tuple[Tensor, Tenso
     return mean, (var + normalize.epsilon).sqrt()
 
 
-def _like(
-    mean: Tensor, deviation: Tensor, like: Tensor, clip: float, source: torch.Generator
-) -> Tensor:
-    """Draw observations around a mean, so far away that a few are clipped."""
-    reach = max(3.0, clip / 3)
-    shape = (len(like), *mean.shape)
-    return (mean + deviation * reach * spaces.spread(shape, source)).to(like.dtype)
-
-
 def _encoding(space: spaces.Space, policy: nn.Module) -> nn.Module:
     """Return what `preprocess_obs` does to an observation."""
     what = spaces.kind(space)
-    if what == "Discrete":
-        return OneHot([int(spaces.limits(space)[1]) - int(spaces.limits(space)[0]) + 1])
-    if what == "MultiDiscrete":
-        low, high = spaces.limits(space)
-        return OneHot((high - low + 1).flatten().tolist())
+    if what in ("Discrete", "MultiDiscrete"):
+        return OneHot(spaces.counts(space))
     if what == "Box" and _is_image(space) and getattr(policy, "normalize_images", True):
         return ScaleImage()
     return ToFloat()
@@ -350,59 +330,55 @@ def _is_image(space: spaces.Space) -> bool:
     return (space.shape[0] if space.shape[0] == smallest else space.shape[-1]) in (1, 3, 4)
 
 
-def _network(
-    model: Model, keys: list[NestedKey], names: list[str], example: dict[NestedKey, object]
-) -> tuple[list[TensorDictModule], dict[NestedKey, NestedKey]]:
-    """Return the steps from encoded observations to the environment's actions, and the state."""
-    policy = model.policy
+def _add_network(draft: Draft, model: Model, names: list[str]) -> None:
+    """Add the steps from encoded observations to the environment's actions."""
+    policy, keys = model.policy, list(draft.example)
     actor = getattr(policy, "actor", None)
     q_net = getattr(policy, "q_net", None) or getattr(policy, "quantile_net", None)
-    state: dict[NestedKey, NestedKey] = {}
-    steps: list[TensorDictModule] = []
+
+    def add_features(owner: nn.Module, name: str = "features_extractor") -> None:
+        draft.add(Features(copied(_inner(owner, name)), names), keys, ["features"])
+
+    def add_head(*layers: nn.Module) -> None:
+        draft.add(Actor(*map(copied, layers)), ["features"], [ACTION])
+
     if hasattr(policy, "action_net") and hasattr(policy, "mlp_extractor"):
-        extractor = getattr(policy, "pi_features_extractor", None) or policy.features_extractor
-        steps.append(_features(extractor, keys, names))
+        own = getattr(policy, "pi_features_extractor", None) is not None
+        add_features(policy, "pi_features_extractor" if own else "features_extractor")
         layer = getattr(policy, "lstm_actor", None)
         if isinstance(layer, nn.LSTM):
-            steps.append(_recurrent(layer, state, example))
-        latent = _inner(_inner(policy, "mlp_extractor"), "policy_net")
-        steps.append(_head(latent, _inner(policy, "action_net")))
+            draft.add_layer(layer, spaces.ROWS)
+        add_head(
+            _inner(_inner(policy, "mlp_extractor"), "policy_net"), _inner(policy, "action_net")
+        )
         squashed = bool(getattr(policy, "squash_output", False))
         if squashed:
-            steps.append(in_place(nn.Tanh(), ACTION))
-        return steps + _to_environment(model, squashed), state
-    if isinstance(actor, nn.Module):
-        steps.append(_features(_inner(actor, "features_extractor"), keys, names))
-        hidden = getattr(actor, "latent_pi", None)
-        mean = _inner(actor, "mu")
-        if isinstance(hidden, nn.Module):  # SAC, TQC, CrossQ: a squashed normal distribution
-            steps.append(_head(hidden, mean))
-            steps.append(in_place(nn.Tanh(), ACTION))
+            draft.change(ACTION, nn.Tanh())
+        draft.change(ACTION, *_to_environment(model, squashed))
+    elif isinstance(actor, nn.Module):
+        add_features(actor)
+        if isinstance(getattr(actor, "latent_pi", None), nn.Module):
+            # SAC, TQC, CrossQ: a squashed normal distribution
+            add_head(_inner(actor, "latent_pi"), _inner(actor, "mu"))
+            draft.change(ACTION, nn.Tanh())
         else:
-            steps.append(_head(mean))
-        return steps + _to_environment(model, squashed=True), state
-    if isinstance(q_net, nn.Module):
-        steps.append(_features(_inner(q_net, "features_extractor"), keys, names))
-        values = getattr(q_net, "q_net", None)
-        steps.append(_head(_inner(q_net, "quantile_net" if values is None else "q_net")))
-        if values is None:
-            steps.append(in_place(MeanOfQuantiles(int(getattr(q_net, "n_quantiles"))), ACTION))  # noqa: B009  # not typed
-        steps.append(in_place(ArgMax(), ACTION))
-        return steps, state
-    raise NotExportable(
-        f"the policy `{type(policy).__name__}` is of a kind that kd_export does not know.",
-        expected="an actor-critic policy, an actor, or a q-network",
-        got=type(policy).__name__,
-        hint="Write it as a keyed module, and pass `oracle=` to `kd_export.save`.",
-    )
+            add_head(_inner(actor, "mu"))
+        draft.change(ACTION, *_to_environment(model, squashed=True))
+    elif isinstance(q_net, nn.Module):
+        add_features(q_net)
+        if hasattr(q_net, "q_net"):
+            add_head(_inner(q_net, "q_net"))
+        else:
+            add_head(_inner(q_net, "quantile_net"))
+            draft.change(ACTION, MeanOfQuantiles(getattr(q_net, "n_quantiles", 1)))
+        draft.change(ACTION, ArgMax())
+    else:
+        expected = "an actor-critic policy, an actor, or a q-network"
+        raise unknown_kind("policy", policy, expected)
 
 
 class Actor(nn.Sequential):
     """The layers from features to the numbers that an action is made of."""
-
-
-def _head(*layers: nn.Module) -> TensorDictModule:
-    return TensorDictModule(Actor(*map(copied, layers)), in_keys=["features"], out_keys=[ACTION])
 
 
 class MeanOfQuantiles(nn.Module):
@@ -424,27 +400,7 @@ def _inner(module: nn.Module, name: str) -> nn.Module:
     return found
 
 
-def _features(extractor: object, keys: list[NestedKey], names: list[str]) -> TensorDictModule:
-    step = Features(copied(cast("nn.Module", extractor)), names)
-    return TensorDictModule(step, in_keys=keys, out_keys=["features"])
-
-
-def _recurrent(
-    layer: nn.LSTM, state: dict[NestedKey, NestedKey], example: dict[NestedKey, object]
-) -> TensorDictModule:
-    state[("state", "h")] = ("next", "state", "h")
-    state[("state", "c")] = ("next", "state", "c")
-    rows = len(cast("Tensor", next(iter(example.values()))))
-    for key in state:
-        example[key] = torch.zeros(rows, layer.num_layers, layer.hidden_size)
-    return TensorDictModule(
-        Recurrent(cast("nn.LSTM", copied(layer))),
-        in_keys=["features", *state],
-        out_keys=["features", *state.values()],
-    )
-
-
-def _to_environment(model: Model, squashed: bool) -> list[TensorDictModule]:
+def _to_environment(model: Model, squashed: bool) -> list[nn.Module]:
     """Return what `predict` does to the result of the network."""
     space = model.action_space
     what = spaces.kind(space)
@@ -460,10 +416,9 @@ def _to_environment(model: Model, squashed: bool) -> list[TensorDictModule]:
     elif what == "Discrete":
         step = [ArgMax()]
     elif what == "MultiDiscrete":
-        low, high = spaces.limits(space)
-        step = [ArgMax((high - low + 1).flatten().tolist())]
+        step = [ArgMax(spaces.counts(space))]
     else:
         step = [Above(0.0)]
         if len(space.shape) != 1:
             step.append(Shaped(space.shape))
-    return [in_place(one, ACTION) for one in step]
+    return step

@@ -7,37 +7,47 @@ imported: what is needed of it is there already where a policy of it is.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, cast
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, TypeGuard
 
 import torch
 from torch import Tensor, nn
 
-from kd_core import NestedKey
-from kd_export._errors import NotExportable
 from kd_export.policies import _policy as spaces
 from kd_export.policies._policy import (
     ACTION,
     OBSERVATION,
     ArgMax,
     Clip,
-    Normalise,
+    Draft,
     Policy,
     Unscale,
     copied,
-    in_place,
-    of_steps,
+    unknown_kind,
+    wrong_kind,
 )
-from kd_nn import TensorDictModule
 
 
 class Theirs(Protocol):
-    """What is used of a policy of tianshou."""
+    """What is used of a policy of tianshou.
+
+    Attributes:
+        actor: The network, of policies that have an actor.
+        model: The network, of those that learn values.
+        support: The values of C51.
+    """
 
     action_space: spaces.Space
     observation_space: object
     action_scaling: bool
     action_bound_method: str | None
+    actor: nn.Module
+    model: nn.Module
+    support: Tensor
+
+    def __call__(self, batch: object, state: object) -> Any:  # a batch of tianshou
+        """Return actions and states."""
+        ...
 
     def map_action(self, act: object) -> object:
         """Return the environment's actions."""
@@ -57,36 +67,25 @@ class Statistics(Protocol):
         ...
 
 
-class _Result(Protocol):
-    act: object
-    state: object
+class Predict(spaces.Oracle):
+    """The policy itself, with `map_action`."""
 
-
-class Predict:
-    """The policy itself, with `map_action`: observations in, actions out.
-
-    Attributes:
-        module: The whole sequence of steps, of which a module may lack one.
-    """
-
-    def __init__(self, policy: nn.Module, statistics: Statistics | None) -> None:
-        self.module: nn.Module | None = None
+    def __init__(self, policy: Theirs, statistics: Statistics | None) -> None:
         self._policy, self._statistics = policy, statistics
         self._held: dict[str, Tensor] = {}
 
     def __call__(self, observations: Tensor) -> object:
         """Return the actions."""
-        batch = cast("Callable[..., object]", sys.modules["tianshou.data"].Batch)
+        batch = sys.modules["tianshou.data"].Batch
         arrays: object = observations.numpy()
         if self._statistics is not None:
             arrays = self._statistics.norm(arrays)
         held = {name: state.clone() for name, state in self._held.items()} or None
         with torch.no_grad():
-            result = cast("_Result", self._policy(batch(obs=arrays, info={}), state=held))
-        if isinstance(result.state, Mapping) or hasattr(result.state, "items"):
-            states = cast("Mapping[str, Tensor]", result.state)
-            self._held = {name: state.detach().clone() for name, state in states.items()}
-        return cast("Theirs", self._policy).map_action(result.act)
+            result = self._policy(batch(obs=arrays, info={}), state=held)
+        if hasattr(result.state, "items"):
+            self._held = {name: state.detach().clone() for name, state in result.state.items()}
+        return self._policy.map_action(result.act)
 
     def reset(self, mask: Tensor | None = None) -> None:
         """Begin a new episode in these rows, or in all."""
@@ -151,79 +150,79 @@ def from_tianshou(
     Raises:
         NotExportable: The policy is of another kind.
     """
-    found = getattr(policy, "policy", policy)
-    if not isinstance(found, nn.Module) or not hasattr(found, "map_action"):
-        raise NotExportable(
-            f"expected an algorithm or a policy of tianshou, got `{type(policy).__name__}`.",
-            expected="an algorithm with `policy`",
-            got=type(policy).__name__,
-            hint="Build the policy, and load its weights with `load_state_dict`.",
+    own = getattr(policy, "policy", policy)
+    if not _is_policy(own):
+        raise wrong_kind(
+            "an algorithm or a policy of tianshou",
+            policy,
+            "an algorithm with `policy`",
+            "Build the policy, and load its weights with `load_state_dict`.",
         )
-    own = copied(found)
+    own = copied(own)
     if hasattr(own, "deterministic_eval"):
-        setattr(own, "deterministic_eval", True)  # noqa: B010  # not typed
-    known = cast("Theirs", own)
-    get = getattr(obs_rms, "get_obs_rms", None)
-    statistics = cast("Statistics | None", get() if get is not None else obs_rms)
-    ((_, space),) = spaces.leaves(known.observation_space, (OBSERVATION,))
+        own.deterministic_eval = True
+    statistics = _statistics(obs_rms)
+    ((_, space),) = spaces.leaves(own.observation_space, (OBSERVATION,))
     source = torch.Generator().manual_seed(0)
     values = spaces.draw(space, source)
-    steps: list[TensorDictModule] = []
+    draft = Draft()
     if statistics is not None:
         mean, var = (
             torch.as_tensor(x, dtype=torch.float64) for x in (statistics.mean, statistics.var)
         )
-        deviation = (var + statistics.eps).sqrt()
-        limit = statistics.clip_max or 0.0
-        spread = spaces.spread(values.shape, source)
-        values = (mean + deviation * max(3.0, limit / 3) * spread).to(values.dtype)
-        steps.append(in_place(Normalise(mean, deviation), OBSERVATION))
-        if limit:
-            steps.append(in_place(Clip(-limit, limit), OBSERVATION))
-    state: dict[NestedKey, NestedKey] = {}
-    example: dict[NestedKey, object] = {OBSERVATION: values}
+        deviation, limit = (var + statistics.eps).sqrt(), statistics.clip_max or 0.0
+        values = spaces.around(mean, deviation, limit, values.shape, source).to(values.dtype)
+        draft.normalise(OBSERVATION, mean, deviation, limit)
+    draft.example[OBSERVATION] = values
     actor, after = _parts(own)
     with torch.no_grad():
         _, kept = actor(values.float(), state=None, info={})
-    names = list(kept) if hasattr(kept, "items") else []
-    for name in names:
-        state[("state", name)] = ("next", "state", name)
-        example[("state", name)] = torch.zeros_like(kept[name])
-    steps.append(
-        TensorDictModule(
-            Actor(actor, names),
-            in_keys=[OBSERVATION, *state],
-            out_keys=[ACTION, *state.values()],
-        )
-    )
-    steps += [in_place(one, ACTION) for one in (*after, *_mapped(known))]
+    starts = {name: torch.zeros_like(kept[name]) for name in kept} if hasattr(kept, "items") else {}
+    draft.add_with_state(Actor(actor, list(starts)), [OBSERVATION], [ACTION], starts)
+    draft.change(ACTION, *after, *_mapped(own))
     oracle = Predict(own, statistics)
-    said = spaces.told("tianshou", policy, known.observation_space, known.action_space)
-    return of_steps(steps, example, oracle, state, said | dict(metadata or {}))
+    said = spaces.told("tianshou", policy, own.observation_space, own.action_space)
+    return draft.finish(oracle, said | dict(metadata or {}))
 
 
-def _parts(policy: nn.Module) -> tuple[nn.Module, list[nn.Module]]:
+def _is_policy(given: object) -> TypeGuard[Theirs]:
+    return isinstance(given, nn.Module) and hasattr(given, "map_action")
+
+
+def _statistics(given: object) -> Statistics | None:
+    if hasattr(given, "get_obs_rms"):
+        given = given.get_obs_rms()
+    if given is not None and not _is_statistics(given):
+        raise wrong_kind(
+            "the statistics of observations",
+            given,
+            "the `obs_rms` of `VectorEnvNormObs`, or that environment",
+            "Pass `env.get_obs_rms()`.",
+        )
+    return given
+
+
+def _is_statistics(given: object) -> TypeGuard[Statistics]:
+    return all(hasattr(given, name) for name in ("mean", "var", "eps", "norm"))
+
+
+def _parts(policy: Theirs) -> tuple[nn.Module, list[nn.Module]]:
     """Return the network of a policy, and what the policy does to its result."""
     kinds = [one.__name__ for one in type(policy).__mro__]
     if "SACPolicy" in kinds:
-        return cast("nn.Module", policy.actor), [nn.Tanh()]
+        return policy.actor, [nn.Tanh()]
     if "ContinuousDeterministicPolicy" in kinds:
-        return cast("nn.Module", policy.actor), []
+        return policy.actor, []
     if "ProbabilisticActorPolicy" in kinds or "DiscreteSACPolicy" in kinds:
         discrete = spaces.kind(policy.action_space) == "Discrete"
-        return cast("nn.Module", policy.actor), [ArgMax()] if discrete else []
+        return policy.actor, [ArgMax()] if discrete else []
     if "DiscreteQLearningPolicy" in kinds:
-        network = cast("nn.Module", policy.model)
         if "QRDQNPolicy" in kinds:
-            return network, [Values(None), ArgMax()]
+            return policy.model, [Values(None), ArgMax()]
         if "C51Policy" in kinds:
-            return network, [Values(cast("Tensor", policy.support)), ArgMax()]
-        return network, [ArgMax()]
-    raise NotExportable(
-        f"the policy `{type(policy).__name__}` is of a kind that kd_export does not know.",
-        got=type(policy).__name__,
-        hint="Write it as a keyed module, and pass `oracle=` to `kd_export.save`.",
-    )
+            return policy.model, [Values(policy.support), ArgMax()]
+        return policy.model, [ArgMax()]
+    raise unknown_kind("policy", policy)
 
 
 def _mapped(policy: Theirs) -> list[nn.Module]:

@@ -7,46 +7,72 @@ are never imported: what is needed of them is there already where a policy of th
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
-from typing import Protocol, cast
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Protocol, TypeGuard
 
 import torch
 from torch import Tensor, nn
 
 from kd_core import NestedKey
 from kd_export._capture.flat_module import converted, is_foreign, recurrent_keys
-from kd_export._errors import KeyMismatch, NotExportable, quoted
+from kd_export._errors import Key, KeyMismatch, NotExportable, quoted
 from kd_export._schema.files import as_key, nest, unnest, wire_name
-from kd_export.policies._policy import Affine, ChannelsFirst, Normalise, Policy, ScaleImage, ToFloat
+from kd_export.policies._policy import (
+    Affine,
+    ChannelsFirst,
+    Normalise,
+    Oracle,
+    Policy,
+    ScaleImage,
+    ToFloat,
+    by_key,
+    unknown_kind,
+)
 from kd_nn import TensorDictModule, TensorDictSequential
 
 _INIT: NestedKey = "is_init"
 
 
+class Transform(Protocol):
+    """What is used of a transform.
+
+    Attributes:
+        dim: The dimension that `CatTensors` joins.
+        loc: What `ObservationNorm` adds, or subtracts if it is ``standard_normal``.
+        scale: What it multiplies by, or divides by.
+        standard_normal: Which of the two it does.
+        shape_tolerant: Whether `ToTensorImage` leaves channels alone that come first.
+    """
+
+    in_keys: Sequence[NestedKey]
+    out_keys: Sequence[NestedKey]
+    dim: int
+    loc: Tensor
+    scale: Tensor
+    standard_normal: bool
+    shape_tolerant: bool
+
+    def _call(self, container: _Container) -> _Container: ...
+
+
 class _Container(Protocol):
     batch_size: torch.Size
 
-    def get(self, key: object) -> object: ...
+    def get(self, key: object) -> Tensor: ...
     def set(self, key: object, value: object) -> object: ...
 
 
-class Predict:
-    """The policy itself on containers of its own library, without exploration.
-
-    Attributes:
-        module: The whole sequence of steps, of which a module may lack one.
-    """
+class Predict(Oracle):
+    """The policy itself on containers of its own library, without exploration."""
 
     def __init__(
         self,
         policy: nn.Module,
-        transforms: Sequence[nn.Module],
+        transforms: Sequence[Transform],
         keys: Sequence[NestedKey],
         state: Mapping[NestedKey, Tensor],
         action: NestedKey,
     ) -> None:
-        self.module: nn.Module | None = None
         self._policy = policy
         self._transforms = transforms
         self._keys = keys
@@ -59,31 +85,25 @@ class Predict:
     def __call__(self, observations: object) -> Tensor:
         """Return the actions."""
         theirs = sys.modules["tensordict"]
-        scope = cast(
-            "Callable[[object], AbstractContextManager[None]]", theirs.nn.set_interaction_type
-        )
-        given = _by_key(observations, self._keys)
+        deterministic = theirs.nn.InteractionType.DETERMINISTIC
+        given = by_key(observations, [as_key(key) for key in self._keys])
         rows = len(next(iter(given.values())))
         container: _Container = theirs.TensorDict({}, batch_size=[rows])
         for key, value in given.items():
             container.set(key, value)
-        with torch.no_grad(), scope(theirs.nn.InteractionType.DETERMINISTIC):
+        with torch.no_grad(), theirs.nn.set_interaction_type(deterministic):
             for transform in self._transforms:
-                container = cast(
-                    "_Container", cast("Callable[..., object]", transform._call)(container)
-                )
-            for key, start in self._first.items():
+                container = transform._call(container)
+            for read, start in self._first.items():
                 value = torch.zeros(rows, *start.shape[1:], dtype=start.dtype)
-                container.set(key, self._held.get(key, value))
+                container.set(read, self._held.get(read, value))
             if self._first:
                 new = torch.ones(rows, dtype=torch.bool) if self._new is None else self._new
                 container.set(_INIT, new[:, None])
-            result = cast("_Container", self._policy(container))
-        self._held = {
-            read: cast("Tensor", result.get(new)).clone() for read, new in self._pairs.items()
-        }
+            result: _Container = self._policy(container)
+        self._held = {read: result.get(new).clone() for read, new in self._pairs.items()}
         self._new = torch.zeros(rows, dtype=torch.bool)
-        return cast("Tensor", result.get(self._action))
+        return result.get(self._action)
 
     def reset(self, mask: Tensor | None = None) -> None:
         """Begin a new episode in these rows, or in all."""
@@ -91,17 +111,6 @@ class Predict:
             self._held, self._new = {}, None
         elif self._new is not None:
             self._new = self._new | mask
-
-
-def _by_key(observations: object, keys: Sequence[NestedKey]) -> dict[NestedKey, Tensor]:
-    if isinstance(observations, Tensor):
-        return {keys[0]: observations}
-    flat = unnest(cast("Mapping[str, object]", observations))
-    found = {}
-    for key in keys:
-        parts = as_key(key)
-        found[key] = cast("Tensor", flat[parts] if parts in flat else flat[parts[1:]])
-    return found
 
 
 def from_torchrl(
@@ -165,40 +174,42 @@ def _parts(network: nn.Module) -> list[nn.Module]:
     return list(network) if isinstance(network, TensorDictSequential) else [network]
 
 
-def _flattened(transforms: object) -> Iterator[nn.Module]:
+def _flattened(transforms: object) -> Iterator[Transform]:
     """List transforms, those in a `Compose` too."""
-    if transforms is None:
-        return
-    if isinstance(transforms, nn.Module) and type(transforms).__name__ != "Compose":
-        yield transforms
-        return
     inner = getattr(transforms, "transforms", transforms)
-    for one in cast("Sequence[object]", inner):
-        yield from _flattened(one)
+    if isinstance(inner, Iterable):
+        for one in inner:
+            yield from _flattened(one)
+    elif _is_transform(inner):
+        yield inner
+    elif inner is not None:
+        raise unknown_kind("transform", inner)
+
+
+def _is_transform(given: object) -> TypeGuard[Transform]:
+    return hasattr(given, "in_keys") and hasattr(given, "out_keys")
 
 
 def _transformed(
-    transforms: Sequence[nn.Module], needed: Sequence[NestedKey]
-) -> tuple[list[TensorDictModule], list[nn.Module]]:
+    transforms: Sequence[Transform], needed: Sequence[NestedKey]
+) -> tuple[list[TensorDictModule], list[Transform]]:
     """Convert the transforms that lead to what a policy reads."""
     wanted = {as_key(key) for key in needed}
-    kept: list[nn.Module] = []
+    kept: list[Transform] = []
     for transform in reversed(transforms):
-        written = {as_key(key) for key in cast("Sequence[object]", transform.out_keys)}
+        written = {as_key(key) for key in transform.out_keys}
         if written & wanted:
             kept.insert(0, transform)
-            wanted |= {as_key(key) for key in cast("Sequence[object]", transform.in_keys)}
+            wanted |= {as_key(key) for key in transform.in_keys}
     steps = [step for transform in kept for step in _steps_of(transform)]
     return steps, kept
 
 
-def _steps_of(transform: nn.Module) -> Iterator[TensorDictModule]:
+def _steps_of(transform: Transform) -> Iterator[TensorDictModule]:
     name = type(transform).__name__
-    reads = list(cast("Sequence[NestedKey]", transform.in_keys))
-    writes = list(cast("Sequence[NestedKey]", transform.out_keys))
+    reads, writes = list(transform.in_keys), list(transform.out_keys)
     if name == "CatTensors":
-        joined = Concatenate(int(cast("int", transform.dim)))
-        yield TensorDictModule(joined, in_keys=reads, out_keys=writes)
+        yield TensorDictModule(Concatenate(transform.dim), in_keys=reads, out_keys=writes)
         return
     for read, written in zip(reads, writes, strict=True):
         for step in _modules_of(transform, name):
@@ -206,16 +217,15 @@ def _steps_of(transform: nn.Module) -> Iterator[TensorDictModule]:
             read = written
 
 
-def _modules_of(transform: nn.Module, name: str) -> list[nn.Module]:
+def _modules_of(transform: Transform, name: str) -> list[nn.Module]:
     if name == "ObservationNorm":
-        location, scale = (cast("Tensor", getattr(transform, one)) for one in ("loc", "scale"))
-        if bool(transform.standard_normal):
-            return [Normalise(location, scale)]
-        return [Affine(scale, location)]
+        if transform.standard_normal:
+            return [Normalise(transform.loc, transform.scale)]
+        return [Affine(transform.scale, transform.loc)]
     if name == "DoubleToFloat":
         return [ToFloat()]
     if name == "ToTensorImage":
-        steps: list[nn.Module] = [ChannelsFirst()] if not bool(transform.shape_tolerant) else []
+        steps: list[nn.Module] = [] if transform.shape_tolerant else [ChannelsFirst()]
         return [*steps, ScaleImage()]
     raise NotExportable(
         f"the transform `{name}` is of a kind that kd_export does not convert.",
@@ -255,19 +265,15 @@ def _rows(
     example: object, keys: Sequence[NestedKey], state: Mapping[NestedKey, NestedKey]
 ) -> dict[NestedKey, Tensor]:
     """Read the observations of an example, each with one dimension of rows."""
-    dims = len(cast("_Container", example).batch_size) if hasattr(example, "batch_size") else 1
-    flat = (
-        {}
-        if hasattr(example, "batch_size")
-        else unnest(
-            nest({as_key(k): v for k, v in cast("Mapping[object, object]", example).items()})
-        )
-    )
+    dims = len(example.batch_size) if _is_container(example) else 1
+    flat: Mapping[Key, object] = {}
+    if not _is_container(example) and isinstance(example, Mapping):
+        flat = unnest(nest({as_key(key): value for key, value in example.items()}))
     found = {}
     for key in keys:
         if key in state:
             continue
-        value = flat.get(as_key(key)) if flat else cast("_Container", example).get(key)
+        value = example.get(key) if _is_container(example) else flat.get(as_key(key))
         if not isinstance(value, Tensor):
             raise KeyMismatch(
                 f"observation `{wire_name(as_key(key))}` not found in the example.",
@@ -279,10 +285,14 @@ def _rows(
     return found
 
 
+def _is_container(example: object) -> TypeGuard[_Container]:
+    return hasattr(example, "batch_size")
+
+
 def _start(policy: nn.Module, key: NestedKey, rows: Mapping[NestedKey, Tensor]) -> Tensor:
     count = len(next(iter(rows.values())))
     for part in policy.modules():
-        if key in cast("Sequence[NestedKey]", getattr(part, "in_keys", ())):
+        if key in getattr(part, "in_keys", ()):
             layer = getattr(part, "lstm", getattr(part, "gru", None))
             if isinstance(layer, nn.RNNBase):
                 return torch.zeros(count, layer.num_layers, layer.hidden_size)
