@@ -17,7 +17,7 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, BinaryIO, Final, Self, cast
+from typing import TYPE_CHECKING, BinaryIO, Final, Self
 
 from kd_export._backends.onnx import ArrayRunner
 from kd_export._console import plain_table, stage
@@ -40,8 +40,8 @@ from kd_export._running.session import (
     Runner,
     Seals,
     Session,
-    as_container,
     backend_for,
+    is_container,
     read_inputs,
 )
 from kd_export._schema.files import Number, open_regular, replacing
@@ -241,7 +241,7 @@ def save_reduced(
         read_budget(budget, before.schema)
     with stage("read the calibration"):
         rows = (
-            Rows(held=_runs(before, [cast("object", drawn)], split=False).held)
+            Rows(held=_runs(before, [drawn], split=False).held)
             if calibration is None
             else _runs(before, _items(calibration), split=True)
         )
@@ -401,7 +401,7 @@ def _drawn_rows(before: Session) -> Mapping[Key, object]:
 
     schema = before.schema
     tests = [inputs_of(before, vector) for vector in schema.vectors]
-    stored = [{wire: cast("Array", x) for wire, x in inputs.items()} for inputs in tests]
+    stored = [{wire: np.asarray(x) for wire, x in inputs.items()} for inputs in tests]
     rows = _joined(schema, stored)
     if rows is None or len(schema.axes) > 1:
         largest = max(stored, key=_rows_of)
@@ -547,7 +547,7 @@ class _OnArrays(ArrayRunner):
         import torch
 
         results = self._runner([torch.from_numpy(array) for array in arrays], names)
-        return [cast("torch.Tensor", result).numpy() for result in results]
+        return [torch.as_tensor(result).numpy() for result in results]
 
 
 def _maker(
@@ -812,11 +812,11 @@ def _latencies(session: Session, before: Session) -> Iterator[Latency]:
 
 def _items(calibration: object) -> list[object]:
     """List what was passed as ``calibration``: one container or dict, or several."""
-    if isinstance(calibration, Mapping) or as_container(calibration) is not None:
+    if isinstance(calibration, Mapping) or is_container(calibration):
         return [calibration]
     if isinstance(calibration, Iterable) and not isinstance(calibration, str):
         found = list(calibration)
-        if found and all(isinstance(x, Mapping) or as_container(x) is not None for x in found):
+        if found and all(isinstance(x, Mapping) or is_container(x) for x in found):
             return found
     raise ExportError(
         f"expected a container or dict of rows for `calibration`, or several, got "
@@ -867,9 +867,11 @@ def _check_count(count: int, least: int, what: str) -> None:
 
 
 def _read(session: Session, item: object, entries: Sequence[Entry]) -> Batch:
+    import numpy as np
+
     values = read_inputs(item, tuple(entries))
     return {
-        entry.wire: cast("Array", session.runner.adapt(value, entry))
+        entry.wire: np.asarray(session.runner.adapt(value, entry))
         for entry, value in zip(entries, values, strict=True)
     }
 
@@ -936,7 +938,7 @@ def _observed(session: Session, item: object) -> Batch:
     """Read observations; a state that stands beside them is left to the program."""
     schema = session.schema
     entries = [entry for entry in schema.inputs if entry.wire not in schema.state]
-    if isinstance(item, Mapping) and as_container(item) is None:
+    if isinstance(item, Mapping) and not is_container(item):
         item = _without_state(item, schema)
     return _read(session, item, entries)
 
@@ -1010,6 +1012,8 @@ def _halved(run: Run, least: int) -> tuple[Run, Run]:
 
 def _walk(session: Session, run: Run) -> Iterator[tuple[Batch, Batch]]:
     """Run a program on each step, carrying its state; give all inputs and outputs by wire name."""
+    import numpy as np
+
     schema = session.schema
     carried = Carried(schema, session.runner)
     for step in run:
@@ -1021,8 +1025,8 @@ def _walk(session: Session, run: Run) -> Iterator[tuple[Batch, Batch]]:
         inputs |= carried.inputs(sizes)
         results = session.runner([inputs[entry.wire] for entry in schema.inputs])
         carried.keep(results)
-        outputs = {e.wire: cast("Array", r) for e, r in zip(schema.outputs, results, strict=True)}
-        yield {wire: cast("Array", array) for wire, array in inputs.items()}, outputs
+        outputs = {e.wire: np.asarray(r) for e, r in zip(schema.outputs, results, strict=True)}
+        yield {wire: np.asarray(array) for wire, array in inputs.items()}, outputs
 
 
 # Stored tests: held-out rows, and what the file before gives for them.
@@ -1041,9 +1045,10 @@ def _vectors(before: Session, held: Sequence[Run]) -> tuple[Vector, ...]:
         order = _permutation(_rows_of(rows))
         most = max(1, MOST_STORED // max(array[0].size for array in rows.values()))
         leading = _leading(schema)
+        assert leading is not None  # rows are joined by it
         start = 0
         for sizes in trial_sizes(schema, (*BATCH_SIZES, 33)):
-            wanted = leading if isinstance(leading, int) else sizes[cast("str", leading)]
+            wanted = leading if isinstance(leading, int) else sizes[leading]
             count = min(wanted, len(order), max(most, _least(schema)))
             picked = [order[(start + row) % len(order)] for row in range(count)]
             start += count
@@ -1054,13 +1059,15 @@ def _vectors(before: Session, held: Sequence[Run]) -> tuple[Vector, ...]:
 
 
 def _vector(before: Session, inputs: Batch) -> Vector:
+    import numpy as np
+
     schema = before.schema
     sizes: dict[str, tuple[int, Entry]] = {}
     for entry in schema.inputs:
         check_shape(entry, inputs[entry.wire].shape, schema, sizes)
     results = before.runner([inputs[entry.wire] for entry in schema.inputs])
     outputs = {
-        entry.wire: tuple(before.runner.numbers(array, positions(cast("Array", array).size)))
+        entry.wire: tuple(before.runner.numbers(array, positions(np.asarray(array).size)))
         for entry, array in zip(schema.outputs, results, strict=True)
     }
     kept = {wire: _numbers(array) for wire, array in inputs.items()}
@@ -1072,4 +1079,5 @@ def _numbers(array: Array) -> tuple[Number, ...]:
     flat = array.reshape(-1)
     if flat.dtype.kind == "f":
         return tuple(float(str(number)) for number in flat)
-    return tuple(cast("list[Number]", flat.tolist()))
+    numbers: list[Number] = flat.tolist()
+    return tuple(numbers)

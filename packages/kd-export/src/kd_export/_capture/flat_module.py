@@ -15,7 +15,7 @@ import contextvars
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import FunctionType, MethodType, ModuleType
-from typing import TypeVar, cast
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -103,8 +103,7 @@ def _steps(module: nn.Module) -> Iterator[TensorDictModuleBase]:
     if isinstance(module, TensorDictModuleBase):
         yield module
     elif "TensorDictSequential" in names:
-        inner = cast("nn.Module", module.module)
-        for part in inner.children():
+        for part in _inner(module, "module").children():
             yield from _steps(part)
     elif "ProbabilisticTensorDictModule" in names:
         yield _mode(module)
@@ -119,11 +118,11 @@ def _steps(module: nn.Module) -> Iterator[TensorDictModuleBase]:
     elif "TensorDictModule" in names:
         words = getattr(module, "_kwargs", None)
         keys = _foreign_keys(module, "in_keys")
-        function = cast("Callable[..., object]", module.module)
+        function: Callable[..., object] = getattr(module, "module", module)
         inputs = keys if words is None else dict(zip(words, keys, strict=True))
         yield TensorDictModule(function, in_keys=inputs, out_keys=_foreign_keys(module, "out_keys"))
     elif "TensorDictModuleWrapper" in names:
-        yield from _steps(cast("nn.Module", module.td_module))
+        yield from _steps(_inner(module, "td_module"))
     else:
         raise NotExportable(
             f"`{type(module).__name__}` is a keyed module of another library, of a kind that "
@@ -135,7 +134,13 @@ def _steps(module: nn.Module) -> Iterator[TensorDictModuleBase]:
 
 
 def _foreign_keys(module: nn.Module, name: str) -> list[NestedKey]:
-    return list(cast("Sequence[NestedKey]", getattr(module, name)))
+    return list(getattr(module, name))
+
+
+def _inner(module: nn.Module, name: str) -> nn.Module:
+    found = getattr(module, name)
+    assert isinstance(found, nn.Module)
+    return found
 
 
 class Deterministic(nn.Module):
@@ -162,7 +167,8 @@ class Deterministic(nn.Module):
                 value = getattr(distribution, name)
             except (AttributeError, NotImplementedError):
                 continue
-            return cast("Tensor", value)
+            result: Tensor = value
+            return result
         raise NotExportable(
             f"`{type(distribution).__name__}` has neither a mode nor a mean.",
             got=type(distribution).__name__,
@@ -175,11 +181,10 @@ class Deterministic(nn.Module):
 
 def _mode(module: nn.Module) -> TensorDictModule:
     names = [
-        name if isinstance(name, str) else name[-1]
-        for name in cast("Sequence[str | tuple[str, ...]]", module.dist_keys)
+        name if isinstance(name, str) else str(name[-1])
+        for name in _foreign_keys(module, "dist_keys")
     ]
-    settings = cast("Mapping[str, object]", module.distribution_kwargs or {})
-    kind = cast("Callable[..., object]", module.distribution_class)
+    settings, kind = (getattr(module, f"distribution_{word}") for word in ("kwargs", "class"))
     if getattr(kind, "__name__", "") == "CompositeDistribution":
         raise NotExportable(
             "a `CompositeDistribution` of another library is not converted.",
@@ -187,7 +192,7 @@ def _mode(module: nn.Module) -> TensorDictModule:
             hint="Use one probabilistic module for each part, or kd's own.",
         )
     return TensorDictModule(
-        Deterministic(kind, names, settings),
+        Deterministic(kind, names, settings or {}),
         in_keys=_foreign_keys(module, "in_keys"),
         out_keys=_foreign_keys(module, "out_keys")[:1],
     )
@@ -221,9 +226,9 @@ def _best(module: nn.Module) -> TensorDictModule:
     form = str(module.action_space)
     if form not in ("one_hot", "mult_one_hot", "categorical"):
         raise NotExportable(f"actions of the form {form!r} are not converted.", got=form)
-    counts = module.var_nums if form == "mult_one_hot" else None
+    counts = getattr(module, "var_nums", None) if form == "mult_one_hot" else None
     keys = _foreign_keys(module, "in_keys")
-    step = Best(form, cast("Sequence[int] | None", counts), len(keys) > 1)
+    step = Best(form, counts, len(keys) > 1)
     return TensorDictModule(step, in_keys=keys, out_keys=_foreign_keys(module, "out_keys"))
 
 
@@ -253,7 +258,7 @@ def _squashed(module: nn.Module) -> Iterator[TensorDictModule]:
         _foreign_keys(module, "in_keys"), _foreign_keys(module, "out_keys"), strict=True
     ):
         name = written if isinstance(written, str) else "_".join(map(str, written))
-        low, high = (cast("Tensor", getattr(module, f"{name}_{end}")) for end in ("low", "high"))
+        low, high = (getattr(module, f"{name}_{end}") for end in ("low", "high"))
         step = Squash(low, high, bool(module.clamp))
         yield TensorDictModule(step, in_keys=[read], out_keys=[written])
 
@@ -289,8 +294,8 @@ def _layer_keys(module: nn.Module) -> list[NestedKey]:
 
 
 def _layer(module: nn.Module) -> TensorDictModule:
-    theirs = cast("nn.RNNBase", module.lstm if hasattr(module, "lstm") else module.gru)
-    kind = nn.LSTM if hasattr(module, "lstm") else nn.GRU
+    name, kind = ("lstm", nn.LSTM) if hasattr(module, "lstm") else ("gru", nn.GRU)
+    theirs: nn.RNNBase = getattr(module, name)
     if not isinstance(theirs, kind):  # one written in Python, with the same weights
         own = kind(
             theirs.input_size,
@@ -398,7 +403,7 @@ def _tensors_at(result: object, key: Key) -> dict[str, Tensor]:
 
 def leaves(container: TensorDictBase, key: Key) -> dict[Key, object]:
     """Return what a container at a key holds in all its levels: tensors and other data."""
-    entries = cast("Iterable[tuple[NestedKey, object]]", container.items(include_nested=True))
+    entries: Iterable[tuple[NestedKey, object]] = container.items(include_nested=True)
     return {
         (*key, *as_key(inner)): value
         for inner, value in entries

@@ -11,7 +11,6 @@ Knows the arguments of `torch.lstm` and `torch.gru`; must not know keys or forma
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import cast
 
 import torch
 from torch import Tensor, fx
@@ -27,8 +26,9 @@ from kd_export._torch_private import (
     without_modes,
 )
 
-_CALLS: dict[object, str] = {torch.lstm: "lstm", torch.gru: "gru"}
-_OPERATORS: dict[object, str] = {
+_CAPTURED: dict[str, Layer] = {"lstm": torch.lstm, "gru": torch.gru}
+_CALLS: dict[object, str] = {layer: name for name, layer in _CAPTURED.items()}
+_OPERATORS: dict[OperatorBase, str] = {
     torch.ops.aten.lstm.input: "lstm",
     torch.ops.aten.gru.input: "gru",
 }
@@ -63,7 +63,7 @@ class CapturedLayers(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         layer = LOOP_LAYERS[name] if self._loops else None
         if layer is None:
-            return _shaped(cast("Layer", func), loops=False)(*args)
+            return _shaped(_CAPTURED[name], loops=False)(*args)
         with without_modes():  # else torch rewrites how the loop reads a row, and cannot save it
             return _shaped(layer, loops=True)(*args)
 
@@ -87,7 +87,7 @@ def layer_decompositions(program: ExportedProgram) -> dict[OperatorBase, Callabl
     loops = any(map(_runs_over_time, found)) and None not in LOOP_LAYERS.values()
     layers = LOOP_LAYERS if loops else STEP_LAYERS
     return {
-        cast("OperatorBase", operator): _shaped(layer, loops)
+        operator: _shaped(layer, loops)
         for operator, name in _OPERATORS.items()
         if (layer := layers[name]) is not None
     }

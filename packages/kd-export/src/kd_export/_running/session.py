@@ -32,8 +32,8 @@ from typing import (
     BinaryIO,
     Protocol,
     TypeAlias,
+    TypeGuard,
     TypeVar,
-    cast,
     overload,
     runtime_checkable,
 )
@@ -72,7 +72,6 @@ from kd_export._schema.schema import (
 )
 
 if TYPE_CHECKING:
-    from torch import Tensor
     from torch.export import ExportedProgram
 
     from kd_core import TensorDictBase
@@ -89,6 +88,14 @@ if TYPE_CHECKING:
 STORE = "manifest.json"
 """What a folder holds that is a store of `kd_core`."""
 Direct = Callable[[dict[str, object]], dict[str, object] | None]
+
+
+class Shaped(Protocol):
+    """What each array of a runtime has."""
+
+    @property
+    def shape(self) -> Sequence[int]:
+        """The sizes of its dimensions."""
 
 
 class Runner(Protocol):
@@ -115,7 +122,7 @@ class Runner(Protocol):
     ) -> Sequence[object]:
         """Run on checked, contiguous arrays; ``names`` limits the outputs."""
 
-    def adapt(self, value: object, entry: Entry) -> object:
+    def adapt(self, value: object, entry: Entry) -> Shaped:
         """Convert a value to a contiguous array of the runtime; its dtype must be the entry's."""
 
     def restore(self, array: object, like: object) -> object:
@@ -474,17 +481,16 @@ class Arranged:
 
     def run(self, x: object) -> object | None:
         """Run the program; ``None`` if the inputs are not what the quick way takes."""
-        if x.__class__ is dict:
+        if type(x) is dict:
             flat: dict[str, object] = {}
             if self._tree is None or not _take(self._tree, x, flat):
                 return None
             found = self._found(flat)
             return None if found is None else nest(found)
-        container = as_container(x)
-        if container is None:
+        if not is_container(x):
             return None
-        found = self._found({wire: container.get(key) for key, wire in self._inputs})
-        return None if found is None else written_like(container, found)
+        found = self._found({wire: x.get(key) for key, wire in self._inputs})
+        return None if found is None else written_like(x, found)
 
     def _found(self, flat: dict[str, object]) -> dict[Key, object] | None:
         results = self._direct(flat)
@@ -498,18 +504,18 @@ def _take(tree: Mapping[str, object], x: object, flat: dict[str, object]) -> boo
     for part, below in tree.items():
         if part not in x:
             return False
-        if below.__class__ is str:
+        if isinstance(below, str):
             flat[below] = x[part]
-        elif not _take(cast("Mapping[str, object]", below), x[part], flat):
+        elif not isinstance(below, Mapping) or not _take(below, x[part], flat):
             return False
     return True
 
 
-def as_container(x: object) -> TensorDictBase | None:
-    """Return the value if it is a container."""
+def is_container(x: object) -> TypeGuard[TensorDictBase]:
+    """Decide whether a value is a container."""
     # It can only be one of kd_core's if kd_core has been imported.
     core = sys.modules.get("kd_core")
-    return cast("TensorDictBase", x) if core is not None and core.is_tensor_collection(x) else None
+    return core is not None and core.is_tensor_collection(x)
 
 
 def written_like(container: TensorDictBase, found: Mapping[Key, object]) -> TensorDictBase:
@@ -524,7 +530,7 @@ def written_like(container: TensorDictBase, found: Mapping[Key, object]) -> Tens
         try:
             result.set(key, value)
         except ValueError:
-            shape = tuple(cast("Tensor", value).shape)
+            shape = tuple(getattr(value, "shape", ()))
             if shape[: len(batch)] == batch:
                 raise
             raise ShapeMismatch(
@@ -541,7 +547,6 @@ def written_like(container: TensorDictBase, found: Mapping[Key, object]) -> Tens
 class _Array(Protocol):
     shape: tuple[int, ...]
 
-    def copy(self) -> object: ...
     def __getitem__(self, index: tuple[object, ...]) -> object: ...
     def __setitem__(self, index: object, value: object) -> None: ...
 
@@ -554,17 +559,17 @@ class Carried:
         self._runner = runner
         self._entries = [entry for entry in schema.inputs if entry.wire in schema.state]
         self._first = {
-            entry.wire: cast("_Array", runner.build(_drawn(entry, schema.initial[entry.wire])))
+            entry.wire: _copied(runner.build(_drawn(entry, schema.initial[entry.wire])))
             for entry in self._entries
             if entry.wire in schema.initial
         }
-        self.arrays: dict[str, object] = {}
+        self.arrays: dict[str, _Array] = {}
 
-    def copies(self) -> dict[str, object]:
+    def copies(self) -> dict[str, _Array]:
         """Return copies of the arrays."""
         return {wire: _copied(array) for wire, array in self.arrays.items()}
 
-    def inputs(self, sizes: dict[str, tuple[int, Entry]]) -> dict[str, object]:
+    def inputs(self, sizes: dict[str, tuple[int, Entry]]) -> dict[str, _Array]:
         """Return the arrays to run on: those to start with before the first step.
 
         Raises:
@@ -577,7 +582,7 @@ class Carried:
                 known = {name: size for name, (size, _) in sizes.items()}
                 held = self._start(entry, concrete(entry.shape, known))
             else:
-                self._check(entry, cast("_Array", held), sizes)
+                self._check(entry, held, sizes)
             found[entry.wire] = held
         return found
 
@@ -593,7 +598,7 @@ class Carried:
                 hint="Give smaller batches, or carry the state yourself and call `run`.",
             )
         zeros = Drawn(array("b", bytes(count)), shape, entry.dtype)
-        start = cast("_Array", self._runner.build(zeros))
+        start = _copied(self._runner.build(zeros))
         if entry.wire in self._first:
             start[...] = self._first[entry.wire]
         return start
@@ -626,7 +631,7 @@ class Carried:
         for entry in self._entries:
             if entry.wire not in changed:
                 continue
-            rows_of, dim = cast("_Array", changed[entry.wire]), self._row_dim(entry)
+            rows_of, dim = changed[entry.wire], self._row_dim(entry)
             count = rows_of.shape[dim] if rows_of.shape else 0
             if len(rows) != count:
                 raise ShapeMismatch(
@@ -662,10 +667,11 @@ def _drawn(entry: Entry, numbers: Sequence[Number]) -> Drawn:
     return Drawn(numbers, shape, entry.dtype)
 
 
-def _copied(array: object) -> object:
+def _copied(array: Any) -> _Array:  # of the runtime
     """Copy a tensor or an array; a tensor without what it was computed from."""
     detach = getattr(array, "detach", None)
-    return cast("_Array", array).copy() if detach is None else detach().clone()
+    copy: _Array = array.copy() if detach is None else detach().clone()
+    return copy
 
 
 def _flags(mask: object) -> list[bool]:
@@ -685,11 +691,6 @@ def _flags(mask: object) -> list[bool]:
 Inputs = TypeVar("Inputs")
 Word = TypeVar("Word", str, tuple[str, ...])
 Array = TypeVar("Array")
-
-
-class _Shaped(Protocol):
-    @property
-    def shape(self) -> Sequence[int]: ...
 
 
 class Session:
@@ -780,8 +781,8 @@ class Session:
         if direct is not None and outputs is None:
             result: object | None = None
             try:
-                if x.__class__ is dict:
-                    result = direct(cast("dict[str, object]", x))
+                if type(x) is dict:
+                    result = direct(x)
                 if result is None and self._arranged is not None:
                     result = self._arranged.run(x)
             except Exception:  # the checks tell why, or the program fails once more
@@ -795,12 +796,12 @@ class Session:
         except Exception as error:
             raise _failed(error) from error
 
-    def _checked(self, x: Inputs, outputs: Iterable[object] | None) -> Inputs:
+    def _checked(self, x: object, outputs: Iterable[object] | None) -> object:
         values, arrange = _read(x, self.schema.inputs)
         arrays = self._arrays(self.schema.inputs, values, {})
         wanted = self._wanted(outputs)
         results = self.runner(arrays, None if outputs is None else [e.name for e in wanted])
-        return cast(Inputs, arrange(self._restored(wanted, results, values)))
+        return arrange(self._restored(wanted, results, values))
 
     @overload
     def step(self, x: dict[Word, Array]) -> dict[Word, Any]: ...
@@ -848,7 +849,7 @@ class Session:
         except Exception as error:
             raise _failed(error) from error
 
-    def _stepped(self, x: Inputs) -> Inputs:
+    def _stepped(self, x: object) -> object:
         schema, sizes = self.schema, dict[str, tuple[int, Entry]]()
         given = tuple(entry for entry in schema.inputs if entry.wire not in schema.state)
         values, arrange = _read(x, given)
@@ -857,7 +858,7 @@ class Session:
         results = self.runner([arrays[entry.wire] for entry in schema.inputs])
         found = arrange(self._restored(schema.outputs, results, values))
         self._carried.keep(results)
-        return cast(Inputs, found)
+        return found
 
     def reset(self, mask: object = None) -> None:
         """Set the state back to what it starts with: zero, or ``initial=`` of the export.
@@ -875,7 +876,7 @@ class Session:
     @property
     def state(self) -> dict[str, object]:
         """Copies of the state by wire name, in the arrays of the runtime; empty before a step."""
-        return self._carried.copies()
+        return {**self._carried.copies()}
 
     def _restored(
         self, entries: Sequence[Entry], results: Sequence[object], values: Sequence[object]
@@ -902,7 +903,7 @@ class Session:
         arrays: list[object] = []
         for entry, value in zip(entries, values, strict=True):
             array = self.runner.adapt(value, entry)
-            check_shape(entry, tuple(cast(_Shaped, array).shape), self.schema, sizes)
+            check_shape(entry, tuple(array.shape), self.schema, sizes)
             arrays.append(array)
         return arrays
 
@@ -953,11 +954,10 @@ def _flat(
 
 def _read(x: object, inputs: Sequence[Entry]) -> tuple[list[object], _Arrange]:
     """Read the inputs in order, and how to arrange results as they were."""
-    container = as_container(x)
-    if container is not None:
-        held = {e.key: container.get(e.key) for e in inputs if e.key in container.keys(True)}
-        given = (wire_name(as_key(key)) for key in container.keys(True, True))
-        return _in_order(held, inputs, given), partial(written_like, container)
+    if is_container(x):
+        held = {e.key: x.get(e.key) for e in inputs if e.key in x.keys(True)}
+        given = (wire_name(as_key(key)) for key in x.keys(True, True))
+        return _in_order(held, inputs, given), partial(written_like, x)
     if not isinstance(x, Mapping):
         raise DtypeMismatch(
             f"expected a mapping or a container of inputs, got {kind_of(x)}.",

@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from kd_export._console import Row, advance, html_table, plain_table
 from kd_export._errors import ExportError, VerifyError, quoted
@@ -402,8 +402,8 @@ class Tolerance:
         if self.rtol is not None or self.atol is not None:
             return self.rtol or 0.0, self.atol or 0.0
         if self.budget is not None:
-            free = self.budget.max is None or not is_float(entry)
-            return 0.0, math.inf if free else cast("float", self.budget.max)
+            limit = self.budget.max
+            return 0.0, math.inf if limit is None or not is_float(entry) else limit
         relative, absolute = tolerance(entry.dtype)
         return relative, absolute * min(max(largest, 1.0), MOST_SCALE)
 
@@ -458,10 +458,10 @@ class HasError(Protocol):
 
 
 def _excused(
-    row: Comparison, result: object, expected: Mapping[str, Tensor], others: Others
+    row: Comparison, result: Tensor, expected: Mapping[str, Tensor], others: Others
 ) -> Comparison:
     """Return a comparison that a mismatch fails, unless the module itself is as inexact."""
-    got, truth = _widened(cast("Tensor", result)), _widened(expected[row.output])
+    got, truth = _widened(result), _widened(expected[row.output])
     if got.shape != truth.shape or row.rtol is None or row.atol is None:
         return row
     exact, nudged = others
@@ -544,9 +544,9 @@ def inputs_of(session: Session, vector: Vector) -> dict[str, object]:
 
 def _results(
     session: Session, inputs: Mapping[str, object], sizes: Mapping[str, int]
-) -> Mapping[str, object]:
+) -> Mapping[str, Tensor]:
     try:
-        return session.run(inputs)
+        return session.run(dict(inputs))
     except ExportError as error:  # the program failed, or would not take what its schema says
         raise VerifyError(
             f"the file fails at {shown(sizes)}: {error}",
@@ -556,9 +556,9 @@ def _results(
 
 
 def _compare_whole(
-    session: Session, entry: Entry, result: object, trial: Trial, tolerated: Tolerance
+    session: Session, entry: Entry, result: Tensor, trial: Trial, tolerated: Tolerance
 ) -> Comparison:
-    got, expected, sizes = cast("Tensor", result), trial.expected[entry.wire], trial.sizes
+    got, expected, sizes = result, trial.expected[entry.wire], trial.sizes
     if got.shape != expected.shape or got.dtype != expected.dtype:
         note = f"{got.dtype} {tuple(got.shape)} for {expected.dtype} {tuple(expected.shape)}"
         return Comparison(entry.wire, sizes, math.inf, ok=False, note=note)
@@ -586,7 +586,7 @@ def _widened(tensor: Tensor) -> Tensor:
 
 
 def _compare_stored(
-    session: Session, entry: Entry, result: object, vector: Vector, tolerated: Tolerance
+    session: Session, entry: Entry, result: Tensor, vector: Vector, tolerated: Tolerance
 ) -> tuple[Comparison, list[tuple[Number, Number]]]:
     """Return the comparison, and the numbers: what came out, and what must."""
     shape = tuple(getattr(result, "shape", ()))

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
-from typing import Protocol, cast, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -314,7 +314,7 @@ def _roll(
             mask = torch.rand(rows, generator=source) < SHARE_RESET
             _reset(session, oracle, mask)
         by_key = {schema.input(wire).key: value for wire, value in observed.items()}
-        results = session.step(cast("dict[Key, object]", dict(by_key)))
+        results = session.step(dict(by_key))
         copies = {key: value.clone() for key, value in by_key.items()}
         expected = _expected(oracle, arranged(copies), schema)
         given = {e.wire: _tensor(results[e.key]) for e in actions(schema)}
