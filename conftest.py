@@ -1,9 +1,11 @@
 """What every test, docstring and Markdown fence of the repository runs under."""
 
+import contextlib
 import copy
 import doctest
 import functools
 import gc
+import importlib
 import inspect
 import logging
 import os
@@ -60,11 +62,19 @@ pytest_collect_file = Sybil(
 def pytest_collect_file_of_tests(
     file_path: Path,
 ) -> Generator[None, list[pytest.Collector], list[pytest.Collector]]:
-    """Look for no examples in the docstrings of tests: there are none."""
+    """Look for no examples in the docstrings of tests: there are none.
+
+    A source is imported by its name first: pytest alone would import its package, and with it the
+    source, and then the source once more, whose switches and registries nobody else sees.
+    """
     collectors = yield
-    if not file_path.is_relative_to(Path(__file__).with_name("tests")):
-        return collectors
-    return [each for each in collectors if not isinstance(each, DoctestModule)]
+    if file_path.is_relative_to(Path(__file__).with_name("tests")):
+        return [each for each in collectors if not isinstance(each, DoctestModule)]
+    _, found, name = str(file_path.with_suffix("")).rpartition("/src/")
+    if found and any(isinstance(each, DoctestModule) for each in collectors):
+        with contextlib.suppress(ImportError):  # which pytest tells
+            importlib.import_module(name.replace("/", ".").removesuffix(".__init__"))
+    return collectors
 
 
 @pytest.hookimpl(wrapper=True)
