@@ -158,7 +158,8 @@ def formats(session: nox.Session) -> None:
         session.run("npm", *packages, f"onnxruntime-web@{ONNXRUNTIME_WEB}", external=True)
         session.env["KD_NODE_MODULES"] = f"{folder}/node_modules"
     tests += [
-        "tests/export/handover",
+        *(f"tests/export/test_{name}.py" for name in ("clients", "compiled_clients")),
+        *(f"tests/export/test_{name}.py" for name in ("handover", "page")),
         "tests/core/convert",
         "tests/export/test_golden.py",
         "tests/integration/test_exported_distributions.py",

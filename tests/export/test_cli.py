@@ -17,7 +17,7 @@ from tests.export.models import case
 import kd_export
 from kd_core import TensorDict, store
 from kd_export import Axis, Entry, KeyMismatch, Schema
-from kd_export._handover.clients import header
+from kd_export._clients import header
 from kd_export.cli import main
 
 

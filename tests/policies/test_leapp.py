@@ -9,8 +9,8 @@ from torch import nn
 
 import kd_export
 from kd_export import Signal
-from kd_export._handover.clients import Interface, drawn
-from kd_export._handover.folder import hand_over
+from kd_export._clients import Interface, drawn
+from kd_export._handover import hand_over
 from kd_nn import TensorDictModule
 
 manager: Any = pytest.importorskip(

@@ -21,7 +21,7 @@ from kd_export import (
     Signal,
     VerifyError,
 )
-from kd_export._handover.clients import header
+from kd_export._clients import header
 from kd_export._schema.onnx_file import plain_properties, sealed
 from kd_export._schema.schema import check_limits, resolve_signals, space_signals
 from kd_export.cli import main

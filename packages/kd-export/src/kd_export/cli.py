@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from kd_export import __version__
 from kd_export._backends.aoti import copy_without_sources
 from kd_export._backends.c import check_header
+from kd_export._clients import RESET, STEPS, SUFFIXES, client, header
 from kd_export._console import Row, plain_table, task
 from kd_export._errors import (
     BackendMissing,
@@ -43,8 +44,7 @@ from kd_export._errors import (
     quoted,
 )
 from kd_export._export import DIAGNOSIS_HEADER, ExportOptions, benchmark, diagnose, save, verify
-from kd_export._handover.clients import RESET, STEPS, SUFFIXES, client, header
-from kd_export._handover.folder import hand_over
+from kd_export._handover import hand_over
 from kd_export._precision import adopt
 from kd_export._program import convert
 from kd_export._running.loading import (

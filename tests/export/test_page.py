@@ -16,14 +16,14 @@ from typing import Any
 
 import pytest
 import torch
-from tests.export.handover.browser import CHROMIUM, Browser
-from tests.export.handover.test_clients import WORDS
+from tests.export.browser import CHROMIUM, Browser
+from tests.export.test_clients import WORDS
 from torch import nn
 
 import kd_export
 from kd_export import Signal
-from kd_export._handover.clients import client
-from kd_export._handover.folder import hand_over
+from kd_export._clients import client
+from kd_export._handover import hand_over
 from kd_nn import TensorDictModule
 
 WEB = os.environ.get("KD_NODE_MODULES")
@@ -148,7 +148,7 @@ def test_names_may_be_any_words(tmp_path: Path) -> None:
 
 def test_the_page_of_the_docs_runs(tmp_path: Path) -> None:
     """The HTML of "In the browser and in C++", with a client, served as it says."""
-    docs = Path(__file__).parents[3] / "docs" / "how-to" / "onnx-runtime.md"
+    docs = Path(__file__).parents[2] / "docs" / "how-to" / "onnx-runtime.md"
     (text,) = re.findall(r"^```html\n(.*?)^```", docs.read_text("utf-8"), re.DOTALL | re.MULTILINE)
     (tmp_path / "index.html").write_text(text, "utf-8")
     (tmp_path / "node_modules").symlink_to(Path(str(WEB)).resolve())

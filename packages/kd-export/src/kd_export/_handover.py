@@ -1,6 +1,6 @@
 """The folder that is handed over with an ``.onnx`` file: one page, clients, server files, digests.
 
-The clients are by `clients`. Here are the rest: the page, the configuration of a Triton server,
+The clients are by `_clients`. Here are the rest: the page, the configuration of a Triton server,
 which carries the state of each sequence, and the description that LEAPP loads.
 """
 
@@ -18,10 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from kd_export._backends.c import check_header
-from kd_export._console import Row, html_table
-from kd_export._errors import BackendMissing, ExportError, NotExportable
-from kd_export._export import Timing, benchmark, verify
-from kd_export._handover.clients import (
+from kd_export._clients import (
     RESET,
     STEPS,
     SUFFIXES,
@@ -35,6 +32,9 @@ from kd_export._handover.clients import (
     languages,
     template,
 )
+from kd_export._console import Row, html_table
+from kd_export._errors import BackendMissing, ExportError, NotExportable
+from kd_export._export import Timing, benchmark, verify
 from kd_export._running.loading import inspect, open  # noqa: A004  # the package's own
 from kd_export._running.session import Session, require
 from kd_export._schema.files import Json, Number, contents, open_regular, replacing, wire_name

@@ -2,8 +2,10 @@
 
 Each is written for the keys, dtypes and shapes of its file, checks that the file has them, carries
 the state, and prints the same numbers as the others, for inputs that every language can compute.
-The text that does not depend on the file is in the folder ``templates``. Here, too, is the header
-that lists what a program takes and gives.
+The text that does not depend on the file is in the folder ``_templates``. Here, too, is the
+header that lists what a program takes and gives.
+
+Knows schemas; must not know modules or how a program was captured.
 """
 
 from __future__ import annotations
@@ -295,7 +297,7 @@ def languages(file: str) -> tuple[str, ...]:
 
 def template(name: str) -> str:
     """Return the text of a template."""
-    return files("kd_export").joinpath("_handover", "templates", name).read_text(encoding="utf-8")
+    return files("kd_export").joinpath("_templates", name).read_text(encoding="utf-8")
 
 
 def filled(name: str, values: Mapping[str, str]) -> str:

@@ -9,11 +9,11 @@ import pytest
 
 import kd_export
 from kd_export import Axis, BackendMissing, Entry, ExportError, NotExportable, Schema, Signal
-from kd_export._handover.clients import Interface
-from kd_export._handover.folder import LARGEST, hand_over, leapp, triton
+from kd_export._clients import Interface
+from kd_export._handover import LARGEST, hand_over, leapp, triton
 from kd_export.cli import main
 
-GOLDEN = Path(__file__).parent.parent / "golden" / "gru.onnx"
+GOLDEN = Path(__file__).parent / "golden" / "gru.onnx"
 SCHEMA = Schema(
     (
         Entry(("obs",), "obs", "float32", ("batch", 2), -1, 1, Signal(["hip", "knee"], "rad")),

@@ -14,12 +14,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.export.handover.test_clients import WORDS, stepped
+from tests.export.test_clients import WORDS, stepped
 from torch import Tensor, nn
 
 import kd_export
 from kd_export import Axis, Entry, Schema
-from kd_export._handover.clients import SUFFIXES, client
+from kd_export._clients import SUFFIXES, client
 from kd_nn import TensorDictModule, TensorDictSequential
 
 pytest.importorskip("openvino", reason="the lane `formats` installs it")
@@ -233,7 +233,7 @@ def test_nan_is_refused_where_it_would_become_a_number(
 
 def test_the_class_is_used_as_the_page_says(tmp_path: Path) -> None:
     """The C++ of "In the browser and in C++", beside the client of its file."""
-    docs = Path(__file__).parents[3] / "docs" / "how-to" / "onnx-runtime.md"
+    docs = Path(__file__).parents[2] / "docs" / "how-to" / "onnx-runtime.md"
     (fence,) = re.findall(r"^```cpp\n(.*?)^```", docs.read_text("utf-8"), re.DOTALL | re.MULTILINE)
     inputs = (Entry(("obs", "state"), "obs.state", "float32", ("batch", 4)),)
     outputs = (Entry(("action",), "action", "float32", ("batch", 2)),)

@@ -12,11 +12,11 @@ import pytest
 
 import kd_export
 from kd_export import Axis, Entry, ExportError, NotExportable, Schema, Signal
-from kd_export._handover.clients import SUFFIXES, Interface, client, drawn, languages
+from kd_export._clients import SUFFIXES, Interface, client, drawn, languages
 from kd_export._schema.schema import Budget, Precision
 from kd_export.cli import main
 
-GOLDEN = Path(__file__).parent.parent / "golden" / "gru.onnx"
+GOLDEN = Path(__file__).parent / "golden" / "gru.onnx"
 OBS = Entry(("obs", "x"), "obs.x", "float32", ("batch", 2), -1, 1, Signal(names=["a", "b"]))
 TASK = Entry(("default",), "default", "int64", ("batch",), 0, 3)
 STATE = Entry(("h",), "h", "float32", ("batch", 2))
