@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     class Maker(Protocol):
         """Makes a container, of the class that the caller expects: none can be named here."""
 
-        def __call__(self, *args: object, **options: object) -> C: ...  # type: ignore[type-var]  # so
+        def __call__(self, *args: object, **options: object) -> C: ...  # type: ignore[type-var]  # its caller says which
 
     class Persistent(Protocol):
         """A class of containers that lie in a file."""

@@ -194,11 +194,7 @@ def _node_as_entry(key: str, value: Node, desc: Descriptor, path: tuple[str, ...
         device = desc.device
     if not smaller and device == own.device:  # dynamo of torch 2.10 compares no named sizes
         return value
-    return value._kd_with_descriptor(_descriptor_like(desc, batch))
-
-
-def _descriptor_like(desc: Descriptor, batch: tuple[int, ...]) -> Descriptor:
-    return desc.with_batch(batch)
+    return value._kd_with_descriptor(desc.with_batch(batch))
 
 
 def _as_tensor(

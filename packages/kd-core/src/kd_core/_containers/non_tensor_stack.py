@@ -1073,7 +1073,7 @@ def _unsplit(node: NonTensorDataBase, desc: Descriptor) -> NonTensorData:
 
 def _padded(node: NonTensorStack, fn: LeafFn, desc: Descriptor) -> NonTensorStack:
     """Return the values with `None` for the rows that were added."""
-    rows = node._positions.double()  # what is added may be no integer
+    rows = node._positions.double()  # what is added may not be an integer
     values = table_of(node)
     moved, marked = fn(rows), fn(rows + len(values))
     added = (moved == marked) | moved.isnan()

@@ -151,16 +151,16 @@ class _Entries(Mapping[str, "Entry"]):
         return leaf if desc.device is None else leaf.to(desc.device), mapped
 
     def _leaf(self, found: Group) -> Tensor:
+        from kd_core._store.mapped_tensor import DTYPES, SealedTensor  # requires POSIX
+
         name = found.attrs.get(DTYPE)
         native = found.dtype.isnative
-        dtype = _TORCH[found.dtype.name] if name is None else getattr(torch, name)
+        dtype = DTYPES[found.dtype.name] if name is None else getattr(torch, name)
         shape = tuple(found.shape)
         if name is not None and dtype.is_complex:
             shape = shape[:-1]
         offset = found.id.get_offset() if native else None
         if offset is None or not math.prod(shape):
-            from kd_core._store.mapped_tensor import SealedTensor
-
             values = torch.from_numpy(found[...].astype(found.dtype.newbyteorder("=")))
             if not values.numel():
                 return torch.empty(shape, dtype=dtype)
@@ -573,24 +573,6 @@ def _batch_in(group: Group) -> tuple[int, ...]:
     if names is None:
         return batch
     return tuple(with_names(batch, checked_names(json.loads(names), batch)))
-
-
-_TORCH: Final = {
-    "bool": torch.bool,
-    "uint8": torch.uint8,
-    "uint16": torch.uint16,
-    "uint32": torch.uint32,
-    "uint64": torch.uint64,
-    "int8": torch.int8,
-    "int16": torch.int16,
-    "int32": torch.int32,
-    "int64": torch.int64,
-    "float16": torch.float16,
-    "float32": torch.float32,
-    "float64": torch.float64,
-    "complex64": torch.complex64,
-    "complex128": torch.complex128,
-}
 
 
 registry.register("persistent", PersistentTensorDict)

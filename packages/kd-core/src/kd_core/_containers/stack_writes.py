@@ -199,7 +199,7 @@ class StackedEntries(Mapping[str, "Entry"]):
             raise KeyError(key)
         return entry
 
-    def get(self, key: str, default: Any = None) -> Entry | None:  # type: ignore[override]  # one
+    def get(self, key: str, default: Any = None) -> Entry | None:  # type: ignore[override]  # `Mapping` has overloads
         """Return the stacked entry, or `default` where a member has none."""
         stack = self._stack
         found: list[Any] = [member._kd_entries.get(key) for member in stack._members]

@@ -623,7 +623,7 @@ class Call:
 
     def run(self, tasks: Iterator[Task]) -> Iterator[object]:
         if self.pool is not None:
-            return _submitted(self.pool, _call_with, (self.fn,), tasks, 2 * max(self.workers, 4))
+            return _submitted(self.pool, _seeded, (self.fn,), tasks, 2 * max(self.workers, 4))
         if not self.workers:
             return (_seeded(self.fn, part, seed) for part, seed in tasks)
         return self._in_processes(tasks)
@@ -685,10 +685,6 @@ def _start_worker(fn: Callable[..., object], threads: int) -> None:
 
 def _call_in_worker(part: AbstractContainer, seed: int | None) -> object:
     return _seeded(_worker[0], part, seed)
-
-
-def _call_with(fn: Callable[..., object], part: AbstractContainer, seed: int | None) -> object:
-    return _seeded(fn, part, seed)
 
 
 def _seeded(fn: Callable[..., object], part: AbstractContainer, seed: int | None) -> object:

@@ -724,12 +724,7 @@ class _Concatenating(Join):
         return first._of([cat(list(column), inner) for column in zip(*rows, strict=True)])
 
     def rows(self, leaves: Sequence[Tensor]) -> Tensor | None:
-        return _join_rows(leaves)
-
-
-def _join_rows(leaves: Sequence[Tensor]) -> Tensor:
-    """Concatenate nested tensors along their rows."""
-    return joined_rows(leaves)
+        return joined_rows(leaves)
 
 
 class _ConcatenatingOnce(_Concatenating):
@@ -740,7 +735,7 @@ class _ConcatenatingOnce(_Concatenating):
     def __init__(self, dim: int) -> None:
         super().__init__(dim)
         self.call = _once(torch.cat)
-        self._rows = _once(_join_rows)
+        self._rows = _once(joined_rows)
 
     def rows(self, leaves: Sequence[Tensor]) -> Tensor | None:
         return self._rows(leaves)
