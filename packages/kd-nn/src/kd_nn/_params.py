@@ -190,6 +190,12 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both
         (False, True)
     """
 
+    _descriptor: Descriptor
+    _data: dict[str, Entry]
+    _kd_order: dict[str, None]
+    _get_hooks: OrderedDict[int, GetHook]
+    no_convert: bool
+
     def __init__(
         self,
         parameters: TensorDictBase | Mapping[str, object] | None = None,
@@ -214,11 +220,15 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both
             source = TensorDict(**entries)  # type: ignore[arg-type]  # checked by the class
         if not isinstance(source, TensorDictBase):
             source = TensorDict(source)
-        self._descriptor = describe(tuple(source.batch_size), source.device)
-        self._data: dict[str, Entry] = {}
-        self._kd_order: dict[str, None] = {}
-        self._get_hooks: OrderedDict[int, GetHook] = OrderedDict()
-        self.no_convert = no_convert
+        start: dict[str, object] = {
+            "_descriptor": describe(tuple(source.batch_size), source.device),
+            "_data": {},
+            "_kd_order": {},
+            "_get_hooks": OrderedDict(),
+            "no_convert": no_convert,
+        }
+        for name, value in start.items():  # no tensors or modules, for which torch would look
+            object.__setattr__(self, name, value)
         self._kd_fill(source, {})
         if lock:
             self.lock_()
@@ -474,7 +484,7 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both
         return self._descriptor
 
     def _kd_describe(self, desc: Descriptor) -> None:
-        self._descriptor = desc
+        object.__setattr__(self, "_descriptor", desc)  # torch would look for tensors
 
     def _kd_set_entry(self, key: str, value: Entry) -> None:
         store, entry = self._kd_home_of(key, value)
@@ -523,11 +533,13 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both
             else:
                 self._kd_set_entry(key, value)
         if isinstance(source, TensorDictParams):
-            self._non_persistent_buffers_set |= source._non_persistent_buffers_set
+            self._non_persistent_buffers_set.update(source._non_persistent_buffers_set)
 
     def _kd_leave_unsaved(self, module: nn.Module) -> None:
         """Exclude from the state dict what a module of these entries excludes from its own."""
-        self._non_persistent_buffers_set |= module._non_persistent_buffers_set & set(self._buffers)
+        unsaved = module._non_persistent_buffers_set
+        if unsaved:
+            self._non_persistent_buffers_set.update(unsaved & set(self._buffers))
         for name, inner in self._modules.items():
             member = module._modules.get(name)
             if member is not None:

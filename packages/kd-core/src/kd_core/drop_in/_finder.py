@@ -616,10 +616,9 @@ class _Module(Protocol):
 def _compute_in_and_out_keys(
     self: object, modules: Iterable[object]
 ) -> tuple[list[NestedKey], list[NestedKey]]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the sequence itself warns
-        sequence = import_module("kd_nn").TensorDictSequential(*modules)
-    return sequence.in_keys, sequence.out_keys
+    found: tuple[list[NestedKey], list[NestedKey]]
+    found = import_module("kd_nn").TensorDictSequential._kd_keys_of(modules)
+    return found
 
 
 def _write_to_tensordict(

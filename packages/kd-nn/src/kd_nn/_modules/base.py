@@ -533,15 +533,18 @@ def _to_meta(value: Tensor) -> Tensor:
 # A keyed module as one node of a key graph: its keys, and what people read beside them.
 
 
-def key_node(name: str, step: nn.Module, may_skip: bool = False) -> KeyNode:
+def key_node(
+    name: str, step: nn.Module, may_skip: bool = False, keys: tuple[Keys, Keys] | None = None
+) -> KeyNode:
     """Return a keyed module as a node of a key graph; `described` adds what people read.
 
     Args:
         name: The name of the step.
         step: The keyed module.
         may_skip: Whether the sequence that holds it leaves it out for want of inputs.
+        keys: What `keys_as_parsed` returned, if it was asked already.
     """
-    reads, writes = keys_as_parsed(step)
+    reads, writes = keys_as_parsed(step) if keys is None else keys
     opens = is_sequence(step) and runs_on_values(step)
     inner = keyed(step)._kd_graph() if opens else None
     optional = optional_keys(step) if inner is None else ()
@@ -570,8 +573,8 @@ _equal_node = lru_cache(maxsize=1024)(_make_node)
 def keys_as_parsed(step: nn.Module) -> tuple[Keys, Keys]:
     """Return `in_keys` and visible `out_keys` of a step.
 
-    A class of this library parses its keys when they are assigned, and building a sequence asks
-    twice for those of each step: they are taken as they are.
+    Where a class does not compute them, they were parsed when they were assigned, and are taken as
+    they are.
 
     Raises:
         KeysNotDeclared: If the step has none.
@@ -585,7 +588,7 @@ def keys_as_parsed(step: nn.Module) -> tuple[Keys, Keys]:
     if (
         spec is None
         or writes is None
-        or not getattr(type(step), "_kd_changes_by_assignment", False)
+        or getattr(type(step), "_kd_computes_keys", True)
     ):
         return keys_of(step, "in_keys"), keys_of(step, "out_keys")
     selected = state.get("_kd_selected")

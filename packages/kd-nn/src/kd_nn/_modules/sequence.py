@@ -445,9 +445,13 @@ _TRIES_COMPUTED: Final = 10
 """The same where a class of the user computes keys: it may give others each time it is asked."""
 
 
-def _with_discarded(writes: Keys, steps: Sequence[nn.Module]) -> Keys:
+def _graph_of(steps: nn.Module, tolerant: bool) -> KeyGraph:
+    held = steps._modules.items()
+    return KeyGraph(tuple(key_node(name, keyed(step), tolerant) for name, step in held), None)
+
+
+def _with_discarded(writes: Keys, keys: Sequence[Keys]) -> Keys:
     """Return what steps write, and `_` in the place where one of them discards a value last."""
-    keys = [keys_as_parsed(step)[1] for step in steps]
     if not any(DISCARD in each for each in keys):
         return writes
     in_order = {key: None for each in keys[::-1] for key in each[::-1]}
@@ -502,12 +506,16 @@ class Resolved:
             self._compare_steps(sequence)
         tolerant = sequence.partial_tolerant
         steps = list(sequence._kd_named_steps())
-        nodes = tuple(key_node(name, step, tolerant) for name, step in steps)
+        keys = [keys_as_parsed(step) for _, step in steps]
+        nodes = tuple(
+            key_node(name, step, tolerant, own)
+            for (name, step), own in zip(steps, keys, strict=True)
+        )
         selected: Keys | None = sequence.__dict__.get("_kd_selected")
         chosen = None if selected is None else _without_discarded(selected)
         graph = KeyGraph(nodes, chosen)
         self.in_keys, self.out_keys = graph.inputs, graph.writes
-        self.every = _with_discarded(self.out_keys, [step for _, step in steps])
+        self.every = _with_discarded(self.out_keys, [writes for _, writes in keys])
         self.listed = self.every if selected is None else selected
         self.visible = self.out_keys if chosen is None else chosen
         # What is read is there before, but for `_`, which only steps write.
@@ -656,9 +664,7 @@ class TensorDictSequential(StepList, TensorDictModule):  # type: ignore[misc]  #
             super(TensorDictModuleBase, self).__init__()  # a mixin behind them is a module, too
             self.module = steps
         else:  # a class between the two gets what `TensorDictModule` takes
-            held = steps._modules.items()
-            nodes = tuple(key_node(name, step, partial_tolerant) for name, step in held)
-            graph = KeyGraph(nodes, None)
+            graph = _graph_of(steps, partial_tolerant)
             further: dict[str, Any] = {} if inplace is None else {"inplace": inplace}
             start(module=steps, in_keys=[*graph.inputs], out_keys=[*graph.writes], **further)
         selected = () if selected_out_keys is None else selected_out_keys
@@ -701,12 +707,19 @@ class TensorDictSequential(StepList, TensorDictModule):  # type: ignore[misc]  #
         _kd_node_label = _kd_described_as = _kd_run_on_values = None
         __getattr__ = TensorDictModuleBase.__getattr__
 
+    @staticmethod
+    def _kd_keys_of(modules: Iterable[Modules]) -> tuple[list[NestedKey], list[NestedKey]]:
+        """Return `in_keys` and `out_keys` of a sequence of these modules, which is not made."""
+        steps = store_steps([*modules])
+        graph = _graph_of(steps, False)
+        written = [keys_as_parsed(step)[1] for step in steps._modules.values()]
+        return [*graph.inputs], [*_with_discarded(graph.writes, written)]
+
     def _kd_wrap(self, module: object, *others: object) -> None:
         state = self.__dict__
         tolerant, inplace = state.get("partial_tolerant", False), state.get("inplace")
         self._kd_settle(partial_tolerant=tolerant, inplace=inplace)
         self.module = store_steps([cast("nn.Module", module)])
-        self._kd_resolve()
 
     @property
     def _kd_optional_in_keys(self) -> list[NestedKey]:

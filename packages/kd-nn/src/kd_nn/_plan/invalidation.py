@@ -108,6 +108,10 @@ _NEVER_COPIED = (
 )
 """What belongs to one object alone: its flags, and what was derived from it."""
 _ABSENT = object()
+_DERIVED: Final = frozenset(
+    {FLAGS, _SEEN, "_kd_plan", "_kd_resolved", "_kd_traced", "_kd_traced_first"}
+)
+"""What a change invalidates."""
 RUNNING: Final = (
     "forward",
     "_kd_forward_values",
@@ -190,7 +194,9 @@ class Flagged(nn.Module):
             return
         if is_dynamo_compiling():
             self._kd_note_traced_change()
-        _invalidate(state)
+            _invalidate(state)
+        elif not state.keys().isdisjoint(_DERIVED):  # nothing was derived while it is built
+            _invalidate(state)
         if name == "__dict__":  # the new one may hold copies of the old one's caches
             _invalidate(self.__dict__)
 
