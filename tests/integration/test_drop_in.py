@@ -67,6 +67,22 @@ print(TensorClassModuleBase.__name__, symbolic_trace.__module__, same is symboli
 print(TDGraphModule.__name__)
 """
 
+SEQUENCES = """
+import torch
+from tensordict import TensorDict
+from tensordict.nn import TensorDictModule, TensorDictSequential
+class Sequence(TensorDictSequential):
+    def __init__(self, *modules):
+        keys = self._compute_in_and_out_keys(modules)
+        super(TensorDictSequential, self).__init__(torch.nn.ModuleList(modules), *keys)
+again = TensorDictModule(torch.add, ["a", "a"], ["a"])
+split = TensorDictModule(lambda a, b: (a, b), ["a", ("n", "b")], ["_", "c"])
+made = Sequence(again, split, again)
+print(made.in_keys, made.out_keys)
+print(made.in_keys == TensorDictSequential(again, split, again).in_keys)
+print(made(TensorDict(a=torch.ones(1), n=TensorDict(b=torch.ones(1))))["a"].item())
+"""
+
 
 def run(folder: Path, program: str, *options: str) -> subprocess.CompletedProcess[str]:
     path = folder / "program.py"
@@ -226,3 +242,8 @@ def test_compiled_programs_read_instances_wherever_they_are_held(tmp_path: Path)
         "LazyStackedTensorDict True",
         "TensorDictParams True",
     ], ran.stderr
+
+
+def test_a_sequence_computes_its_keys_before_it_is_made(tmp_path: Path) -> None:
+    printed = run(tmp_path, SEQUENCES).stdout.splitlines()
+    assert printed == ["['a', ('n', 'b')] ['_', 'c', 'a']", "True", "4.0"]

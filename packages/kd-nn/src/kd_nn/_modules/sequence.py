@@ -446,8 +446,8 @@ _TRIES_COMPUTED: Final = 10
 
 
 def _graph_of(steps: nn.Module, tolerant: bool) -> KeyGraph:
-    held = steps._modules.items()
-    return KeyGraph(tuple(key_node(name, keyed(step), tolerant) for name, step in held), None)
+    held = [(name, step) for name, step in steps._modules.items() if step is not None]
+    return KeyGraph(tuple(key_node(name, step, tolerant) for name, step in held), None)
 
 
 def _with_discarded(writes: Keys, keys: Sequence[Keys]) -> Keys:
@@ -712,7 +712,7 @@ class TensorDictSequential(StepList, TensorDictModule):  # type: ignore[misc]  #
         """Return `in_keys` and `out_keys` of a sequence of these modules, which is not made."""
         steps = store_steps([*modules])
         graph = _graph_of(steps, False)
-        written = [keys_as_parsed(step)[1] for step in steps._modules.values()]
+        written = [keys_as_parsed(step)[1] for step in steps._modules.values() if step is not None]
         return [*graph.inputs], [*_with_discarded(graph.writes, written)]
 
     def _kd_wrap(self, module: object, *others: object) -> None:
