@@ -585,11 +585,7 @@ def keys_as_parsed(step: nn.Module) -> tuple[Keys, Keys]:
     if "_kd_listed" in state and is_sequence(step):  # what it lists need not be what it does
         graph = keyed(step)._kd_graph()
         return graph.inputs, graph.outputs
-    if (
-        spec is None
-        or writes is None
-        or getattr(type(step), "_kd_computes_keys", True)
-    ):
+    if spec is None or writes is None or getattr(type(step), "_kd_computes_keys", True):
         return keys_of(step, "in_keys"), keys_of(step, "out_keys")
     selected = state.get("_kd_selected")
     return spec.keys, writes if selected is None else selected
