@@ -12,7 +12,6 @@ import atexit
 import os
 import sys
 import tempfile
-import warnings
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
