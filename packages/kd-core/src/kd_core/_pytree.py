@@ -834,7 +834,7 @@ def _stacked_again(
     kind = plain_class(cast("type[LazyStackedTensorDict]", cls))  # the members ask for their own
     dense = cast("TensorDictBase", made)
     rows = list(dense._kd_engine.unbind(dense, dim))
-    return cast("Node", built_stack(kind, rows, dim, names_of(desc.batch)[dim]))
+    return built_stack(kind, rows, dim, names_of(desc.batch)[dim])
 
 
 def _holds_rows(structure: Structure) -> bool:

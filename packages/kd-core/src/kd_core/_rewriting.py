@@ -48,7 +48,7 @@ class Rewriter(cst.CSTTransformer):
         position = self.get_metadata(metadata.PositionProvider, node)
         self.notes.append((position.start.line, text))
 
-    def visit_Import(self, node: cst.Import) -> None:  # noqa: N802  # libcst calls it so
+    def visit_Import(self, node: cst.Import) -> None:
         for each in node.names:
             name = helpers.get_full_name_for_node(each.name) or ""
             if name.split(".")[0] == OLD:
@@ -58,7 +58,7 @@ class Rewriter(cst.CSTTransformer):
                 else:
                     self.aliases.add(alias or OLD)
 
-    def visit_Call(self, node: cst.Call) -> None:  # noqa: N802  # libcst calls it so
+    def visit_Call(self, node: cst.Call) -> None:
         name = (helpers.get_full_name_for_node(node.func) or "").rpartition(".")[2]
         for argument in node.args:
             if argument.keyword is not None:
@@ -66,7 +66,7 @@ class Rewriter(cst.CSTTransformer):
                 if found is not None:
                     self.note(argument, f"`{name}({argument.keyword.value}=)`: {found}")
 
-    def leave_Attribute(  # noqa: N802  # libcst calls it so
+    def leave_Attribute(
         self, original_node: cst.Attribute, updated_node: cst.Attribute
     ) -> cst.BaseExpression:
         full = helpers.get_full_name_for_node(updated_node) or ""
@@ -84,7 +84,7 @@ class Rewriter(cst.CSTTransformer):
         self.needed.add(home)
         return cst.parse_expression(f"{home}.{last}")
 
-    def leave_ImportFrom(  # noqa: N802  # libcst calls it so
+    def leave_ImportFrom(
         self, original_node: cst.ImportFrom, updated_node: cst.ImportFrom
     ) -> cst.ImportFrom | cst.FlattenSentinel[cst.BaseSmallStatement]:
         module = updated_node.module
@@ -113,7 +113,7 @@ class Rewriter(cst.CSTTransformer):
             ]
         )
 
-    def leave_SimpleStatementLine(  # noqa: N802  # libcst calls it so
+    def leave_SimpleStatementLine(
         self, original_node: cst.SimpleStatementLine, updated_node: cst.SimpleStatementLine
     ) -> cst.BaseStatement | cst.FlattenSentinel[cst.BaseStatement]:
         if len(updated_node.body) == len(original_node.body):
@@ -123,9 +123,7 @@ class Rewriter(cst.CSTTransformer):
         lines += [cst.SimpleStatementLine([statement]) for statement in rest]
         return cst.FlattenSentinel(lines)
 
-    def leave_Module(  # noqa: N802  # libcst calls it so
-        self, original_node: cst.Module, updated_node: cst.Module
-    ) -> cst.Module:
+    def leave_Module(self, original_node: cst.Module, updated_node: cst.Module) -> cst.Module:
         if not self.aliases or self.kept:
             return updated_node
         modules = sorted(self.needed or {"kd_core"})
@@ -142,7 +140,7 @@ class _Imports(cst.CSTTransformer):
         super().__init__()
         self.modules = modules
 
-    def leave_Import(  # noqa: N802  # libcst calls it so
+    def leave_Import(
         self, original_node: cst.Import, updated_node: cst.Import
     ) -> cst.BaseSmallStatement | cst.FlattenSentinel[cst.BaseSmallStatement]:
         names = [helpers.get_full_name_for_node(n.name) or "" for n in updated_node.names]

@@ -133,9 +133,15 @@ def dataclass_fields(declaration: Declaration) -> dict[str, Field[object]]:
     return declaration.as_dataclass
 
 
+def _declaration_of(cls: type) -> Declaration:
+    """Return what the body of a tensor class declares."""
+    found: Declaration = getattr(cls, "_kd_declared")  # noqa: B009  # tensor classes have it
+    return found
+
+
 def signature_of(cls: type) -> inspect.Signature | None:
     """Return the parameters of the constructor; `None` for one that an author wrote."""
-    declaration: Declaration = getattr(cls, "_kd_declared")  # noqa: B009  # it has one
+    declaration = _declaration_of(cls)
     if hasattr(cls.__init__, "__wrapped__") or not declaration.fields:  # type: ignore[misc]  # of this class
         return None
     taken = declaration.taken
@@ -387,7 +393,7 @@ def hint_of(cls: type, key: str) -> object:
 def hints_of(cls: type, key: str) -> tuple[object, ...]:
     """Return the types that a field is declared to have; `object` for a key that is not a field."""
     owner = next((base for base in cls.__mro__ if key in annotations_of(base)), None)
-    declaration: Declaration = getattr(cls, "_kd_declared")  # noqa: B009  # it has one
+    declaration = _declaration_of(cls)
     if owner is None or key not in declaration.fields:
         return (object,)
     kind = declaration.fields[key].type

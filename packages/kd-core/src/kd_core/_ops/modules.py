@@ -306,12 +306,9 @@ class MovingScope(ModuleScope):
         first: dict[int, Tensor] = {}
         waiting: dict[nn.Module, dict[str, StackedUninitialized]] = {}
         for (module, path, new), (_, old) in zip(places, self._places, strict=True):
-            kept: tuple[Store, Store, Store]
-            kept = parameters, buffers, attributes = (
-                cast("Store", module._parameters),
-                module._buffers,
-                module.__dict__,
-            )
+            attributes: Store = module.__dict__
+            parameters, buffers = _stores_of(module)
+            kept = parameters, buffers, attributes
             name = path[-1]
             if module not in moved:
                 moved[module] = (module, dict(parameters), dict(buffers), {})
@@ -693,6 +690,11 @@ def _has_twice(held: list[Tensor | None]) -> bool:
     return len(set(tensors)) < len(tensors)
 
 
+def _stores_of(module: nn.Module) -> tuple[Store, Store]:
+    """Return the dicts of a module that hold its parameters and its buffers."""
+    return module.__dict__["_parameters"], module.__dict__["_buffers"]
+
+
 def _restore(taken: Taken) -> None:
     """Restore the tensors that were replaced."""
     stores, recurrent, moved = taken
@@ -701,10 +703,7 @@ def _restore(taken: Taken) -> None:
     for module, parameters, buffers, attributes in moved:
         for name in attributes:
             module.__dict__.pop(name, None)
-        for kept, before in (
-            (cast("Store", module._parameters), parameters),
-            (module._buffers, buffers),
-        ):
+        for kept, before in zip(_stores_of(module), (parameters, buffers), strict=True):
             kept.clear()
             kept.update(before)
         held = {name: value for name, value in attributes.items() if value is not None}
@@ -1019,9 +1018,9 @@ def read_by_row(
     def take(module: nn.Module, values: object) -> None:
         handle.remove()
         for name, level in levels.items():
-            held = cast("dict[str, Tensor]", module._parameters)
+            held: dict[str, Tensor] = module.__dict__["_parameters"]
             if name not in held:
-                held = cast("dict[str, Tensor]", module._buffers)
+                held = module.__dict__["_buffers"]
             if not is_lazy(held[name]):
                 module.__dict__[name] = add_batch_dim(held.pop(name), 0, level)
 
