@@ -197,7 +197,7 @@ class CudaGraphModule(nn.Module, Generic[P, R]):
         """Run as usual; results have no history, like those of a replay."""
         objects = [*args, *kwargs.values()]
         before = [_entries(each) for each in objects]
-        run = cast("Callable[..., object]", self.module)
+        run: Callable[..., object] = self.module
         result = recorder.warm_up(lambda: run(*args, **kwargs))
         for each, entries in zip(objects, before, strict=True):
             stored = _stored(each, entries)

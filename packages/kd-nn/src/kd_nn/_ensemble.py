@@ -323,7 +323,7 @@ class EnsembleModule(TensorDictModuleBase):
 
     def reset_parameters(self) -> None:
         """Draw new values for each copy; `reset_parameters_recursive` calls this."""
-        params = cast(TensorDictParams, self._modules["params"])._kd_shallow()
+        params = self.params_td._kd_shallow()
         template = self.__dict__["_kd_template"]
         for idx in range(self.num_copies):
             with torch.no_grad():

@@ -13,7 +13,7 @@ import functools
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, TypeAlias, TypeGuard, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -496,14 +496,14 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both
         for other in (self._parameters, self._buffers, self._modules, self._data):
             if other is not store and key in other:
                 del other[key]
-        cast("dict[str, object]", store)[key] = entry
+        store[key] = entry
         self._kd_order.setdefault(key)
         if unsaved:
             self._non_persistent_buffers_set.add(key)
         else:
             self._non_persistent_buffers_set.discard(key)
 
-    def _kd_home_of(self, key: str, value: Entry) -> tuple[object, Entry]:
+    def _kd_home_of(self, key: str, value: Entry) -> tuple[dict[str, Any], Entry]:
         """Return the dict that stores an entry, and the entry converted for it."""
         if isinstance(value, TensorDictParams):
             return self._modules, value
@@ -542,8 +542,8 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both
             self._non_persistent_buffers_set.update(unsaved & set(self._buffers))
         for name, inner in self._modules.items():
             member = module._modules.get(name)
-            if member is not None:
-                cast(TensorDictParams, inner)._kd_leave_unsaved(member)
+            if member is not None and isinstance(inner, TensorDictParams):
+                inner._kd_leave_unsaved(member)
 
     def _kd_del_entry(self, key: str) -> None:
         self._non_persistent_buffers_set.discard(key)
@@ -606,13 +606,13 @@ def _cloned(
             )
         store = next(s for s in _stores(source) if key in s)
         at = _stores(source).index(store)
-        cast("dict[str, object]", _stores(made)[at])[key] = entry if known is None else known
+        _stores(made)[at][key] = entry if known is None else known
         made._kd_order[key] = None
     made._non_persistent_buffers_set |= source._non_persistent_buffers_set
     return made
 
 
-def _stores(params: TensorDictParams) -> list[Mapping[str, object]]:
+def _stores(params: TensorDictParams) -> list[dict[str, Any]]:
     """Return the dicts that hold the entries of one level."""
     return [params._parameters, params._buffers, params._modules, params._data]
 
@@ -664,9 +664,13 @@ def build(entries: dict[str, Entry], desc: Descriptor, state: object) -> TensorD
         FormatError: If the state is not that of these entries.
     """
     match state:
-        case {"no_convert": bool(no_convert), "parameters": list(named), "frozen": list(frozen)}:
-            # Left out where there is none.
-            unsaved = cast("Mapping[str, object]", state).get("unsaved", [])
+        case {
+            "no_convert": bool(no_convert),
+            "parameters": list(named),
+            "frozen": list(frozen),
+            **further,
+        }:
+            unsaved = further.get("unsaved", [])  # left out where there is none
         case _:
             _refuse(state)
     leaves = [key for key, value in entries.items() if isinstance(value, Tensor)]
@@ -682,12 +686,12 @@ def build(entries: dict[str, Entry], desc: Descriptor, state: object) -> TensorD
         else:
             made._kd_set_entry(key, value)
         made._kd_order[key] = None
-    made._non_persistent_buffers_set |= set(cast("list[str]", unsaved))
+    made._non_persistent_buffers_set |= set(unsaved)
     made._kd_describe(desc)
     return made
 
 
-def _are_in(names: object, known: list[str]) -> bool:
+def _are_in(names: object, known: list[str]) -> TypeGuard[list[str]]:
     return isinstance(names, list) and all(name in known for name in names)
 
 

@@ -102,7 +102,8 @@ class TracedModule(TensorDictModuleBase):
             held = self.__dict__.get("_modules", {}).get("graph_module")
             if held is None or name in {"in_keys", "out_keys"} or is_special(name):
                 raise
-            return cast("Tensor | nn.Module", getattr(held, name))
+            found: Tensor | nn.Module = getattr(held, name)
+            return found
 
 
 def symbolic_trace(module: TensorDictModuleBase) -> TracedModule:

@@ -40,7 +40,7 @@ class Unwritten(TorchDispatchMode):
     """
 
     def __init__(self, module: nn.Module) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # by torch
+        TorchDispatchMode.__init__(self)
         self._names = {_memory(one): name for name, one in module.named_parameters()}
         self._names.pop(0, None)
 

@@ -126,7 +126,8 @@ class StepList(TensorDictModuleBase):
 
     def __setstate__(self, state: dict[str, object]) -> None:
         """Restore the attributes of a copy or pickle, whose steps are in a list of torch."""
-        super().__setstate__(state)  # type: ignore[no-untyped-call]  # by torch
+        restore: Callable[[dict[str, object]], None] = super().__setstate__
+        restore(state)
         adopt(self._modules.get("module"))
 
     def _kd_scope(self) -> Scope | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, Self
 
 import torch
@@ -270,14 +270,15 @@ class OneHotCategorical(OneHotCategoricalStraightThrough):
 
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         """Draw classes, as integers 0 and 1 of shape (*sample_shape, *batch_shape, classes)."""
-        drawn: Tensor = super().sample(Size(sample_shape))  # type: ignore[no-untyped-call]  # by torch
+        draw: Callable[[Size], Tensor] = super().sample
+        drawn = draw(Size(sample_shape))
         return drawn.long()
 
     def expand(self, batch_shape: Sequence[int], _instance: Self | None = None) -> Self:
         """Return the distribution with its batch shape expanded, without copying."""
         new: Self = Distribution._get_checked_instance(self, OneHotCategorical, _instance)
-        made: Self = super().expand(Size(batch_shape), _instance=new)  # type: ignore[no-untyped-call]  # by torch
-        return made
+        expanded: Callable[[Size, Self], Self] = super().expand
+        return expanded(Size(batch_shape), new)
 
 
 def rand_one_hot(values: Tensor, do_softmax: bool = True) -> Tensor:

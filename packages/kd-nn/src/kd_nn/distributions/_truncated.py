@@ -25,7 +25,7 @@ from typing import Final, Self
 
 import torch
 from torch import Size, Tensor
-from torch.autograd.function import FunctionCtx
+from torch.autograd.function import BackwardCFunction, FunctionCtx
 from torch.distributions import Distribution, Normal, constraints, kl_divergence, register_kl
 from torch.distributions.utils import broadcast_all
 from torch.nn import functional
@@ -189,9 +189,10 @@ class Quantile(torch.autograd.Function):
         ctx.save_for_backward(*inputs, output)
 
     @staticmethod
-    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def backward(ctx: BackwardCFunction, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return the gradients of `p`, of the mode and of the distances of both ends."""
-        p, mode, low, high, y = ctx.saved_tensors  # type: ignore[attr-defined]  # of the context of a backward
+        saved: tuple[Tensor, ...] = ctx.saved_tensors
+        p, mode, low, high, y = saved
         density = -y * (mode + y / 2)
         limits = torch.finfo(p.dtype)
         below, above = p.clamp_min(limits.tiny).log(), (1 - p).clamp_min(limits.tiny).log()
@@ -503,7 +504,8 @@ class TruncatedNormal(OnInterval):
         """Return the quantile of a probability."""
         standard, low, high = self._interval()
         given = broadcast_all(p.to(low.dtype), standard, low, high)
-        y: Tensor = Quantile.apply(*given)  # type: ignore[no-untyped-call]  # by torch
+        apply: Callable[..., Tensor] = Quantile.apply
+        y = apply(*given)
         return self._narrow(self.mode + self.scale * y).clamp(self.a, self.b)
 
     def _narrow(self, result: Tensor) -> Tensor:
