@@ -262,6 +262,7 @@ class Nan(nn.Module):
 def test_report_is_data_too(path: Path) -> None:
     data = kd_export.verify(path, trusted=True).to_data()
     assert data["ok"] is True
+    assert data["path"] == str(path)
 
 
 def test_a_report_names_its_file(path: Path) -> None:

@@ -106,7 +106,10 @@ def test_to_one_tensor(row: ReductionRow, td: TensorDict) -> None:
 def test_options(td: TensorDict, leaves: dict[str, Tensor]) -> None:
     assert td.sum(0, dtype=torch.float64)["a"].dtype is torch.float64
     assert td.prod(dtype=torch.float64)["a"].dtype is torch.float64
-    torch.testing.assert_close(td.std(0, correction=0)["a"], leaves["a"].std(0, False))
+    for n in (0, 1, 2):
+        expected = leaves["a"].var(0, correction=n)
+        torch.testing.assert_close(td.var(0, correction=n)["a"], expected)
+        torch.testing.assert_close(td.std(0, correction=n)["a"], expected.sqrt())
     torch.testing.assert_close(td.norm(ord=1)["a"], leaves["a"].sum())
 
 

@@ -207,11 +207,15 @@ def test_another_process_maps_the_same_memory(
     inside = pickle.loads(bytes(ForkingPickler.dumps(TensorDict({"a": mapped}))))
     inside["a"][0].fill_(2)
     assert set(mapped[0].tolist()) == {2}
+    file = MemoryMappedTensor.from_filename(tmp_path / "a", torch.float32, (3, 4))
+    assert set(part(file)[0].tolist()) == {2}
 
 
 def test_without_a_file_memory_is_shared() -> None:
     mapped = MemoryMappedTensor.ones(3)
     assert mapped.untyped_storage().is_shared()
+    pickle.loads(bytes(ForkingPickler.dumps(mapped)))[0] = 5
+    assert mapped.tolist() == [5, 1, 1]
     for empty in (MemoryMappedTensor.ones(0), MemoryMappedTensor.ones(2, 0)):
         other = pickle.loads(bytes(ForkingPickler.dumps(empty)))
         assert other.shape == empty.shape

@@ -23,6 +23,7 @@ from kd_nn import (
     NotKeyed,
     OutKeyUnknown,
     TensorDictModule,
+    TensorDictModuleWrapper,
     TensorDictSequential,
     WrapModule,
     dispatch,
@@ -203,6 +204,9 @@ def test_partial_tolerant_skips_what_lacks_inputs() -> None:
     assert list(model(TensorDict(x=X)).keys()) == ["x", "a"]
     assert list(model(TensorDict(q=X)).keys()) == ["q", "z"]
     a, z = model(x=X)
+    assert same(a, X + 1)
+    assert z is None
+    a, z = TensorDictModuleWrapper(model)(x=X)
     assert same(a, X + 1)
     assert z is None
 
