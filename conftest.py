@@ -13,7 +13,8 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Generator, Iterator
+import typing
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -89,7 +90,6 @@ def pytest_collection() -> Generator[None, object, object]:
         collected = yield
     finally:
         gc.enable()
-    gc.collect()
     gc.freeze()
     # A look at the young for each 10,000 of them, and at all others for each 2,000,000.
     gc.set_threshold(10_000, 10, 20)
@@ -171,7 +171,9 @@ def _compile_without_figures() -> None:
     """Let dynamo write no notes that nobody reads: how long guards take, and what a call changes.
 
     To time the guards of a graph it empties the caches of the processor, which takes as long as to
-    trace a small one. Where torch has moved the places, nothing is changed.
+    trace a small one. It also keeps the instructions of more than 128 functions, as a graph of ours
+    runs through more, and does not look for garbage after each graph. Where torch has moved the
+    places, nothing is changed.
     """
     guards = sys.modules.get("torch._dynamo.guards")
     if hasattr(guards, "profile_guard_manager"):
@@ -179,6 +181,32 @@ def _compile_without_figures() -> None:
     config = sys.modules.get("torch._dynamo.config")
     if hasattr(config, "side_effect_replay_policy"):
         config.side_effect_replay_policy = "silent"  # type: ignore[union-attr]  # it is there
+    if hasattr(config, "run_gc_after_compile"):
+        config.run_gc_after_compile = False  # type: ignore[union-attr]  # it is there
+    bytecode = sys.modules.get("torch._dynamo.bytecode_transformation")
+    read = getattr(bytecode, "_cached_cleaned_instructions", None)
+    if hasattr(read, "cache_parameters") and read.cache_parameters()["maxsize"] == 128:
+        kept = functools.lru_cache(4096)(read.__wrapped__)
+        bytecode._cached_cleaned_instructions = kept  # type: ignore[union-attr]  # it is there
+
+
+def _read_hints_once() -> None:
+    """Let torch read the annotations of a class once, not wherever one of its objects is loaded.
+
+    So for the classes that a program in a `.pt2` is made of, and for those of the function that
+    decorates each of 11,000 kernels during an export to ONNX: `typing.Callable` remembers what
+    `collections.abc.Callable` makes anew. Where torch has moved the places, nothing is changed.
+    """
+    ops = sys.modules["torch._ops"]
+    if getattr(ops, "Callable", None) is Callable:
+        ops.Callable = typing.Callable  # type: ignore[attr-defined]  # it is there
+    serialize = sys.modules.get("torch._export.serde.serialize")
+    if getattr(serialize, "typing", None) is typing:
+        read = functools.cache(lambda cls: typing.get_type_hints(cls, vars(serialize.schema)))  # type: ignore[union-attr]  # it is there
+        known = ModuleType("typing")
+        vars(known).update(vars(typing))
+        known.get_type_hints = lambda cls, globalns: read(cls)  # type: ignore[attr-defined]  # it is there
+        serialize.typing = known  # type: ignore[union-attr]  # it is there
 
 
 def _no_time(*_: object) -> float:
@@ -195,6 +223,7 @@ def _same_start(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     _read_translations_once()
     _list_operators_once()
     _compile_without_figures()
+    _read_hints_once()
     _remove_hooks_of_exports()
     if isinstance(request.node, pytest.DoctestItem):
         monkeypatch.chdir(request.getfixturevalue("tmp_path"))

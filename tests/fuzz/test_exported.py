@@ -52,7 +52,7 @@ def run(model: nn.Module, batch: int) -> Values:
 @pytest.mark.parametrize("suffix", ["pt2", "onnx"])
 def test_files_do_what_their_models_do(seeds: Seeds, suffix: str, tmp_path: Path) -> None:
     path = tmp_path / f"model.{suffix}"
-    for seed in seeds(5):
+    for seed in seeds(2):
         rng = random.Random(seed)
         torch.manual_seed(seed)
         model = a_model(rng)

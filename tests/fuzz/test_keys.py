@@ -156,7 +156,7 @@ class Program:
 
 def test_odd_keys_are_keys_like_any_other(seeds: Seeds) -> None:
     warnings.simplefilter("ignore", KeyGraphWarning)
-    for seed in seeds(120):
+    for seed in seeds(50):
         draw = Draw(seed)
         program = Program(draw)
         model = program.model

@@ -433,7 +433,7 @@ PROGRAMS: list[Program] = [collect, stack_several, derive, run_inside, run_insid
 
 
 def test_modules_are_as_before(seeds: Seeds) -> None:
-    for seed in seeds(60):
+    for seed in seeds(25):
         rng = random.Random(seed)
         torch.manual_seed(seed)
         module = odd_module(rng)

@@ -327,7 +327,7 @@ EVENTS: list[Callable[[random.Random, nn.Module], None]] = [
 
 
 def test_modules_run_with_other_values(seeds: Seeds) -> None:
-    for seed in seeds(60):
+    for seed in seeds(25):
         rng = random.Random(seed)
         torch.manual_seed(seed)
         module = a_module(rng)
@@ -349,7 +349,7 @@ def train(module: nn.Module, call: Callable[[Tensor], Tensor]) -> None:
 
 
 def test_parameters_train_as_their_module_does(seeds: Seeds) -> None:
-    for seed in seeds(20):
+    for seed in seeds(8):
         rng = random.Random(seed)
         torch.manual_seed(seed)
         module = a_module(rng)
@@ -387,7 +387,7 @@ def copied_by_pickle(params: TensorDictParams) -> TensorDictParams:
 
 
 def test_ensembles_run_as_their_members_do(seeds: Seeds) -> None:
-    for seed in seeds(20):
+    for seed in seeds(8):
         rng = random.Random(seed)
         torch.manual_seed(seed)
         module = a_module(rng)

@@ -249,14 +249,14 @@ def quiet() -> Iterator[None]:
 
 
 def test_models_do_what_plain_python_does(seeds: Seeds) -> None:
-    for seed in seeds(80):
+    for seed in seeds(30):
         with patches():
             run_program(seed, seeds)
 
 
 def test_compiled_models_do_what_plain_python_does(seeds: Seeds) -> None:
     seen = [event for event in EVENTS if event not in UNSEEN_BY_DYNAMO]
-    for seed in seeds(3):
+    for seed in seeds(1):
         rng = random.Random(seed)
         torch.manual_seed(seed)
         torch.compiler.reset()
@@ -275,7 +275,7 @@ def call_until(done: threading.Event, model: TensorDictSequential, td: TensorDic
 
 
 def test_keys_assigned_while_threads_call_are_used_afterwards(seeds: Seeds) -> None:
-    for _ in seeds(20):
+    for _ in seeds(8):
         step = TensorDictModule(torch.neg, ["a"], ["y"])
         model = TensorDictSequential(step, TensorDictModule(nn.Identity(), ["y"], ["z"]))
         td = TensorDict(a=torch.zeros(2), b=torch.ones(2))

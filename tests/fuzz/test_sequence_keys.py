@@ -31,7 +31,7 @@ def check(world: World) -> int:
 
 
 def test_keys_are_those_of_the_steps_of_the_moment(seeds: Seeds) -> None:
-    for seed in seeds(150):
+    for seed in seeds(50):
         world = World(random.Random(seed))
         for _ in range(20):
             seeds.count("reads", check(world) + check(world))
@@ -88,7 +88,7 @@ def read_until(done: threading.Event, model: TensorDictSequential, wrong: list[o
 def test_keys_read_while_another_thread_edits_are_of_one_moment(
     seeds: Seeds, switching: None
 ) -> None:
-    for _ in seeds(3):
+    for _ in seeds(1):
         a, b, c = (TensorDictModule(torch.neg, [f"{k}1"], [f"y{k}"]) for k in "abc")
         model = TensorDictSequential(a, TensorDictSequential(b), c)
         wrong: list[object] = []

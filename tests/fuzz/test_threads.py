@@ -95,7 +95,7 @@ def readers(rng: Random, one: Subject) -> list[Callable[[], object]]:
 
 def test_what_threads_read_of_one_container_is_what_one_reads(seeds: Seeds) -> None:
     assert MODULES
-    for seed in seeds(200):
+    for seed in seeds(80):
         rng = Random(seed)
         one = subject(rng)
         before = fingerprint(one.node)
@@ -123,7 +123,7 @@ def writer(rows: int, seed: int) -> Callable[[], object]:
 
 
 def test_each_thread_writes_to_its_own_container_while_others_read(seeds: Seeds) -> None:
-    for seed in seeds(60):
+    for seed in seeds(25):
         rng = Random(seed)
         one = subject(rng)
         jobs = [writer(rng.randint(1, 3), number) for number in range(THREADS)]
@@ -132,7 +132,7 @@ def test_each_thread_writes_to_its_own_container_while_others_read(seeds: Seeds)
 
 
 def test_containers_of_new_batch_sizes_are_made_at_once(seeds: Seeds) -> None:
-    for seed in seeds(60):
+    for seed in seeds(25):
         rng = Random(seed)
         sizes = [(rng.randint(1, 4000), rng.randint(1, 3)) for _ in range(30)]
 
@@ -149,7 +149,7 @@ def test_containers_of_new_batch_sizes_are_made_at_once(seeds: Seeds) -> None:
 
 
 def test_first_calls_of_a_model_from_many_threads_are_right(seeds: Seeds) -> None:
-    for seed in seeds(60):
+    for seed in seeds(25):
         torch.manual_seed(seed)
         made, td = model(Random(seed)), inputs(3)
         plainly = dict(made.state_dict().items())
@@ -169,7 +169,7 @@ def test_first_calls_of_a_model_from_many_threads_are_right(seeds: Seeds) -> Non
 
 
 def test_a_locked_container_is_copied_by_many_threads(seeds: Seeds) -> None:
-    for seed in seeds(100):
+    for seed in seeds(40):
         rng = Random(seed)
         one = subject(rng)
         if one.ragged:

@@ -662,10 +662,10 @@ def checked_mode(mode: str | None) -> str | None:
 @contextlib.contextmanager
 def frozen_modes(module: nn.Module, mode: str | None) -> Iterator[None]:
     """Set the mode of probabilistic parts, and disable the checks of distributions, in a block."""
-    parts = [part for part in module.modules() if isinstance(part, SupportsInteraction)]
     with contextlib.ExitStack() as stack:
-        for part in parts if mode is not None else ():
-            stack.enter_context(part.interaction(str(mode)))
+        for part in module.modules() if mode is not None else ():
+            if isinstance(part, SupportsInteraction):
+                stack.enter_context(part.interaction(str(mode)))
         stack.enter_context(torch.no_grad())
         stack.enter_context(values_unchecked())
         yield
