@@ -175,19 +175,18 @@ def _compile_without_figures() -> None:
     runs through more, and does not look for garbage after each graph. Where torch has moved the
     places, nothing is changed.
     """
-    guards = sys.modules.get("torch._dynamo.guards")
+    guards: Any = sys.modules.get("torch._dynamo.guards")
     if hasattr(guards, "profile_guard_manager"):
-        guards.profile_guard_manager = _no_time  # type: ignore[union-attr]  # it is there
-    config = sys.modules.get("torch._dynamo.config")
+        guards.profile_guard_manager = _no_time
+    config: Any = sys.modules.get("torch._dynamo.config")
     if hasattr(config, "side_effect_replay_policy"):
-        config.side_effect_replay_policy = "silent"  # type: ignore[union-attr]  # it is there
+        config.side_effect_replay_policy = "silent"
     if hasattr(config, "run_gc_after_compile"):
-        config.run_gc_after_compile = False  # type: ignore[union-attr]  # it is there
-    bytecode = sys.modules.get("torch._dynamo.bytecode_transformation")
-    read = getattr(bytecode, "_cached_cleaned_instructions", None)
+        config.run_gc_after_compile = False
+    bytecode: Any = sys.modules.get("torch._dynamo.bytecode_transformation")
+    read: Any = getattr(bytecode, "_cached_cleaned_instructions", None)
     if hasattr(read, "cache_parameters") and read.cache_parameters()["maxsize"] == 128:
-        kept = functools.lru_cache(4096)(read.__wrapped__)
-        bytecode._cached_cleaned_instructions = kept  # type: ignore[union-attr]  # it is there
+        bytecode._cached_cleaned_instructions = functools.lru_cache(4096)(read.__wrapped__)
 
 
 def _read_hints_once() -> None:
@@ -197,16 +196,20 @@ def _read_hints_once() -> None:
     decorates each of 11,000 kernels during an export to ONNX: `typing.Callable` remembers what
     `collections.abc.Callable` makes anew. Where torch has moved the places, nothing is changed.
     """
-    ops = sys.modules["torch._ops"]
+    ops: Any = sys.modules["torch._ops"]
     if getattr(ops, "Callable", None) is Callable:
-        ops.Callable = typing.Callable  # type: ignore[attr-defined]  # it is there
-    serialize = sys.modules.get("torch._export.serde.serialize")
+        ops.Callable = typing.Callable
+    serialize: Any = sys.modules.get("torch._export.serde.serialize")
     if getattr(serialize, "typing", None) is typing:
-        read = functools.cache(lambda cls: typing.get_type_hints(cls, vars(serialize.schema)))  # type: ignore[union-attr]  # it is there
-        known = ModuleType("typing")
-        vars(known).update(vars(typing))
-        known.get_type_hints = lambda cls, globalns: read(cls)  # type: ignore[attr-defined]  # it is there
-        serialize.typing = known  # type: ignore[union-attr]  # it is there
+        known: dict[object, dict[str, Any]] = {}
+
+        def hints(cls: object, **options: Any) -> dict[str, Any]:
+            if cls not in known:
+                known[cls] = typing.get_type_hints(cls, **options)
+            return known[cls]
+
+        serialize.typing = ModuleType("typing")
+        vars(serialize.typing).update(vars(typing) | {"get_type_hints": hints})
 
 
 def _no_time(*_: object) -> float:

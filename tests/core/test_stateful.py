@@ -503,7 +503,7 @@ def compare(td: TensorDictBase, model: Model, batch: tuple[int, ...]) -> None:
 
 TestContainers = Containers.TestCase
 TestContainers.settings = settings(
-    max_examples=200,
+    max_examples=100,
     stateful_step_count=30,
     suppress_health_check=list(HealthCheck),
 )

@@ -91,7 +91,11 @@ COMMANDS = [
     ("verify policy.pt2 --sha256 abc", 4, "64 hexadecimal digits for `--sha256`, got 'abc'"),
     ("verify policy.onnx --batch-sizes 1,b", 2, "expected sizes such as `1,64`, got `1,b`"),
     ("bench policy.onnx --batch-sizes=-1", 2, "expected sizes such as `1,64`, got `-1`"),
-    ("bench policy.onnx words.onnx", 2, "`words.onnx`: the file is not a whole ONNX model"),
+    (
+        "bench policy.onnx words.onnx --seconds 0.01",
+        2,
+        "`words.onnx`: the file is not a whole ONNX model",
+    ),
     ("diff policy.onnx words.onnx", 2, "`words.onnx`: the file is not a whole ONNX model"),
     ("convert policy.onnx out.pt2", 2, "`policy.onnx` is ONNX, .* Convert the `.pt2` file"),
     ("convert policy.pt2 out.onx --trusted", 3, "`out.onx`; .* Did you mean `.onnx`?"),

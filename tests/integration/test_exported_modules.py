@@ -97,11 +97,8 @@ def test_two_batch_dimensions_of_which_the_first_is_dynamic(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("mode", [None, "deterministic", "mode", "mean", "median", "random"])
-@pytest.mark.parametrize("distribution", [Normal, LogNormal])
-def test_each_interaction_mode_is_captured(
-    distribution: type[Distribution], mode: str | None, tmp_path: Path
-) -> None:
-    module = actor(distribution)
+def test_each_interaction_mode_is_captured(mode: str | None, tmp_path: Path) -> None:
+    module = actor(LogNormal)  # its mode, mean and median differ
     program = kd_export.export(module, X, mode=mode)
     assert program.schema.mode == mode
     assert program.save(tmp_path / "model.pt2").ok

@@ -126,13 +126,13 @@ def test_random_parameters_give_what_torch_gives(
     torch.manual_seed(1)
     module = module_of(kind, *names, num_samples=count)
     raised = 0
-    for _ in range(400):
+    for _ in range(150):
         values = random_values(rng, len(names))
         ours, theirs = both(module, kind, count, values, names)
         assert same(ours, theirs), (values, ours, theirs)
         raised += isinstance(theirs, tuple) and theirs[0] is ValueError
     if Distribution._validate_args:
-        assert 0 < raised < 300
+        assert 0 < raised < 112
 
 
 def squashed(loc: Tensor, scale: Tensor) -> Distribution:
@@ -147,7 +147,7 @@ def test_random_squashed_normals_give_what_torch_gives(count: int | None) -> Non
     torch.manual_seed(2)
     module = module_of(squashed, "loc", "scale", num_samples=count)
     raised = 0
-    for _ in range(300):
+    for _ in range(120):
         values = random_values(rng, 2)
         ours, theirs = both(module, squashed, count, values, ["loc", "scale"])
         if any(0 in value.shape for value in values) and isinstance(theirs, tuple):
@@ -155,7 +155,7 @@ def test_random_squashed_normals_give_what_torch_gives(count: int | None) -> Non
         assert same(ours, theirs), (values, ours, theirs)
         raised += isinstance(theirs, tuple) and theirs[0] is ValueError
     if Distribution._validate_args:
-        assert 0 < raised < 250
+        assert 0 < raised < 100
 
 
 class Beyond(Normal):

@@ -1,12 +1,13 @@
 """Every distribution that can, exports by keyword in deterministic mode, checks left alone."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
 
 import pytest
 import torch
 from tests.probabilistic.cases import EVERY, LOC_SCALE, POSITIVE, REAL, SETTINGS, build
+from torch import Tensor, nn
 from torch import distributions as d
-from torch import nn
 from torch.distributions import Distribution
 from torch.export import Dim, export
 
@@ -20,6 +21,7 @@ from kd_probabilistic import (
 
 DETERMINISTIC = [kind for kind in EVERY if kind not in (d.Wishart, d.LKJCholesky)]
 RANDOM = [kind for kind in EVERY if kind not in (d.Wishart, d.VonMises)]
+Params: TypeAlias = dict[str, Tensor] | TensorDict
 
 
 @pytest.fixture(autouse=True)
@@ -43,16 +45,34 @@ def module(kind: Callable[..., Distribution], mode: str) -> ProbabilisticTensorD
     )
 
 
-@pytest.mark.parametrize("form", ["keyword", "container"])
-@pytest.mark.parametrize("kind", DETERMINISTIC, ids=lambda kind: getattr(kind, "__name__", ""))
-def test_deterministic_values_export(kind: Callable[..., Distribution], form: str) -> None:
-    made, params = module(kind, "deterministic"), EVERY[kind]
-    if form == "keyword":
-        program = export(made, (), params)
-        torch.testing.assert_close(program.module()(**params), made(**params))
-    else:
-        program = export(made, (TensorDict(params),))
-        torch.testing.assert_close(program.module()(TensorDict(params))["x"], made(**params))
+class Every(nn.Module):
+    """One module for each kind, so that all are exported at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        made = {kind.__name__: module(kind, "deterministic") for kind in DETERMINISTIC}
+        self.named = nn.ModuleDict(made)
+
+    def forward(self, given: Mapping[str, Params]) -> dict[str, object]:
+        found: dict[str, object] = {}
+        for name, made in self.named.items():
+            params = given[name]
+            try:
+                found[name] = made(**params) if isinstance(params, dict) else made(params)["x"]
+            except Exception as error:
+                error.add_note(f"It is raised for {name}.")
+                raise
+        return found
+
+
+@pytest.mark.parametrize("form", [dict, TensorDict])
+def test_deterministic_values_export(form: Callable[[dict[str, Tensor]], Params]) -> None:
+    every = Every()
+    given = {kind.__name__: form(EVERY[kind]) for kind in DETERMINISTIC}
+    found = export(every, (given,)).module()(given)
+    for kind in DETERMINISTIC:
+        expected = every.named[kind.__name__](**EVERY[kind])
+        assert torch.allclose(found[kind.__name__], expected, equal_nan=True), kind
     assert Distribution._validate_args is True
 
 

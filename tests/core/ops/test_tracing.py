@@ -130,19 +130,23 @@ def pair(*_: object) -> TensorDict:
 
 
 def test_shapes_after_locks_in_one_program() -> None:
-    def program(td: TensorDict) -> list[TensorDict]:
-        found = []
+    def program(td: TensorDict) -> tuple[list[TensorDict], list[bool]]:
+        found, locked = [], []
         # Every shape after all states of a lock; every lock around a few kinds of shapes.
         pairs = [(shape, LOCKS[-1]) for shape in SHAPES]
         pairs += [(shape, lock) for shape in SHAPES[::5] for lock in LOCKS[:-1]]
         for shape, lock in pairs:
-            found += [shape(lock(td.copy())), lock(shape(td)), shape(lock(td.copy())).unlock_()]
-        return found
+            made = shape(lock(td.copy()))
+            locked.append(made.is_locked)
+            found += [lock(shape(td)), made.unlock_()]
+        return found, locked
 
     torch._dynamo.reset()
     td = pair()
     compiled = torch.compile(program, backend="eager", fullgraph=True)
-    for result, expected in zip(compiled(td), program(td), strict=True):
+    (results, locked), (wanted, locked_eagerly) = compiled(td), program(td)
+    assert locked == locked_eagerly
+    for result, expected in zip(results, wanted, strict=True):
         assert result.batch_size == expected.batch_size
         assert result.is_locked == expected.is_locked
         assert (result == expected).all()

@@ -21,6 +21,13 @@ Trace: TypeAlias = dict[str, object]
 CALLS = 3
 """A plan is made in the second call and used in the third."""
 FORMS = ("container", "keyword")
+KEYWORD = (
+    *("tutorial", "selected", "selected outside", "attention", "batch norm", "discarded output"),
+    *("input as output", "outputs by name", "number as output", "text as output", "text as input"),
+    *("undeclared output", "container and its part as input", "optional input", "tolerant"),
+    *("fresh container", "wrapper", "ensemble"),
+)
+"""Models whose inputs and results by keyword differ in kind; the steps of all compile anyway."""
 pytestmark = pytest.mark.filterwarnings("ignore::kd_nn.KeyGraphWarning")
 
 
@@ -181,11 +188,12 @@ def test_plan_lets_every_hook_see_what_the_interpreter_shows(model: Model, form:
     assert reference.seen or not list(reference.module.children())
 
 
-@pytest.mark.parametrize("model", MODELS.values(), ids=list(MODELS))
-def test_compiled_does_what_the_interpreter_does(model: Model) -> None:
+@pytest.mark.parametrize("name", MODELS)
+def test_compiled_does_what_the_interpreter_does(name: str) -> None:
     torch.compiler.reset()
+    model = MODELS[name]
     reference, compiled = Way(model, interpreted=True), Way(model, compiled=True)
-    for form in FORMS if model.by_tensors else FORMS[:1]:
+    for form in FORMS if model.by_tensors and name in KEYWORD else FORMS[:1]:
         check(compiled.call(form), reference.call(form), close)
 
 

@@ -351,7 +351,7 @@ FORMS = [*WITH_CONTAINERS, by_keyword, by_position, by_nested_dicts]
 
 
 @pytest.mark.filterwarnings("ignore::kd_nn.KeyGraphWarning")
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(graphs(2), st.lists(st.sampled_from(FORMS), min_size=6, max_size=8))
 def test_every_form_does_what_plain_python_does(
     graph: Graph, forms: list[Callable[[Case], None]]
@@ -363,7 +363,7 @@ def test_every_form_does_what_plain_python_does(
 
 
 @pytest.mark.filterwarnings("ignore::kd_nn.KeyGraphWarning")
-@settings(max_examples=10)
+@settings(max_examples=4)
 @given(graphs(1))
 def test_compiled_does_what_plain_python_does(graph: Graph) -> None:
     case = Case(graph)
