@@ -9,8 +9,11 @@ from tests.gpu.device import DEVICE
 if DEVICE.type == "cuda" and not torch.cuda.is_available():
     raise pytest.UsageError(f"KD_DEVICE={DEVICE}, but torch finds no GPU: {torch.__version__}")
 
-# What only a GPU can show; it is not skipped elsewhere, it is not there.
+# What only a GPU can show; it is not skipped elsewhere, it is not there. On the CPU the contract is
+# that of `tests/core/test_contract.py`.
 collect_ignore = [] if DEVICE.type == "cuda" else ["metal"]
+if DEVICE.type == "cpu":
+    collect_ignore.append("test_contract.py")
 
 
 def pytest_configure(config: pytest.Config) -> None:
