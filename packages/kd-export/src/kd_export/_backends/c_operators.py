@@ -526,12 +526,22 @@ def _reduce(call: Call) -> Lines:
 
 
 def _layer_norm(call: Call) -> Lines:
-    x, scale, bias, out = call.get(0), call.get(1), call.maybe(2), call.out
-    axis = _axis_of(call, -1, len(x.shape))
-    size, f = math.prod(x.shape[axis:]), _suffix(call)
-    added = "" if bias is None else f" + {bias.name}[k]"
+    shape = call.get(0).shape
+    axis = _axis_of(call, -1, len(shape))
+    return _normalised(call, math.prod(shape[:axis]), math.prod(shape[axis:]), "k")
+
+
+def _instance_norm(call: Call) -> Lines:
+    shape = call.get(0).shape
+    return _normalised(call, math.prod(shape[:2]), math.prod(shape[2:]), f"i % {shape[1]}")
+
+
+def _normalised(call: Call, rows: int, size: int, place: str) -> Lines:
+    """Write each row less its mean, by its deviation; scale and bias are at a place."""
+    x, scale, bias, out, f = call.get(0), call.get(1), call.maybe(2), call.out, _suffix(call)
+    added = "" if bias is None else f" + {bias.name}[{place}]"
     return [
-        f"for (int i = 0; i < {math.prod(x.shape[:axis])}; ++i) {{",
+        f"for (int i = 0; i < {rows}; ++i) {{",
         f"  const {x.kind} *p = {x.name} + i * {size};",
         f"  {x.kind} mean = 0, spread = 0;",
         f"  for (int k = 0; k < {size}; ++k) mean += p[k];",
@@ -539,7 +549,7 @@ def _layer_norm(call: Call) -> Lines:
         f"  for (int k = 0; k < {size}; ++k) spread += (p[k] - mean) * (p[k] - mean);",
         f"  spread = {_one(call)} / sqrt{f}(spread / {size} + {_lit(call, 'epsilon', 1e-5)});",
         f"  for (int k = 0; k < {size}; ++k)",
-        f"    {out.name}[i * {size} + k] = (p[k] - mean) * spread * {scale.name}[k]{added};",
+        f"    {out.name}[i * {size} + k] = (p[k] - mean) * spread * {scale.name}[{place}]{added};",
         "}",
     ]
 
@@ -557,25 +567,6 @@ def _batch_norm(call: Call) -> Lines:
     ]
 
 
-def _instance_norm(call: Call) -> Lines:
-    x, scale, bias, out, f = call.get(0), call.get(1), call.get(2), call.out, _suffix(call)
-    size, rows = math.prod(x.shape[2:]), math.prod(x.shape[:2])
-    return [
-        f"for (int i = 0; i < {rows}; ++i) {{",
-        f"  const {x.kind} *p = {x.name} + i * {size};",
-        f"  const int c = i % {x.shape[1]};",
-        f"  {x.kind} mean = 0, spread = 0;",
-        f"  for (int k = 0; k < {size}; ++k) mean += p[k];",
-        f"  mean /= {size};",
-        f"  for (int k = 0; k < {size}; ++k) spread += (p[k] - mean) * (p[k] - mean);",
-        f"  spread = {_one(call)} / sqrt{f}(spread / {size} + {_lit(call, 'epsilon', 1e-5)});",
-        f"  for (int k = 0; k < {size}; ++k)",
-        f"    {out.name}[i * {size} + k] = (p[k] - mean) * spread * {scale.name}[c] + "
-        f"{bias.name}[c];",
-        "}",
-    ]
-
-
 def _concat(call: Call) -> Lines:
     out = call.out
     axis = _axis_of(call, 0, len(out.shape))
@@ -584,17 +575,17 @@ def _concat(call: Call) -> Lines:
         if value is None or not value.count:
             continue
         part = math.prod(value.shape[axis:])
-        lines += _parts(out, value, math.prod(out.shape[:axis]), step, start, part)
+        target, source = f"{out.name} + i * {step} + {start}", f"{value.name} + i * {part}"
+        lines += _blocks(out, math.prod(out.shape[:axis]), target, source, part)
         start += part
     return lines
 
 
-def _parts(out: Value, value: Value, blocks: int, step: int, start: int, part: int) -> Lines:
-    """Copy blocks of one array to places in a larger one."""
+def _blocks(out: Value, blocks: int, target: str, source: str, part: int) -> Lines:
+    """Copy as many blocks, each of so many numbers, from places to places."""
     return [
         f"for (int i = 0; i < {blocks}; ++i)",
-        f"  memcpy({out.name} + i * {step} + {start}, {value.name} + i * {part}, "
-        f"sizeof({out.kind}) * {part});",
+        f"  memcpy({target}, {source}, sizeof({out.kind}) * {part});",
     ]
 
 
@@ -604,11 +595,8 @@ def _split(call: Call) -> Lines:
     step, start, lines = math.prod(x.shape[axis:]), 0, list[str]()
     for out in call.outputs:
         part = math.prod(out.shape[axis:])
-        lines += [
-            f"for (int i = 0; i < {math.prod(x.shape[:axis])}; ++i)",
-            f"  memcpy({out.name} + i * {part}, {x.name} + i * {step} + {start}, "
-            f"sizeof({out.kind}) * {part});",
-        ]
+        target, source = f"{out.name} + i * {part}", f"{x.name} + i * {step} + {start}"
+        lines += _blocks(out, math.prod(x.shape[:axis]), target, source, part)
         start += part
     return lines
 

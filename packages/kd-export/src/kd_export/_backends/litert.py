@@ -28,7 +28,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, BinaryIO
 
-from kd_export._backends.onnx import ArrayRunner, refuse_nan
+from kd_export._backends.onnx import ArrayRunner, refuse_nan, refuse_providers
 from kd_export._console import muted_tool
 from kd_export._errors import ExportError, NotExportable, first_line, quoted, raised_as
 from kd_export._running.loading import check_digest
@@ -111,12 +111,7 @@ class LiteRtBackend:
 
     def configured(self, threads: int | None, providers: Sequence[str] | None) -> LiteRtBackend:
         """Return the same with so many threads a call."""
-        if providers is not None:
-            raise ExportError(
-                "`providers` cannot be combined with LiteRT: they are those of onnxruntime.",
-                got=providers,
-                hint="Leave it out: a file runs on the CPU.",
-            )
+        refuse_providers(providers, self.name)
         return LiteRtBackend(threads)
 
     def read_schema(self, file: BinaryIO) -> Schema:

@@ -307,6 +307,20 @@ class ArrayRunner:
         return [flat[position].item() for position in positions]
 
 
+def refuse_providers(providers: object, name: str) -> None:
+    """Refuse execution providers for another runtime.
+
+    Raises:
+        ExportError: Some are given.
+    """
+    if providers is not None:
+        raise ExportError(
+            f"`providers` cannot be combined with {name}: they are those of onnxruntime.",
+            got=providers,
+            hint="Leave it out: a file runs on the CPU.",
+        )
+
+
 INTEGERS = "a program on integers"
 """What makes numbers of NaN where it is rounded."""
 

@@ -25,7 +25,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, BinaryIO
 from xml.parsers import expat
 
-from kd_export._backends.onnx import ArrayRunner, check_names, refuse_nan
+from kd_export._backends.onnx import ArrayRunner, check_names, refuse_nan, refuse_providers
 from kd_export._backends.onnx import backend as onnx
 from kd_export._console import muted
 from kd_export._errors import ExportError, NotExportable, UntrustedArtifact, brief, raised_as
@@ -190,12 +190,7 @@ class OpenVinoBackend:
 
     def configured(self, threads: int | None, providers: Sequence[str] | None) -> OpenVinoBackend:
         """Return the same with so many threads a call."""
-        if providers is not None:
-            raise ExportError(
-                "`providers` cannot be combined with OpenVINO: they are those of onnxruntime.",
-                got=providers,
-                hint="Leave it out: a file runs on the CPU.",
-            )
+        refuse_providers(providers, self.name)
         return OpenVinoBackend(threads)
 
     def read_schema(self, file: BinaryIO) -> Schema:
