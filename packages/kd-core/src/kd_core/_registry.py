@@ -2,6 +2,14 @@
 
 Knows names and constructors; must not know what a container does. Roles are first, then the names
 of classes in pickles, and those of classes and types in the files of stores.
+
+Operations and files make dense containers, lazy stacks and data that is not a tensor, and these
+kinds inherit the operations: `make_dense`, `nest_mapping`, `swap_of`, `wrap_data`, `wrap_rows`,
+`lazy_stack` cannot be imported there. Methods that every container has make a kind that few
+programs need: `attributes_of`, `from_dataclass`, `persistent`, `to_store`; values of the package
+tensordict are converted wherever a value is stored: `foreign_node`. `params_of` belongs to another
+distribution. What acts on a container that is at hand is a method of its class instead,
+`td._kd_engine`.
 """
 
 from __future__ import annotations

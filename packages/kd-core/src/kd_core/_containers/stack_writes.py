@@ -1,8 +1,9 @@
 """How a lazy stack stores: its members, their entries, and writes that reach all or none.
 
-A write into a stack starts in `MemberStorage` and ends in the writes of its members, all in this
-module. Must not know shapes that move (`stack_moves`) or how ragged entries are read
-(`lazy_stack`).
+The path of `stack[index] = value`: `LazyStackedTensorDict.__setitem__`; `_row_writes` here, which
+asks `stack_moves.pick` for the members of an index and `stage_rows` for the writes; `_kd_writes` of
+each member, in `_protocol`; `_leaves.writes.write_all`, which writes all or none. Must not know how
+a stack is read, moved or printed (`lazy_stack`).
 """
 
 from __future__ import annotations
