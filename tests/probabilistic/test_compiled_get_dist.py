@@ -148,10 +148,10 @@ def test_it_is_that_of_eager_code(name: str) -> None:
         assert list(found.keys(True)) == list(expected.keys(True))
         for key, value in expected.items(True, True):
             torch.testing.assert_close(found[key], value)
-        out, expected_out = TensorDict(batch_size=[2]), TensorDict(batch_size=[2])
-        torch.compile(model.get_dist, backend="eager")(given(), out)
-        model.get_dist(given(), expected_out)
-        assert set(out.keys(True)) == set(expected_out.keys(True))
+    out, expected_out = TensorDict(batch_size=[2]), TensorDict(batch_size=[2])
+    torch.compile(model.get_dist, backend="eager")(given(), out)
+    model.get_dist(given(), expected_out)
+    assert set(out.keys(True)) == set(expected_out.keys(True))
 
 
 def test_it_is_one_graph_while_nothing_changes() -> None:
