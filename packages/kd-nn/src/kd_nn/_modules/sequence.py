@@ -712,7 +712,7 @@ class TensorDictSequential(StepList, TensorDictModule):  # type: ignore[misc]  #
         """Return `in_keys` and `out_keys` of a sequence of these modules, which is not made."""
         steps = store_steps([*modules])
         graph = _graph_of(steps, False)
-        written = [keys_as_parsed(step)[1] for step in steps._modules.values() if step is not None]
+        written = [keys_as_parsed(step)[1] for step in steps._modules.values()]
         return [*graph.inputs], [*_with_discarded(graph.writes, written)]
 
     def _kd_wrap(self, module: object, *others: object) -> None:
