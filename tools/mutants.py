@@ -29,6 +29,7 @@ import math
 import os
 import random
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -247,6 +248,8 @@ def run(root: Path, tests: list[str], seconds: float, *more: str) -> list[str]:
     child = os.fork()
     if child:
         os.close(write)
+        if not select.select([read], [], [], 5 * (seconds + 60))[0]:  # it waits for ever
+            os.killpg(child, signal.SIGKILL)
         with os.fdopen(read) as answer:
             said = answer.read()
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

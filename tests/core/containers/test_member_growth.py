@@ -97,6 +97,23 @@ def test_padding_in_place_keeps_the_members(pad_size: list[int], want: list[obje
     assert any(member is first for member in stack.tensordicts)
 
 
+@pytest.mark.parametrize("dim", [0, 1, 2])
+@pytest.mark.parametrize("pad_size", [[1, 2, 0, 1, 3, 0], [-1, 0, 2, 1, 0, -1], [1, 0, -1, 1]])
+def test_padding_in_place_is_that_of_a_dense_container(dim: int, pad_size: list[int]) -> None:
+    dense = TensorDict({"a": torch.arange(24.0).view(2, 3, 4)}, [2, 3, 4])
+    stack = lazy_stack([*dense.unbind(dim)], dim)
+    want = dense.pad(pad_size, value=7)
+    assert stack.pad(pad_size, value=7, inplace=True).batch_size == want.batch_size
+    assert torch.equal(stack["a"], want["a"])
+
+
+def test_a_batch_size_is_not_found_without_the_dimensions_before_the_stacked_one() -> None:
+    stack = lazy_stack([TensorDict({}, [3]), TensorDict({}, [3])], 1)
+    with pytest.raises(ShapeMismatch, match=r"share 0 leading dimensions, and the stacked .* is 1"):
+        stack.auto_batch_size_()
+    assert stack.batch_size == (3, 2)
+
+
 def test_padding_in_place_that_is_refused_changes_nothing() -> None:
     stack = ragged()
     stack.tensordicts[1].lock_()
