@@ -240,7 +240,8 @@ class TensorDict(Dense):
             input_dict: nested dicts of values.
             batch_size: the leading dimensions of every entry.
             device: the device to which every entry is moved.
-            auto_batch_size: infer the batch size: all leading dimensions that the leaves share.
+            auto_batch_size: infer the batch size: all leading dimensions that the leaves share;
+                nested containers get what their own leaves share.
             batch_dims: the largest number of batch dimensions to infer.
             names: the name of each batch dimension; `None`: no names.
 
@@ -263,6 +264,13 @@ class TensorDict(Dense):
                 desc = describe(common_batch([leaf.shape for leaf in leaves], batch_dims))
                 for level in levels:
                     level._kd_desc = desc
+                for level in levels[:0:-1]:  # from below: nested ones may share more dimensions
+                    shapes = [
+                        each.shape if isinstance(each, Tensor) else each._kd_desc.batch
+                        for each in level._kd_entries.values()
+                    ]
+                    if shapes:
+                        level._kd_desc = describe(common_batch(shapes, batch_dims))
                 return levels[0]  # type: ignore[return-value]  # `Self` is `TensorDict` here
         return build(cls, input_dict, batch_size, device, auto_batch_size, batch_dims, None, names)
 

@@ -633,12 +633,25 @@ def build(
     Raises:
         InvalidArgument: if the class is not built from a mapping.
     """
-    if batch_size is None and (auto_batch_size or batch_dims is not None):
+    infers = batch_size is None and (auto_batch_size or batch_dims is not None)
+    if infers:
         batch_size = inferred_batch(cls, tree, batch_dims)
     made = _maker(cls)(tree, found if batch_size is None else batch_size, device)
+    for key, value in tree.items() if infers and isinstance(tree, Mapping) else ():
+        entry = made._kd_entries.get(key)
+        if isinstance(entry, AbstractContainer) and _is_made(value):
+            entry._kd_engine.auto_batch_size_(entry, batch_dims)
     if names is not None:
         set_names(made, check_names(names, made._kd_desc.batch))
     return made
+
+
+def _is_made(value: object) -> bool:
+    """Return whether a value is nested dicts alone: containers in it stay those of the caller."""
+    if isinstance(value, AbstractContainer) or not isinstance(value, Mapping):
+        return False
+    inside = (each for each in value.values() if isinstance(each, (AbstractContainer, Mapping)))
+    return all(map(_is_made, inside))
 
 
 def inferred_batch(cls: type[C], tree: object, most: int | None) -> Batch:
