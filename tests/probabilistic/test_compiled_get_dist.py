@@ -203,6 +203,17 @@ def test_it_reads_what_exists_where_steps_are_skipped() -> None:
     assert not torch.equal(kept, changed)
 
 
+def test_get_kwargs_that_are_assigned_later_are_seen_where_skipping_is_switched() -> None:
+    torch._dynamo.reset()
+    model = MODELS["flat"]()
+    compiled = torch.compile(lambda td: model.get_dist(td), backend="eager")
+    with set_skip_existing(False):  # each step is called on its own
+        compiled(given())
+        model[0].get_kwargs = {"no_such_option": 1}
+        with pytest.raises(TypeError, match="no_such_option"):
+            compiled(given())
+
+
 def test_a_missing_input_and_a_lock_are_told() -> None:
     torch._dynamo.reset()
     model = MODELS["flat"]()

@@ -603,6 +603,8 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         self, tensordict: TensorDictBase, keeps: bool, out: TensorDictBase | None
     ) -> Walk:
         _check_out(out)
+        if is_dynamo_compiling():
+            self._kd_fill_missing()
         walk = Walk(tensordict.copy(), keeps, whole=False)
         self._kd_walk(walk)
         return walk

@@ -1060,6 +1060,20 @@ class TensorDictModuleBase(Flagged):
 
         return self._kd_prepare_as("_kd_traced", lambda: make_plan(self, traced=True))
 
+    @assume_constant_result
+    def _kd_fill_missing(self) -> bool:
+        """Give this module and all inside what they may lack, before dynamo reads a `__dict__`.
+
+        Returns:
+            Always `True`; dynamo takes it as a constant.
+        """
+        for part in self.modules():
+            if isinstance(part, TensorDictModuleBase):
+                for missing in MAY_BE_MISSING:
+                    if not hasattr(type(part), missing):  # else it is a method of the user's class
+                        part.__dict__.setdefault(missing, None)
+        return True
+
     def _kd_prepare_as(self, name: str, make: Callable[[], Plan]) -> bool:
         """Make a plan for dynamo where there is none of the module as it is.
 
@@ -1067,9 +1081,7 @@ class TensorDictModuleBase(Flagged):
             name: The attribute that keeps it.
             make: What makes it.
         """
-        for missing in MAY_BE_MISSING:
-            if not hasattr(type(self), missing):  # else it is a method of a class of the user
-                self.__dict__.setdefault(missing, None)
+        self._kd_fill_missing()
         if self._kd_computes_keys or is_observed(self):
             return False
         self._kd_refresh_keys()
