@@ -310,6 +310,23 @@ def test_compiled_code_reads_fields_and_makes_stacks() -> None:
     )
 
 
+def test_a_stack_that_compiled_code_makes_is_returned() -> None:
+    class Local(TensorClass):
+        x: Tensor
+
+    def made(x: Tensor) -> Any:
+        return lazy_stack([Local(x), Local(x + 1)])
+
+    def stacked(one: Any, other: Any) -> Any:
+        return lazy_stack([one, other])
+
+    x = torch.ones(2)
+    for run, given in ((made, (x,)), (stacked, (Local(x), Local(x + 1)))):
+        found = torch.compile(run, fullgraph=True, backend="eager")(*given)
+        assert type(found) is type(stacked(Local(x), Local(x)))
+        assert torch.equal(found.x, torch.stack([x, x + 1]))
+
+
 def test_the_class_of_a_stack_counts_as_a_tensor_class() -> None:
     stack = stack_of_two()
     assert is_tensorclass(stack)

@@ -528,7 +528,8 @@ def plain_class(kind: type[K]) -> type[K]:
     """Return the class of lazy stacks without the fields of a tensor class."""
     if kind._kd_tensor_class is None:
         return kind
-    return cast("type[K]", getattr(kind, "_plain_class"))  # noqa: B009  # of stacks alone
+    plain: type[K] = getattr(kind, "_plain_class")  # noqa: B009  # of stacks alone
+    return plain
 
 
 def stack_class(kind: type[K], members: Sequence[AbstractContainer]) -> type[K]:
@@ -547,7 +548,10 @@ def stack_class(kind: type[K], members: Sequence[AbstractContainer]) -> type[K]:
     depth = _depth(kind, *classes)
     if depth < 0:
         return plain_class(kind)
-    base = cast("type[AbstractContainer]", members[0]._kd_tensor_class).__mro__[depth]
+    # Nothing is `cast`: dynamo copies what is, and cannot return a stack of a class it has copied.
+    tensor_class: type | None = members[0]._kd_tensor_class
+    assert tensor_class is not None  # as `depth` says
+    base = tensor_class.__mro__[depth]
     known: dict[type[K], type[K]] = getattr(base, "_stack_classes")  # noqa: B009  # of tensor classes
     return known[plain_class(kind)]
 
