@@ -634,6 +634,43 @@ def from_module(
 # as long as its keys were sorted by level on each call. A plan knows them beforehand.
 
 
+def _traced_assign_levels(
+    td: TensorDictBase, entries: dict[str, object], levels: tuple[str, ...]
+) -> None:
+    """Check and store in one loop: dynamo pays for each line and function that it traces."""
+    desc = td._kd_desc
+    if td.__class__ is TensorDict and not desc.frozen:
+        own, fits, makes = td._kd_entries, True, False
+        checked: dict[str, Any] = entries
+        stored: dict[str, Any] = {}
+        leaves: dict[str, object] = {}
+        below: list[tuple[TensorDict, dict[str, Any]]] = []
+        for key, value in checked.items():
+            if key not in levels:
+                stored[key] = leaves[key] = value
+                continue
+            level = own.get(key)
+            if level is None:
+                stored[key] = made = object.__new__(TensorDict)
+                made._kd_entries, made._kd_desc, made._kd_nested = value, desc, False
+                makes, fits = True, fits and all_fit(value, desc)
+            elif level.__class__ is TensorDict and not level._kd_desc.frozen:
+                below.append((level, value))
+                fits = fits and all_fit(value, level._kd_desc)
+            else:
+                fits = False
+        if fits and (not leaves or all_fit(leaves, desc)):
+            for level, value in below:
+                overlay(level, value)
+            if makes:
+                td._kd_nested = True
+            if stored:
+                overlay(td, stored)
+            return
+    td.assign(_by_path(entries, levels))
+
+
+@traced_as(_traced_assign_levels)
 def assign_levels(td: TensorDictBase, entries: dict[str, object], levels: tuple[str, ...]) -> None:
     """Store a value at each key, as `assign` does, some of them below containers that stay.
 
@@ -657,23 +694,18 @@ def assign_levels(td: TensorDictBase, entries: dict[str, object], levels: tuple[
     if td.__class__ is not TensorDict or not _fit(td, entries, levels):
         td.assign(_by_path(entries, levels))
         return
-    own, desc, traced = td._kd_entries, td._kd_desc, is_dynamo_compiling()
+    own, desc = td._kd_entries, td._kd_desc
     checked: dict[str, Any] = entries
-    stored: dict[str, Any] = {} if traced else own
     for key, value in checked.items():
         if key not in levels:
-            stored[key] = value
+            own[key] = value
             continue
         below = own.get(key)
         if not isinstance(below, TensorDict):
-            stored[key] = make_dense(value, desc, False)
+            own[key] = make_dense(value, desc, False)
             td._kd_nested = True
-        elif traced:
-            overlay(below, value)
         else:
             below._kd_entries.update(value)
-    if traced and stored:
-        overlay(td, stored)
 
 
 def _fit(td: TensorDict, entries: dict[str, Any], levels: tuple[str, ...]) -> bool:
