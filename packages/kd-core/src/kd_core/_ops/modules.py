@@ -776,10 +776,13 @@ def _find_changes(
     recurrent: list[RNNBase],
 ) -> None:
     # One function a level, and no calls within: a tracer pays for each.
-    count = len(changes)
-    # As torch reads them, or there is a guard that both are one; and dynamo copies what is `cast`.
-    stores: tuple[Any, ...] = module._parameters, module._buffers
-    for store in stores:
+    # What is not read has no guard: all entries of most modules are found among the parameters.
+    found, count = 0, len(entries)
+    for kind in ("_parameters", "_buffers"):
+        if found == count:
+            break
+        # Read as torch does, or there is a guard that both are one; dynamo copies what is `cast`.
+        store: Any = module._parameters if kind == "_parameters" else module._buffers
         for name, old in store.items():
             if name in entries:
                 new = entries[name]
@@ -788,16 +791,17 @@ def _find_changes(
                     changes.append(
                         (store, name, old, new if old is None else first.setdefault(old, new))
                     )
-    found = len(changes) - count
-    for name, child in module._modules.items():
-        if name in entries and child is not None:
-            entry = entries[name]
-            inner = None if isinstance(entry, Tensor) else entries_of(entry)
-            if inner is not None:
-                _find_changes(inner, child, (*path, name), changes, first, recurrent)
-                found += 1
-    if found != len(entries):
-        _refuse(entries, module, path)
+                    found += 1
+    if found != count:
+        for name, child in module._modules.items():
+            if name in entries and child is not None:
+                entry = entries[name]
+                inner = None if isinstance(entry, Tensor) else getattr(entry, "_kd_entries", None)
+                if inner is not None:
+                    _find_changes(inner, child, (*path, name), changes, first, recurrent)
+                    found += 1
+        if found != count:
+            _refuse(entries, module, path)
     if isinstance(module, RNNBase):
         recurrent.append(module)
 
