@@ -135,10 +135,13 @@ class Calls:
     Attributes:
         device: How the device of a container is read.
         batch: How its batch size is read.
+        runs: Whether it runs as it is written: it clears what no later call reads, and keeps the
+            number of the call for notes on errors.
     """
 
     device: ClassVar[str] = "device"
     batch: ClassVar[str] = "batch_size"
+    runs: ClassVar[bool] = True
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -330,7 +333,8 @@ class Calls:
             there = " and ".join(f"_v{slot} is not _MISSING" for slot in call.reads)
             text.add(depth, f"if {there}:")
             depth += 1
-        text.add(depth, f"_step = {idx}")
+        if self.runs:
+            text.add(depth, f"_step = {idx}")
         targets = ["_o" if w is None else f"_v{w}" for w in call.writes]
         discards = "_o" in targets
         if plain_module(call.step):
@@ -342,6 +346,8 @@ class Calls:
             text.add(depth, f"{left}= {right}" if left else right)
         if self.program.is_sequence:
             self._write_fits(depth, idx)
+        if not self.runs:
+            return
         for slot in self._dying[idx]:
             text.add(depth, f"_v{slot} = None")
         if discards:
@@ -1048,6 +1054,7 @@ class TracedCalls(Calls):
 
     device = "_kd_desc.device"  # each property costs seven guards
     batch = "_kd_desc.batch"
+    runs = False  # dynamo traces it
 
     def __init__(self, program: Program, changed: Flag) -> None:
         super().__init__(program)
@@ -1108,10 +1115,16 @@ class TracedCalls(Calls):
         """Write all calls; what they raise has no note in compiled code."""
         self.write_holders()
         for idx, call in enumerate(self.program.calls):
+            if call.path:
+                self.text.add(1, f"_m{idx} = {super().step(idx)}")
             if plain_module(call.step) and not call.step.__dict__["method_kwargs"]:
-                given = f"{self.step(idx)}.__dict__['method_kwargs']"
+                given = f"{self.step(idx)}.method_kwargs"
                 self.text.add(1, f"if {given}:", "    return _BUSY")
         self.write_calls(1)
+
+    def step(self, idx: int) -> str:
+        """Return the name of the keyed module of call `idx`: each is looked up once."""
+        return f"_m{idx}" if self.program.calls[idx].path else "_root"
 
     def entered(self, entering: str, calls: range) -> str:
         """Return the expression that enters a scope.
