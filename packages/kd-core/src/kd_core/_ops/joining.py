@@ -636,8 +636,10 @@ def maybe_dense_stack(
         >>> [type(maybe_dense_stack(some)).__name__ for some in (rows[:2], rows)]
         ['TensorDict', 'LazyStackedTensorDict']
     """
-    first_of(list(input), "maybe_dense_stack")
     lazy: C = registry.lazy_stack(input, dim)
+    made: object = lazy
+    if isinstance(made, Tensor):  # `lazy_stack` takes tensors, too
+        first_of(list(input), "maybe_dense_stack")
     if out is not None:
         return written_to(out, lazy)
     first, *others = [set(member._kd_engine.keys(member, True, True)) for member in input]
