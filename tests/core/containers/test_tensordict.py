@@ -346,12 +346,13 @@ def test_a_misspelt_batch_size_is_not_an_entry() -> None:
 def test_nested_dicts_get_the_batch_size_that_their_own_leaves_share(
     more: dict[str, object],
 ) -> None:
-    inner = {"d": torch.zeros(3, 2, 4), "e": torch.zeros(3, 2)}
+    shared = {"d": torch.zeros(3, 2, 4), "e": torch.zeros(3, 2)}
     given = TensorDict({"d": torch.zeros(3, 2)}, [3])
-    tree = {"a": torch.zeros(3), "b": {"c": inner}, "given": given} | more
+    tree = {"a": torch.zeros(3), "b": {"c": shared}, "given": given} | more
     td = TensorDict.from_dict(tree, auto_batch_size=True)
-    assert (td.batch_size, td["b"].batch_size, td["b", "c"].batch_size) == ((3,), (3, 2), (3, 2))
-    assert td["given"] is given
+    sizes = td.batch_size, inner(td, "b").batch_size, inner(td, ("b", "c")).batch_size
+    assert sizes == ((3,), (3, 2), (3, 2))
+    assert inner(td, "given") is given
     assert given.batch_size == (3,)
     flat = TensorDict.from_dict(tree, auto_batch_size=True, batch_dims=1)
-    assert flat["b", "c"].batch_size == (3,)
+    assert inner(flat, ("b", "c")).batch_size == (3,)

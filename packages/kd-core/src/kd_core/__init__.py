@@ -10,6 +10,7 @@ from kd_core._base import TensorDictBase as TensorDictBase
 from kd_core._base import default_is_leaf as default_is_leaf
 from kd_core._base import is_leaf_nontensor as is_leaf_nontensor
 from kd_core._base import is_tensor_collection as is_tensor_collection
+from kd_core._base import maybe_dense_stack as maybe_dense_stack
 from kd_core._containers.lazy_stack import LazyStackedTensorDict as LazyStackedTensorDict
 from kd_core._containers.lazy_stack import dense_stack_tds as dense_stack_tds
 from kd_core._containers.lazy_stack import lazy_stack as lazy_stack
@@ -51,7 +52,6 @@ from kd_core._keys import unravel_key_to_tuple as unravel_key_to_tuple
 from kd_core._naming import publish as _publish
 from kd_core._ops.access import LinkedList as LinkedList
 from kd_core._ops.joining import cat as cat
-from kd_core._ops.joining import maybe_dense_stack as maybe_dense_stack
 from kd_core._ops.joining import stack as stack
 from kd_core._ops.modules import ModuleBusy as ModuleBusy
 from kd_core._ops.storage import TensorDictFuture as TensorDictFuture

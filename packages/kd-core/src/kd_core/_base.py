@@ -48,6 +48,17 @@ if TYPE_CHECKING:
     from kd_core._protocol import Side
     from kd_core._types import BatchSize, DeviceLike, NestedKey
 
+    # Typed here: members that differ make a lazy stack, which is of another class than they.
+    def maybe_dense_stack(
+        input: Sequence[TensorDictBase],
+        dim: int | str = 0,
+        out: TensorDictBase | None = None,
+        strict: bool = False,
+    ) -> TensorDictBase: ...
+
+else:
+    maybe_dense_stack = joining.maybe_dense_stack
+
 
 if TYPE_CHECKING:
 
@@ -144,7 +155,7 @@ class TensorDictBase(Concerns):
 
     stack = staticmethod(joining.stack)
     cat = staticmethod(joining.cat)
-    maybe_dense_stack = staticmethod(joining.maybe_dense_stack)
+    maybe_dense_stack = staticmethod(maybe_dense_stack)
     _kd_cat_once = staticmethod(joining.cat_once)
 
     @staticmethod
