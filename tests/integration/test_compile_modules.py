@@ -12,7 +12,13 @@ from torch._dynamo.testing import CompileCounter
 from torch.distributions import Normal
 
 from kd_core import TensorDict
-from kd_nn import EnsembleModule, NormalParamExtractor, TensorDictModule, TensorDictSequential
+from kd_nn import (
+    EnsembleModule,
+    NormalParamExtractor,
+    TensorDictModule,
+    TensorDictSequential,
+    set_skip_existing,
+)
 from kd_probabilistic import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential
 
 X = torch.arange(6.0).reshape(2, 3)
@@ -241,20 +247,33 @@ def test_vmap_over_a_container_is_one_graph() -> None:
     assert counter.frame_count == 1
 
 
+class Own(nn.Linear):
+    """A layer that is not one of torch."""
+
+
 @pytest.mark.parametrize("expand", [True, False])
-def test_copies_of_an_ensemble_are_traced_once(expand: bool) -> None:
+@pytest.mark.parametrize(
+    ("layer", "function"), [(nn.Linear, torch.baddbmm), (Own, torch._C._nn.linear)]
+)
+def test_copies_of_an_ensemble_are_traced_once(
+    layer: type[nn.Linear], function: object, expand: bool
+) -> None:
     ensemble = EnsembleModule(
-        TensorDictModule(nn.Linear(3, 2), ["x"], ["y"]), num_copies=5, expand_input=expand
+        TensorDictModule(layer(3, 2), ["x"], ["y"]), num_copies=5, expand_input=expand
     )
     td = TensorDict({"x": X if expand else X.expand(5, 2, 3)}, [2] if expand else [5, 2])
-    expected = ensemble(td.clone())
     graphs: list[torch.fx.GraphModule] = []
 
     def keep(graph: torch.fx.GraphModule, _: list[Tensor]) -> Callable[..., object]:
         graphs.append(graph)
         return graph.forward
 
-    got = torch.compile(ensemble, fullgraph=True, backend=keep)(td.clone())
-    torch.testing.assert_close(got["y"], expected["y"])
+    run = torch.compile(ensemble, fullgraph=True, backend=keep)
+    assert torch.equal(run(td.clone())["y"], ensemble(td.clone())["y"])
     (graph,) = graphs
-    assert sum(node.target is torch._C._nn.linear for node in graph.graph.nodes) == 1
+    assert sum(node.target is function for node in graph.graph.nodes) == 1
+    with torch.no_grad():
+        ensemble.params.mul_(2)
+    assert torch.equal(run(td.clone())["y"], ensemble(td.clone())["y"])
+    with set_skip_existing(True):
+        assert torch.equal(run(td.clone())["y"], ensemble(td.clone())["y"])

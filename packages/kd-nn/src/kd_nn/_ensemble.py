@@ -1,9 +1,9 @@
 """`EnsembleModule`: several copies of a module, run at once.
 
 The parameters of all copies are stacked in one container; one copy without values is the template
-that computes. It runs at once where that is known, else, and in compiled code, under `vmap`. While
-a program is exported the copies run one by one, so that it has no vmap call; so do recurrent
-layers, for which torch has no vmap.
+that computes. It runs at once where that is known, else under `vmap`. While a program is exported
+the copies run one by one, so that it has no vmap call; so do recurrent layers, for which torch has
+no vmap.
 """
 
 from __future__ import annotations
@@ -26,7 +26,12 @@ from kd_core import (
     TensorDictBase,
     format_key,
 )
-from kd_core.extending import is_exporting, public_in, signature_of
+from kd_core.extending import (
+    assume_constant_result,
+    is_exporting,
+    public_in,
+    signature_of,
+)
 from kd_nn._dispatch import describe, dispatch, keys_of, read_entries, skip_existing, write_entries
 from kd_nn._keys import DISCARD
 from kd_nn._modules.base import TensorDictModuleBase, reset_members
@@ -88,22 +93,6 @@ _READS: Final[Mapping[type[nn.Module], tuple[str, ...]]] = {
 _PLAIN: Final = frozenset({Tensor, nn.Parameter})
 
 
-def runs_at_once(module: nn.Module, params: Stacked, value: object, stacked: bool) -> bool:
-    """Return whether a module can run for all copies at once, and no hook or patch would show it.
-
-    Args:
-        module: One copy, which may be on the meta device.
-        params: Its stacked parameters.
-        value: What it is called with.
-        stacked: Whether the value has the copies in its first dimension; else all read it.
-    """
-    if type(value) is not Tensor or value.ndim <= stacked:
-        return False
-    if any(GLOBAL_HOOKS) or function_modes() or not calls_are_own():
-        return False
-    return _is_known(module, params)
-
-
 def _is_known(module: nn.Module, params: Stacked) -> bool:
     kind = type(module)
     reads = _READS.get(kind)
@@ -113,8 +102,7 @@ def _is_known(module: nn.Module, params: Stacked) -> bool:
         if not defines(kind, "__iter__"):
             return False
         for name, member in module._modules.items():
-            below = params.get(name)
-            if member is None or not _is_known(member, {} if below is None else _level(below)):
+            if member is None or not _is_known(member, _level(params.get(name))):
                 return False
         return True
     if reads and not reads_plainly(kind, reads):
@@ -148,7 +136,7 @@ def _level(entry: object) -> Stacked:
 def run_at_once(
     module: nn.Module, params: Stacked, value: Tensor, count: int, stacked: bool
 ) -> Tensor:
-    """Run a module for which `runs_at_once` was true.
+    """Run a module that `_is_known`.
 
     Args:
         module: One copy.
@@ -178,9 +166,7 @@ def _run(
     if kind is not nn.Sequential:
         return module.forward(value), stacked
     for name, member in module._modules.items():
-        below = params.get(name)
-        entries = {} if below is None else _level(below)
-        value, stacked = _run(member, entries, value, count, stacked)
+        value, stacked = _run(member, _level(params.get(name)), value, count, stacked)
     return value, stacked
 
 
@@ -366,7 +352,7 @@ class EnsembleModule(TensorDictModuleBase):
         compiling = torch.compiler.is_compiling()
         if self._kd_recurrent or (compiling and is_exporting()):
             return self._kd_one_by_one(params, values)
-        output = None if compiling else self._kd_at_once(params, values)
+        output = self._kd_at_once(params, values)
         if output is not None:
             return self._kd_all_outputs(output)
         # Plain tensors only, since vmap would flatten and rebuild containers several times. What is
@@ -386,19 +372,35 @@ class EnsembleModule(TensorDictModuleBase):
 
     def _kd_at_once(self, params: TensorDictBase, values: tuple[object, ...]) -> Tensor | None:
         """Run all copies without `vmap`; None if that cannot be done, or torch refuses."""
-        template = self.__dict__["_kd_template"]
-        if len(values) != 1 or not _only_calls(template):
-            return None
-        (value,), module = values, template._modules["module"]
-        level = params._kd_entries.get("module")
-        entries = level._kd_entries if isinstance(level, TensorDictBase) else {}
         stacked = not self.expand_input
-        if not runs_at_once(module, entries, value, stacked):
+        if len(values) != 1 or skip_existing():
             return None
+        (value,) = values
+        if type(value) is not Tensor or value.ndim <= stacked or not self._kd_is_known():
+            return None
+        module = self.__dict__["_kd_template"]._modules["module"]
+        entries = _level(params._kd_entries.get("module"))
         try:
-            return run_at_once(module, entries, cast(Tensor, value), self.num_copies, stacked)
+            return run_at_once(module, entries, value, self.num_copies, stacked)
         except RuntimeError:  # `vmap` names what is wrong
             return None
+
+    @assume_constant_result
+    def _kd_is_known(self) -> bool:
+        """Return whether the copies can run at once, and no hook or patch would show it.
+
+        dynamo takes it as a constant: compiled code does not see hooks that are added later.
+        """
+        template = self.__dict__["_kd_template"]
+        if (
+            any(GLOBAL_HOOKS)
+            or function_modes()
+            or not calls_are_own()
+            or not _only_calls(template)
+        ):
+            return False
+        params = cast(TensorDictParams, self._modules["params"])._kd_shallow()
+        return _is_known(template._modules["module"], _level(params._kd_entries.get("module")))
 
     def _kd_check_parts(self, values: tuple[object, ...]) -> None:
         for key, value in zip(self.in_keys, values, strict=True):
@@ -456,7 +458,7 @@ def _only_calls(keyed: nn.Module) -> bool:
         return False
     spec = keyed._kd_in_spec
     outputs = keyed.__dict__.get("_kd_out_names") is None and len(keyed.out_keys_source) == 1
-    return outputs and spec.names is None and len(spec.reads) == 1 and not skip_existing()
+    return outputs and spec.names is None and len(spec.reads) == 1
 
 
 def _fresh(module: nn.Module) -> nn.Module:
