@@ -11,8 +11,14 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
 
-from kd_core import TensorDict
-from kd_nn import EnsembleModule, TensorDictModule, set_skip_existing
+from kd_core import NestedKey, TensorDict
+from kd_nn import (
+    EnsembleModule,
+    NormalParamExtractor,
+    TensorDictModule,
+    TensorDictSequential,
+    set_skip_existing,
+)
 
 POINTWISE = (nn.ReLU, nn.Tanh, nn.SiLU, nn.GELU, nn.ELU, nn.LeakyReLU, nn.Softplus, nn.Identity)
 
@@ -86,6 +92,45 @@ def test_random_networks_give_what_their_copies_give(monkeypatch: pytest.MonkeyP
         value = torch.randn(shape if expand else [count, *shape], dtype=torch.float64)
         ours, theirs = both(ensemble, value, monkeypatch)
         torch.testing.assert_close(ours, theirs)
+
+
+def random_sequence(rng: random.Random, size: int) -> TensorDictSequential:
+    """Build steps of known layers; each reads the input or what a former one wrote."""
+    sizes = {"x": size}
+    steps: list[TensorDictModule] = []
+    for _ in range(rng.randrange(1, 5)):
+        key = rng.choice([*sizes])
+        name = rng.choice("xabcd")
+        if rng.random() < 0.3 and sizes[key] % 2 == 0:
+            other = rng.choice([each for each in "efgh" if each != name])
+            mapping = rng.choice(["biased_softplus_1.0", "exp", "relu", "none"])
+            steps.append(TensorDictModule(NormalParamExtractor(mapping), [key], [name, other]))
+            sizes[name] = sizes[other] = sizes[key] // 2
+        else:
+            net = random_net(rng, sizes[key])
+            steps.append(TensorDictModule(net, [key], [name]))
+            sizes[name] = net(torch.zeros(1, sizes[key])).shape[-1]
+    return TensorDictSequential(*steps)
+
+
+@pytest.mark.filterwarnings("ignore::kd_nn.KeyGraphWarning")
+def test_random_sequences_give_what_their_copies_give(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = random.Random(1)
+    torch.manual_seed(0)
+    for _ in range(80):
+        size, count = rng.randrange(1, 5), rng.randrange(1, 4)
+        member = random_sequence(rng, size).double()
+        if "x" not in member.in_keys:
+            continue
+        expand = rng.random() < 0.5
+        ensemble = EnsembleModule(member, count, expand_input=expand)
+        shape = [rng.randrange(4) for _ in range(rng.randrange(1, 3))] + [size]
+        value = torch.randn(shape if expand else [count, *shape], dtype=torch.float64)
+        with monkeypatch.context() as patch:
+            patch.setattr(torch, "vmap", None)
+            ours = ensemble._kd_forward_values(value)
+        monkeypatch.setattr(ensemble, "_kd_recurrent", True)
+        torch.testing.assert_close(ours, ensemble._kd_forward_values(value))
 
 
 @pytest.mark.parametrize("expand", [True, False])
@@ -182,6 +227,43 @@ def test_hooks_patches_and_other_modules_run_under_vmap(monkeypatch: pytest.Monk
         patch.setattr(nn.Linear, "forward", lambda self, value: value @ self.weight.mT)
         assert vmapped(nn.Linear(4, 2))
     assert not vmapped(nn.Linear(4, 2))
+
+
+@pytest.mark.filterwarnings("ignore:the copies start from equal values")
+def test_sequences_that_are_not_plain_run_under_vmap(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = counted(monkeypatch)
+    value = torch.randn(3, 4)
+
+    def steps(out: nn.Module, key: NestedKey = "h") -> list[TensorDictModule]:
+        first = TensorDictModule(nn.Linear(4, 2), ["x"], [key])
+        return [first, TensorDictModule(out, [key], ["loc", "scale"])]
+
+    def vmapped(member: TensorDictSequential) -> bool:
+        ensemble = EnsembleModule(member, 2)
+        calls.clear()
+        found = ensemble._kd_forward_values(value)
+        ran = bool(calls)
+        monkeypatch.setattr(ensemble, "_kd_recurrent", True)
+        torch.testing.assert_close(found, ensemble._kd_forward_values(value))
+        return ran
+
+    plain = TensorDictSequential(*steps(NormalParamExtractor()))
+    assert not vmapped(plain)
+    assert vmapped(TensorDictSequential(*steps(NormalParamExtractor(lambda raw: raw.exp()))))
+    assert vmapped(TensorDictSequential(*steps(NormalParamExtractor(), ("n", "h"))))
+    assert vmapped(TensorDictSequential(*steps(NormalParamExtractor()), partial_tolerant=True))
+    assert vmapped(TensorDictSequential(*steps(NormalParamExtractor()))[:].select_out_keys("loc"))
+    assert vmapped(TensorDictSequential(plain, TensorDictModule(nn.ReLU(), ["loc"], ["y"])))
+    hooked = TensorDictSequential(*steps(NormalParamExtractor()))
+    hooked[1].register_forward_hook(lambda *_: None)
+    assert vmapped(hooked)
+    subclass = type("Split", (NormalParamExtractor,), {})
+    assert vmapped(TensorDictSequential(*steps(subclass())))
+    with monkeypatch.context() as patch:
+        forward = NormalParamExtractor.forward
+        patch.setattr(NormalParamExtractor, "forward", lambda *args: forward(*args))
+        assert vmapped(TensorDictSequential(*steps(NormalParamExtractor())))
+    assert not vmapped(TensorDictSequential(*steps(NormalParamExtractor())))
 
 
 def test_gradients_of_transforms_pass_through() -> None:

@@ -21,6 +21,7 @@ from torch.nn.parameter import is_lazy
 from kd_core import (
     InvalidArgument,
     InvalidValue,
+    NestedKey,
     ShapeMismatch,
     TensorDict,
     TensorDictBase,
@@ -36,6 +37,7 @@ from kd_nn._dispatch import describe, dispatch, keys_of, read_entries, skip_exis
 from kd_nn._keys import DISCARD
 from kd_nn._modules.base import TensorDictModuleBase, reset_members
 from kd_nn._modules.module import TensorDictModule
+from kd_nn._modules.sequence import TensorDictSequential
 from kd_nn._params import TensorDictParams
 from kd_nn._plan.invalidation import is_patched
 from kd_nn._torch_private import (
@@ -59,6 +61,9 @@ from kd_nn._torch_private import (
 
 Stacked: TypeAlias = Mapping[str, object]
 """The entries of one level: parameters with the copies in front, and levels below."""
+
+Step: TypeAlias = tuple[tuple[str, ...], int, int]
+"""The names that lead to a module, which value it reads, and how many there are after it."""
 
 _POINTWISE: Final = frozenset(
     {
@@ -93,10 +98,14 @@ _READS: Final[Mapping[type[nn.Module], tuple[str, ...]]] = {
 _PLAIN: Final = frozenset({Tensor, nn.Parameter})
 
 
-def _is_known(module: nn.Module, params: Stacked) -> bool:
+def _is_known(module: Any, params: Stacked) -> bool:
     kind = type(module)
+    if not is_unchanged(module, nn.Module):
+        return False
+    if "_kd_maps_rows" in kind.__dict__:
+        return bool(module._kd_maps_rows())
     reads = _READS.get(kind)
-    if reads is None or not defines(kind, "forward") or not is_unchanged(module, nn.Module):
+    if reads is None or not defines(kind, "forward"):
         return False
     if kind is nn.Sequential:
         if not defines(kind, "__iter__"):
@@ -133,9 +142,9 @@ def _level(entry: object) -> Stacked:
     return entries
 
 
-def run_at_once(
-    module: nn.Module, params: Stacked, value: Tensor, count: int, stacked: bool
-) -> Tensor:
+def _run(
+    module: Any, params: Stacked, value: Tensor, count: int, stacked: bool
+) -> tuple[Any, bool]:
     """Run a module that `_is_known`.
 
     Args:
@@ -146,18 +155,11 @@ def run_at_once(
         stacked: Whether the value has the copies in its first dimension; else all read it.
 
     Returns:
-        The output with the copies in its first dimension.
+        The output, or several, and whether they have the copies in their first dimension.
 
     Raises:
         RuntimeError: If torch refuses the value, or computes with other dtypes here.
     """
-    value, stacked = _run(module, params, value, count, stacked)
-    return value if stacked else torch.stack([value] * count)
-
-
-def _run(
-    module: Any, params: Stacked, value: Tensor, count: int, stacked: bool
-) -> tuple[Tensor, bool]:
     kind = type(module)
     if kind is nn.Linear:
         return _linear(params, value, count, stacked), True
@@ -212,8 +214,8 @@ class EnsembleModule(TensorDictModuleBase):
     """Run several re-initialised copies of a module; outputs gain a first dimension.
 
     Each copy has its own initial values (`reset_parameters` of each sub-module), its own dropout
-    and its own batch statistics. Networks of linear layers, layer norms and activations run as
-    batched products, several times faster than under `vmap`.
+    and its own batch statistics. Networks of linear layers, layer norms and activations, and
+    sequences of them, run as batched products, several times faster than under `vmap`.
 
     Args:
         module: A keyed module, or a plain `nn.Module` with one output: then its argument names are
@@ -370,37 +372,50 @@ class EnsembleModule(TensorDictModuleBase):
             return self._kd_all_outputs(run(*leaves, *mapped))
         return self._kd_one_by_one(params, values)
 
-    def _kd_at_once(self, params: TensorDictBase, values: tuple[object, ...]) -> Tensor | None:
+    def _kd_at_once(
+        self, params: TensorDictBase, values: tuple[object, ...]
+    ) -> tuple[Tensor, ...] | None:
         """Run all copies without `vmap`; None if that cannot be done, or torch refuses."""
-        stacked = not self.expand_input
-        if len(values) != 1 or skip_existing():
+        mapped = not self.expand_input
+        held: list[tuple[Tensor, bool]] = []
+        for value in values:
+            if type(value) is not Tensor or value.ndim <= mapped:
+                return None
+            held.append((value, mapped))
+        known = None if skip_existing() else self._kd_known_steps()
+        if known is None:
             return None
-        (value,) = values
-        if type(value) is not Tensor or value.ndim <= stacked or not self._kd_is_known():
-            return None
-        module = self.__dict__["_kd_template"]._modules["module"]
-        entries = _level(params._kd_entries.get("module"))
+        steps, outputs = known
+        template, count = self.__dict__["_kd_template"], self.num_copies
         try:
-            return run_at_once(module, entries, value, self.num_copies, stacked)
+            for path, read, writes in steps:
+                module = template
+                level: Stacked = params._kd_entries
+                for name in path:
+                    module, level = module._modules[name], _level(level.get(name))
+                value, stacked = held[read]
+                made, stacked = _run(module, level, value, count, stacked)
+                for each in made if isinstance(made, tuple) else (made,):
+                    held.append((each, stacked))
+                if len(held) != writes:
+                    return None
+            return tuple(
+                value if stacked else torch.stack([value] * count)
+                for value, stacked in [held[number] for number in outputs]
+            )
         except RuntimeError:  # `vmap` names what is wrong
             return None
 
     @assume_constant_result
-    def _kd_is_known(self) -> bool:
-        """Return whether the copies can run at once, and no hook or patch would show it.
+    def _kd_known_steps(self) -> tuple[tuple[Step, ...], tuple[int, ...]] | None:
+        """Return the steps of a copy, and which values are outputs; None if they are not known.
 
-        dynamo takes it as a constant: compiled code does not see hooks that are added later.
+        They are known where all copies can run at once, and no hook or patch would show it. dynamo
+        takes this as a constant: compiled code does not see hooks that are added later.
         """
-        template = self.__dict__["_kd_template"]
-        if (
-            any(GLOBAL_HOOKS)
-            or function_modes()
-            or not calls_are_own()
-            or not _only_calls(template)
-        ):
-            return False
-        params = cast(TensorDictParams, self._modules["params"])._kd_shallow()
-        return _is_known(template._modules["module"], _level(params._kd_entries.get("module")))
+        if any(GLOBAL_HOOKS) or function_modes() or not calls_are_own():
+            return None
+        return _known_steps(self.__dict__["_kd_template"], _level(self._modules["params"]))
 
     def _kd_check_parts(self, values: tuple[object, ...]) -> None:
         for key, value in zip(self.in_keys, values, strict=True):
@@ -448,17 +463,49 @@ def _with_keys(module: nn.Module) -> TensorDictModule:
     return TensorDictModule(module, names, ["output"])
 
 
-def _only_calls(keyed: nn.Module) -> bool:
-    """Return whether a keyed module passes one tensor to a module, and writes what it returns."""
-    if type(keyed) is not TensorDictModule or is_patched(TensorDictModule):
+_ALONE: Final[tuple[tuple[Step, ...], tuple[int, ...]]] = ((("module",), 0, 2),), (1,)
+"""One module that reads one value, and writes one."""
+
+
+def _known_steps(keyed: Any, params: Stacked) -> tuple[tuple[Step, ...], tuple[int, ...]] | None:
+    if type(keyed) is not TensorDictSequential:
+        known = _is_known_step(keyed, _level(params.get("module")))
+        return _ALONE if known and len(keyed.out_keys_source) == 1 else None
+    unusual = keyed.partial_tolerant or {"_kd_selected", "_kd_listed"} & keyed.__dict__.keys()
+    if unusual or not _is_called_as_made(keyed, TensorDictSequential):
+        return None
+    steps: list[Step] = []
+    numbers: dict[NestedKey, int] = {key: number for number, key in enumerate(keyed.in_keys)}
+    count, levels = len(numbers), _level(params.get("module"))
+    step: Any
+    for name, step in keyed._kd_named_steps():
+        if not _is_known_step(step, _level(_level(levels.get(name)).get("module"))):
+            return None
+        read, writes = numbers.get(step._kd_in_spec.reads[0]), step.out_keys_source
+        if read is None or DISCARD in writes or len({*writes}) != len(writes):
+            return None
+        numbers |= {key: count + place for place, key in enumerate(writes)}
+        count += len(writes)
+        steps.append((("module", name, "module"), read, count))
+    if not all(isinstance(key, str) for key in numbers):
+        return None  # a key may lie below another
+    return tuple(steps), tuple(numbers[key] for key in keyed.out_keys)
+
+
+def _is_known_step(step: Any, params: Stacked) -> bool:
+    """Return whether a step passes one tensor to a known module and writes what it returns."""
+    if type(step) is not TensorDictModule or not _is_called_as_made(step, TensorDictModule):
         return False
-    if not is_unchanged(keyed, TensorDictModule):
+    spec, module = step._kd_in_spec, step._modules.get("module")
+    plain = step.method is None and not step.method_kwargs
+    plain = plain and step.__dict__.get("_kd_out_names") is None
+    if module is None or not plain or spec.names is not None or len(spec.reads) != 1:
         return False
-    if keyed.method is not None or keyed.method_kwargs or keyed._modules.get("module") is None:
-        return False
-    spec = keyed._kd_in_spec
-    outputs = keyed.__dict__.get("_kd_out_names") is None and len(keyed.out_keys_source) == 1
-    return outputs and spec.names is None and len(spec.reads) == 1
+    return _is_known(module, params)
+
+
+def _is_called_as_made(keyed: nn.Module, kind: type[nn.Module]) -> bool:
+    return not is_patched(kind) and is_unchanged(keyed, kind)
 
 
 def _fresh(module: nn.Module) -> nn.Module:

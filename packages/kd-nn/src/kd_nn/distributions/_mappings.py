@@ -179,6 +179,8 @@ _REGISTRY: dict[str, PositiveMap | None] = {
     "none": identity,
 }
 """Mappings by name; `None` is one that holds tensors, which is built when it is asked for."""
+_OWN: Final = frozenset(filter(None, _REGISTRY.values()))
+"""The functions that are known by name from the start."""
 
 
 @public_in("kd_nn.distributions")
@@ -312,6 +314,15 @@ class NormalParamExtractor(nn.Module):
             )
         loc, raw = tensor.chunk(2, -1)
         return (loc, self.scale_mapping(raw).clamp_min(self.scale_lb), *others)
+
+    def _kd_maps_rows(self) -> bool:
+        """Return whether each row is mapped by itself, as the mappings that are named here do."""
+        known = type(self.scale_mapping) is _BiasedSoftplus or self.scale_mapping in _OWN
+        return known and type(self).forward is _SPLIT
+
+
+_SPLIT: Final = NormalParamExtractor.forward
+"""What splits a tensor, unless a program assigns another function."""
 
 
 @public_in("kd_nn.distributions")
