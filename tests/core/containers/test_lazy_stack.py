@@ -64,8 +64,8 @@ def test_the_stack_dimension_is_one_more() -> None:
         lazy_stack(rows, 3)
 
 
-def test_members_need_one_batch_size() -> None:
-    with pytest.raises(ShapeMismatch, match=r"must be equal, got \(\) in member 0 and \(2,\)"):
+def test_members_need_as_many_dimensions() -> None:
+    with pytest.raises(ShapeMismatch, match=r"as many dimensions, got \(\) in member 0 and \(2,\)"):
         lazy_stack([TensorDict(), TensorDict({}, [2])])
     with pytest.raises(InvalidValue, match="at least one member"):
         lazy_stack([])

@@ -18,7 +18,15 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from kd_core._errors import InvalidArgument, InvalidValue, KdError, not_valid, restores
-from kd_core._shapes import NamedSize, constants_of, fitted, has_names, without_names
+from kd_core._shapes import (
+    NamedSize,
+    constants_of,
+    fitted,
+    has_names,
+    has_open,
+    shown_sizes,
+    without_names,
+)
 from kd_core._torch_private import assume_constant_result, current_trace, traced_as
 
 if TYPE_CHECKING:
@@ -43,6 +51,8 @@ class Descriptor:
         batch: the batch size as a plain tuple.
         ndim: the number of batch dimensions.
         named: whether one of them has a name.
+        open: whether the size of one differs among the members of a stack. Such a descriptor is
+            of a lazy stack, and not kept in a pool.
         device: the device of all entries, or `None` where they may differ.
         lock: what locked the container itself, or `None`.
         held: how many locked containers enclose it.
@@ -69,6 +79,7 @@ class Descriptor:
         "named",
         "ndim",
         "on_cpu",
+        "open",
         "plain",
         "plain_on_cpu",
         "rows",
@@ -83,6 +94,7 @@ class Descriptor:
     batch: Batch
     ndim: int
     named: bool
+    open: bool
     device: torch.device | None
     lock: str | None
     held: int
@@ -220,6 +232,7 @@ def _build(batch: Batch, device: torch.device | None, lock: str | None, held: in
     desc.batch = batch
     desc.ndim = len(batch)
     desc.named = has_names(batch)
+    desc.open = has_open(batch)
     desc.device = device
     desc.lock = lock
     desc.held = held
@@ -227,7 +240,7 @@ def _build(batch: Batch, device: torch.device | None, lock: str | None, held: in
     desc.on_cpu = device is not None and device.type == "cpu"
     desc.plain = device is None and not desc.frozen
     desc.plain_on_cpu = desc.on_cpu and not desc.frozen
-    desc.size = _size_of(batch)
+    desc.size = _Size(shown_sizes(batch)) if desc.open else _size_of(batch)
     desc.rows = desc.size[0] if desc.plain and desc.ndim == 1 else -1
     desc._row = None
     desc._locked_alone = None
@@ -261,9 +274,12 @@ def _pooled(batch: Batch, device: torch.device | None, pool: dict[Batch, Descrip
         return _build(batch, device, None, 0)
     if known is not None:
         return known
+    desc = _build(batch, device, None, 0)
+    if desc.open:
+        return desc
     if len(pool) >= _POOL_LIMIT:
         pool.clear()
-    desc = pool[batch] = _build(batch, device, None, 0)
+    pool[batch] = desc
     return desc
 
 

@@ -7,10 +7,10 @@ integer argument may be. Sizes may be symbolic (under `torch.export`) and stay s
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache, wraps
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, NoReturn, ParamSpec, TypeAlias, cast
 
 import torch
 from torch.compiler import is_compiling, is_dynamo_compiling
@@ -133,6 +133,8 @@ def as_named(size: int, name: str | None) -> int:
     """Return a size with a name, if there is one; a size that depends on data has no name."""
     if name is None or not is_known_size(size):
         return size
+    if isinstance(size, OpenSize):
+        return size.with_name(name)
     return _named(operator.index(size), name)  # to dynamo a known symbol is not a constant
 
 
@@ -144,7 +146,7 @@ def _named(size: int, name: str) -> int:
 
 def names_of(batch: Batch) -> Names:
     """Return the name of each dimension, or `None`."""
-    return tuple([size.name if isinstance(size, NamedSize) else None for size in batch])
+    return tuple([size.name if isinstance(size, (NamedSize, OpenSize)) else None for size in batch])
 
 
 def _numbers(_: object, sizes: Batch) -> Batch | None:
@@ -182,7 +184,7 @@ sizes are read for the sake of the guards: what is computed from the sizes has t
 def has_names(batch: Batch) -> bool:
     """Return whether a dimension has a name."""
     for size in batch:  # older versions of dynamo do not trace a generator
-        if isinstance(size, NamedSize):
+        if isinstance(size, NamedSize) or (isinstance(size, OpenSize) and size.name is not None):
             return True
     return False
 
@@ -190,7 +192,14 @@ def has_names(batch: Batch) -> bool:
 def with_names(batch: Batch, names: Names) -> Batch:
     """Return a batch size whose first dimensions have these names; the others keep theirs."""
     pairs = zip(without_names(batch), names, strict=False)
-    named = [size if name is None else _named(operator.index(size), name) for size, name in pairs]
+    named = [
+        size.with_name(name)
+        if isinstance(size, OpenSize)
+        else size
+        if name is None
+        else _named(operator.index(size), name)
+        for size, name in pairs
+    ]
     return (*named, *batch[len(named) :])
 
 
@@ -200,7 +209,7 @@ def plain_size(size: int) -> int:
 
 
 def without_names(batch: Batch) -> Batch:
-    """Return a batch size of plain integers."""
+    """Return a batch size of plain integers, but for sizes that differ among members."""
     return tuple([plain_size(size) for size in batch])
 
 
@@ -243,6 +252,147 @@ def named_dim(name: str, batch: Batch) -> int:
     text += f"the names are {listed(real)}." if real else "the container has no names."
     near = nearest_key(name, real)
     raise OutOfRange(text if near is None else f"{text} Did you mean `{near}`?")
+
+
+# A batch dimension of a lazy stack in which its members have different sizes.
+
+
+class OpenSize(int):
+    """The size of a batch dimension that differs among the members of a lazy stack: -1.
+
+    It knows its place in the batch size, and has no number to calculate with: arithmetic and order
+    raise an error, so that no operation takes the -1 for a number of rows. Two are equal if they
+    are of the same members at the same place.
+
+    Attributes:
+        sizes: the size in each member.
+        place: the position in the batch size of the stack, and the number of its dimensions.
+        name: the name that the dimension has in all members, or `None`.
+    """
+
+    sizes: Batch
+    place: tuple[int, int]
+    name: str | None
+
+    def __new__(cls, sizes: Batch, place: tuple[int, int]) -> OpenSize:
+        """Return the size of members."""
+        new = super().__new__(cls, -1)
+        new.sizes, new.place = sizes, place
+        names = set(names_of(sizes))
+        new.name = names.pop() if len(names) == 1 else None
+        return new
+
+    def with_name(self, name: str | None) -> OpenSize:
+        """Return the same with another name, or without one."""
+        return OpenSize(with_names(self.sizes, (name,) * len(self.sizes)), self.place)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, OpenSize):
+            return False
+        return self.place == other.place and self.sizes == other.sizes
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash((self.sizes, self.place))
+
+    def refused(self) -> ShapeMismatch:
+        """Build the error of an operation that needs one size."""
+        known = list(dict.fromkeys(_sizes_of_members(self)))
+        shown = ", ".join(map(str, known[:8])) + (", ..." if len(known) > 8 else "")
+        dim, ndim = self.place
+        return ShapeMismatch(
+            f"the members of the lazy stack have different sizes in batch dimension {dim} of "
+            f"{ndim}: {shown}; the operation needs one. `pad` the members to one size, "
+            "work on one at a time, as `stack[i]`, or read an entry with "
+            "`get(key, as_nested_tensor=True)`."
+        )
+
+    def _refuse(self, *_: object) -> NoReturn:
+        raise self.refused()
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _refuse
+    __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __truediv__ = __rtruediv__ = _refuse
+    __divmod__ = __rdivmod__ = __neg__ = __pos__ = __abs__ = __int__ = __bool__ = _refuse
+    __lt__ = __le__ = __gt__ = __ge__ = _refuse
+
+
+def _sizes_of_members(size: int) -> Iterator[int]:
+    if not isinstance(size, OpenSize):
+        yield plain_size(size)
+        return
+    for each in size.sizes:
+        yield from _sizes_of_members(each)
+
+
+def has_open(batch: Batch) -> bool:
+    """Return whether a size differs among the members of a stack.
+
+    Raises:
+        ShapeMismatch: if there is such a size, and not in the place that it has in its stack: an
+            operation that moves dimensions has moved it.
+    """
+    found = False
+    for position, size in enumerate(batch):
+        if isinstance(size, OpenSize):
+            if size.place != (position, len(batch)):
+                raise size.refused()
+            found = True
+    return found
+
+
+def refuse_open(batch: Batch) -> None:
+    """Refuse a batch size with a size that differs among the members of a stack.
+
+    Raises:
+        ShapeMismatch: if there is one.
+    """
+    for size in batch:
+        if isinstance(size, OpenSize):
+            raise size.refused()
+
+
+def definite(batch: Batch) -> Batch:
+    """Return the leading sizes of a batch before one that differs among the members of a stack."""
+    for dim, size in enumerate(batch):
+        if isinstance(size, OpenSize):
+            return batch[:dim]
+    return batch
+
+
+def stacked_batch(batches: Sequence[Batch], dim: int, count: int) -> Batch:
+    """Return the batch size of a stack of members of as many dimensions, whose sizes may differ.
+
+    Args:
+        batches: the batch size of each member.
+        dim: the stacked dimension.
+        count: the number of members, which may carry the name of the dimension.
+    """
+    ndim = len(batches[0]) + 1
+    sizes: list[int] = []
+    for column in zip(*batches, strict=True):
+        size, place = column[0], len(sizes) + (len(sizes) >= dim)
+        if isinstance(size, OpenSize) or any(other != size for other in column):
+            size = OpenSize(column, (place, ndim))
+        sizes.append(size)
+    return (*sizes[:dim], count, *sizes[dim:])
+
+
+def batch_of_member(batch: Batch, dim: int, number: int) -> Batch:
+    """Return the batch size of one member of a stack along a dimension."""
+    return tuple(
+        [
+            size.sizes[number] if isinstance(size, OpenSize) else size
+            for at, size in enumerate(batch)
+            if at != dim
+        ]
+    )
+
+
+def shown_sizes(batch: Batch) -> Batch:
+    """Return a batch size as users see it: plain integers, -1 for a size that differs."""
+    return tuple([-1 if isinstance(size, OpenSize) else plain_size(size) for size in batch])
 
 
 Simple: TypeAlias = "int | slice | None"
@@ -578,6 +728,7 @@ def expanded(batch: Batch, sizes: Batch) -> Batch:
         or any(size < 0 for size in new)
         or any(old != got and old != 1 for old, got in pairs)  # a symbol is equal to itself
     ):
+        refuse_open(batch)
         raise ShapeMismatch(
             f"batch_size {batch} cannot be expanded to {sizes}: only dimensions of size 1 can be "
             "expanded. Pass -1 to keep a size, and put new dimensions in front."

@@ -8,7 +8,7 @@ rows stack the entries and return a `TensorDict` with new storage.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, KeysView, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, KeysView, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, cast, overload
 
 import torch
@@ -60,6 +60,7 @@ from kd_core._protocol import (
     engine,
     free_parts,
     lock,
+    locked_as,
     reading,
 )
 from kd_core._shapes import (
@@ -68,8 +69,11 @@ from kd_core._shapes import (
     checked_names,
     names_of,
     new_dim,
+    refuse_open,
     resized,
+    sizes_of,
     with_names,
+    wrap_dim,
 )
 from kd_core._types import NO_DEFAULT
 from kd_core._validation import refuse_cycle
@@ -79,7 +83,15 @@ if TYPE_CHECKING:
 
     from kd_core._nodes import AnyKey, Entry, Source
     from kd_core._protocol import Reading, Side
-    from kd_core._types import BatchSize, DeviceLike, Index, NestedKey, NoDefault
+    from kd_core._types import (
+        Batch,
+        BatchSize,
+        DeviceLike,
+        Index,
+        IndexItem,
+        NestedKey,
+        NoDefault,
+    )
 
     S = TypeVar("S", bound="LazyStackedTensorDict")
 
@@ -113,7 +125,8 @@ def check_member(
     Raises:
         InvalidArgument: if it is not a container.
         InvalidValue: if it holds the stack.
-        ShapeMismatch: if its batch size differs from that of the first member.
+        ShapeMismatch: if its batch size has other dimensions than that of the first member; for a
+            stack that exists, of members of one batch size, if the batch size differs.
     """
     if not isinstance(member, TensorDictBase):
         what = f"member {position} of" if holder is None else "what is added to"
@@ -121,26 +134,42 @@ def check_member(
         raise wrong_type(what, "a container", member, wrap_mapping(member))
     if isinstance(member, MemberStorage) or (holder is not None and member._kd_below()):
         refuse_cycle(f"member {position}", member, holder, ())
-    if member._kd_desc is not first._kd_desc and member._kd_desc.batch != first._kd_desc.batch:
-        mine, theirs = first._kd_desc.batch, member._kd_desc.batch
-        added = holder is not None
-        where = "in the members" if added else "in member 0"
-        other = f"container {position} that is added to" if added else f"member {position} of"
-        shared = shape_text(common_batch([mine, theirs]))
-        raise ShapeMismatch(
-            f"batch sizes must be equal, got {shape_text(mine)} {where} and {shape_text(theirs)} "
-            f"in {other} the lazy stack. Give each container the `batch_size` that they share, "
-            f"{shared}, or pad them with `pad_sequence`."
+    mine, theirs = first._kd_desc, member._kd_desc
+    if mine is not theirs and (
+        mine.ndim != theirs.ndim
+        or (holder is not None and not holder._kd_desc.open and mine.batch != theirs.batch)
+    ):
+        raise _does_not_fit(mine.batch, theirs.batch, position, holder)
+
+
+def _does_not_fit(
+    mine: Batch, theirs: Batch, position: int, holder: MemberStorage | None
+) -> ShapeMismatch:
+    shared = shape_text(common_batch([mine, theirs]))
+    remedy = f"Give each container the `batch_size` that they share, {shared}"
+    if holder is None:
+        return ShapeMismatch(
+            "the members of a lazy stack must have batch sizes of as many dimensions, got "
+            f"{shape_text(mine)} in member 0 and {shape_text(theirs)} in member {position}. "
+            f"{remedy}."
         )
+    again = "or make another stack: `lazy_stack([*stack.tensordicts, member])`."
+    return ShapeMismatch(
+        f"batch sizes must be equal, got {shape_text(mine)} in the members and "
+        f"{shape_text(theirs)} in container {position} that is added to the lazy stack. {remedy}, "
+        f"{again if len(mine) == len(theirs) else 'or pad them with `pad_sequence`.'}"
+    )
 
 
 @leaves_out(*USUAL_KEYS.split(), kind=KeyAsAttribute)
 @leaves_out(*ELSEWHERE, kind=NamedElsewhere)
 class LazyStackedTensorDict(MemberStorage):
-    """Containers of the same batch size, stacked lazily along a new batch dimension.
+    """Containers stacked lazily along a new batch dimension.
 
     Only keys that all members have are visible. A nested container is read as a lazy stack. Writing
-    a key writes its rows to the members.
+    a key writes its rows to the members. The batch sizes of the members have as many dimensions; a
+    size that differs among them is -1 in that of the stack, and what needs one size there raises an
+    error.
 
     Args:
         *members: one or more containers, kept by reference.
@@ -154,7 +183,7 @@ class LazyStackedTensorDict(MemberStorage):
         hook_out: the same.
 
     Raises:
-        ShapeMismatch: if the batch sizes differ.
+        ShapeMismatch: if the batch sizes have different numbers of dimensions.
         KeySetMismatch: with `strict_shape`, if a member has other keys than the first.
 
     Example:
@@ -215,9 +244,9 @@ class LazyStackedTensorDict(MemberStorage):
         self._dim = new_dim(stack_dim, members[0]._kd_desc.batch)
         self._members = list(members)
         self._kd_desc = describe_stack(members, self._dim)
-        if batch_size is not None and batch_of(batch_size) != self._kd_desc.batch:
+        if batch_size is not None and batch_of(batch_size) != self._kd_desc.size:
             raise ShapeMismatch(
-                f"batch_size must be {shape_text(self._kd_desc.batch)}, that of {len(members)} "
+                f"batch_size must be {shape_text(self._kd_desc.size)}, that of {len(members)} "
                 f"members stacked along dimension {self._dim}, got "
                 f"{shape_text(batch_of(batch_size))}. Leave it out."
             )
@@ -330,6 +359,8 @@ class LazyStackedTensorDict(MemberStorage):
         try:
             return self._result(picked)
         except (KdError, IndexError):  # it names the batch of a member, not of the stack
+            if self._kd_desc.open:
+                raise
             return super().__getitem__(index)
 
     def __setitem__(self, index: object, value: object) -> None:
@@ -382,6 +413,77 @@ class LazyStackedTensorDict(MemberStorage):
     def __getitems__(self, index: Sequence[int]) -> Self:
         """Return several rows; called by `DataLoader`."""
         return self[list(index)]
+
+    def __iter__(self) -> Iterator[Self]:
+        refuse_open(self._kd_desc.batch[:1])
+        return super().__iter__()
+
+    def __len__(self) -> int:
+        refuse_open(self._kd_desc.batch[:1])
+        return super().__len__()
+
+    # What is done member by member where their sizes differ.
+
+    def numel(self) -> int:
+        """Return the number of rows: of members of different sizes, the sum of theirs."""
+        if not self._kd_desc.open:
+            return super().numel()
+        return sum([member._kd_engine.numel(member) for member in self._members])
+
+    def unbind(self, dim: int | str = 0) -> tuple[Self, ...]:
+        """Return a container for each row along a batch dimension; see `TensorDict.unbind`."""
+        batch = self._kd_desc.batch
+        if not self._kd_desc.open:
+            return super().unbind(dim)
+        at = wrap_dim(dim, batch)
+        refuse_open(batch[at : at + 1])
+        before: list[IndexItem] = [slice(None)] * at
+        return tuple([self[(*before, row)] for row in range(batch[at])])
+
+    def reshape(
+        self,
+        *args: int | Sequence[int],
+        shape: Sequence[int] | None = None,
+        size: Sequence[int] | None = None,
+        inplace: bool = False,
+    ) -> Self:
+        """Reshape the batch dimensions; see `TensorDict.reshape`.
+
+        Where the sizes of the members differ, `reshape(-1)` returns all of their rows.
+        """
+        desc = self._kd_desc
+        if desc.open and not inplace:
+            sizes = sizes_of(args or (shape or size or (),))
+            if sizes == desc.size:  # as users see it
+                return locked_as(self, self._kd_shallow())
+            if sizes in ((-1,), (engine(self).numel(self),)):
+                return self._rows_of_members(desc.ndim - 1)
+        return super().reshape(*args, shape=shape, size=size, inplace=inplace)
+
+    def flatten(
+        self, start_dim: int | str = 0, end_dim: int | str = -1, *, inplace: bool = False
+    ) -> Self:
+        """Merge neighbouring batch dimensions into one; see `TensorDict.flatten`.
+
+        Where the sizes of the members differ, the stacked dimension, as the first, can be merged
+        with those that follow it.
+        """
+        batch = self._kd_desc.batch
+        if self._kd_desc.open and not inplace:
+            start, end = wrap_dim(start_dim, batch), wrap_dim(end_dim, batch)
+            if start == 0 < end:
+                return self._rows_of_members(end)
+        return super().flatten(start_dim, end_dim, inplace=inplace)
+
+    def _rows_of_members(self, end: int) -> Self:
+        """Return the rows of all members, whose dimensions before `end` are merged."""
+        if self._dim:
+            refuse_open(self._kd_desc.batch)
+        rows: list[TensorDictBase] = []
+        for member in self._members:
+            of = member._kd_engine
+            rows += of.unbind(of.flatten(member, 0, end - 1), 0)
+        return locked_as(self, self._of(rows))
 
     def contiguous(self, *, canonical: bool = False, inplace: bool = False) -> Self:
         """Stack all entries and return a dense container, of the class that all members have.
@@ -683,8 +785,8 @@ class LazyStackedTensorDict(MemberStorage):
         """Add containers to the end of the stack: all, or none if one does not fit.
 
         Args:
-            tensordict: containers of the batch size of the members, or a container whose rows along
-                its first batch dimension are added.
+            tensordict: containers of the batch size of the members, or, where theirs differ, of as
+                many dimensions; or a container whose rows along its first batch dimension are added.
 
         Example:
             >>> from kd_core import TensorDict, lazy_stack
@@ -703,10 +805,11 @@ class LazyStackedTensorDict(MemberStorage):
 
         Args:
             index: the position in the stacked dimension.
-            tensordict: a container of the batch size of the members; kept by reference.
+            tensordict: a container of the batch size of the members, or, where theirs differ, of as
+                many dimensions; kept by reference.
 
         Raises:
-            ShapeMismatch: if its batch size differs.
+            ShapeMismatch: if its batch size differs from the one that all members have.
             Locked: if the stack is locked.
 
         Example:
@@ -862,7 +965,8 @@ def lazy_stack(
     Tensors are stacked at once: as an entry of a lazy stack is read.
 
     Args:
-        input: one or more containers of the same batch size, or tensors.
+        input: one or more containers whose batch sizes have as many dimensions, or tensors. A size
+            that differs among them is -1 in the batch size of the stack.
         dim: the position of the new dimension, or the name of the dimension at it.
         out: a container into whose leaves the stacked entries are written; it is returned.
         device: where the members are moved; `None` leaves them where they are.
@@ -876,7 +980,8 @@ def lazy_stack(
         layout: the layout of a nested tensor.
 
     Raises:
-        ShapeMismatch: if the batch sizes differ, or the shapes of tensors that are stacked.
+        ShapeMismatch: if the batch sizes have different numbers of dimensions, or the shapes of
+            tensors that are stacked differ.
 
     Example:
         >>> import torch

@@ -48,6 +48,7 @@ from kd_core._shapes import (
     batch_of,
     checked_names,
     names_of,
+    refuse_open,
     with_names,
 )
 from kd_core._torch_private import traced_as
@@ -373,6 +374,7 @@ class NonTensorDataBase(Values):
                 "a non-tensor entry must have a batch dimension to be iterated over, got "
                 "batch_size (). Read its value with `data`."
             )
+        refuse_open(self._kd_desc.batch[:1])
         return (self[row] for row in range(self._kd_desc.batch[0]))
 
     def __getitem__(self, index: object) -> NonTensorDataBase:

@@ -24,7 +24,7 @@ from kd_core._ops.binary import cloned
 from kd_core._ops.indexing import plain_index, resolve
 from kd_core._ops.shaping import resize_plan
 from kd_core._protocol import map_by
-from kd_core._shapes import Fresh, Reduced, Viewed, names_of, numel
+from kd_core._shapes import Fresh, Reduced, Viewed, names_of, numel, resized
 from kd_core._torch_private import (
     assume_constant_result,
     is_batchedtensor,
@@ -257,7 +257,12 @@ def reduced_members(stack: S, fn: LeafFn, batch: Reduced) -> S | None:
     if not batch.keepdim:
         dim -= sum(1 for other in gone if other < at)
     made = _mapped(stack, fn, batch, _Together(list(range(len(stack._members))), dim))
-    made._kd_describe(made._kd_desc.with_batch(batch(stack._kd_desc.batch)))
+    if not stack._kd_desc.open:
+        made._kd_describe(made._kd_desc.with_batch(batch(stack._kd_desc.batch)))
+        return made
+    sizes = list(made._kd_desc.batch)  # with the names of the dimensions that are left
+    sizes[dim] = resized(stack._kd_desc.batch[at], sizes[dim])
+    made._kd_describe(made._kd_desc.with_batch(tuple(sizes)))
     return made
 
 

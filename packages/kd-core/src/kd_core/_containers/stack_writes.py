@@ -85,7 +85,15 @@ from kd_core._protocol import (
     locked_as,
     note_holder,
 )
-from kd_core._shapes import Padded, Reduced, broadcasts_to, resized
+from kd_core._shapes import (
+    Padded,
+    Reduced,
+    batch_of_member,
+    broadcasts_to,
+    refuse_open,
+    resized,
+    stacked_batch,
+)
 from kd_core._validation import as_entry, values_of_rows
 
 if TYPE_CHECKING:
@@ -322,11 +330,25 @@ def _stacked(stack: Composite, key: str, found: list[Entry]) -> Entry:
     nodes: list[Any] = found
     if is_unbatched(found[0]):
         return _one_for_all(stack, key, nodes)
-    batch = nodes[0]._kd_desc.batch
+    batches = [node._kd_desc.batch for node in nodes]
+    batch = batches[0]
+    if any(other != batch for other in batches):
+        return _data_of_sizes(stack, key, nodes)
     batch = (*batch[: stack._dim], len(nodes), *batch[stack._dim :])
     desc = describe(batch, stack._kd_desc.device)
     joined: Data = nodes[0]._join(nodes, torch.stack, stack._dim, desc, (key,))
     return joined
+
+
+def _data_of_sizes(stack: Composite, key: str, found: list[Data]) -> Entry:
+    """Return the value that all members of different sizes have for all of their rows."""
+    first = found[0]
+    if any(is_row_data(each) or not first._agrees(each) for each in found):
+        raise ShapeMismatch(
+            f"entry {format_key(key)} has values for the rows of members of different sizes, which "
+            f"cannot be stacked. {_elsewhere((key,))}"
+        )
+    return first._kd_with_descriptor(stack._kd_desc)
 
 
 def _one_for_all(stack: Composite, key: str, found: list[TensorData]) -> Entry:
@@ -346,7 +368,10 @@ def _stacked_nodes(stack: Composite, members: list[AbstractContainer]) -> Entry:
         outer = [member._kd_desc.batch for member in stack._members]
         pairs = zip(members, outer, strict=True)
         members = [
-            member._kd_with_descriptor(member._kd_desc.with_batch(batch)) for member, batch in pairs
+            member
+            if member._kd_desc.batch == batch
+            else member._kd_with_descriptor(member._kd_desc.with_batch(batch))
+            for member, batch in pairs
         ]
     nested = stack._of(members)
     if stack._kd_desc.frozen:
@@ -415,13 +440,29 @@ def rows_to_write(stack: Composite, key: str, value: object, path: KeyPath) -> S
 
 
 def rows_of_list(stack: Composite, value: object) -> Sequence[object] | None:
-    """Return a list with a tensor or container for each member; `None` for other values."""
+    """Return a list with a tensor or container for each member; `None` for other values.
+
+    Where the members have different sizes, the rows of a nested tensor are such a list.
+    """
     if isinstance(value, MemberList):
         return value
+    if isinstance(value, Tensor):
+        nested = stack._kd_desc.open and not stack._dim and value.is_nested
+        return value.unbind(0) if nested and value.size(0) == len(stack._members) else None
     if stack._dim or not isinstance(value, (list, tuple)) or len(value) != len(stack._members):
         return None
     kinds = (Tensor, AbstractContainer)
     return value if all(isinstance(row, kinds) for row in value) else None
+
+
+def _no_rows_of_members(stack: Composite, path: KeyPath) -> ShapeMismatch:
+    """Build the error for an entry that cannot be split over members of different sizes."""
+    batches = {shape_text(member._kd_desc.batch): None for member in stack._members}
+    return ShapeMismatch(
+        f"entry {format_key(path)} cannot be split over members of the batch sizes "
+        f"{', '.join(batches)}. Pass a list with a value for each of the {len(stack._members)} "
+        "members, a nested tensor with a row for each, or a lazy stack of members of their sizes."
+    )
 
 
 def check_held_alike(
@@ -599,13 +640,13 @@ class MemberStorage(TensorDictBase, Composite):
 
     def _kd_describe(self, desc: Descriptor) -> None:
         if desc.batch != self._kd_desc.batch:
-            inner = self._inner_batch(desc)
-            for member in self._members:
+            inner_batches = self._inner_batches(desc)
+            for member, inner in zip(self._members, inner_batches, strict=True):
                 old = member._kd_desc
                 member._kd_describe(old.with_batch(inner).with_lock(old.lock, old.held))
         self._kd_desc = desc
 
-    def _inner_batch(self, desc: Descriptor) -> tuple[int, ...]:
+    def _inner_batches(self, desc: Descriptor) -> list[tuple[int, ...]]:
         """Return the batch size of each member for a batch size of the stack."""
         batch, dim = desc.batch, self._dim
         if batch[dim : dim + 1] != (len(self._members),):
@@ -614,13 +655,15 @@ class MemberStorage(TensorDictBase, Composite):
                 f"stacked along dimension {dim}: the size of that dimension must not change. Call "
                 "`contiguous()` first."
             )
-        return batch[:dim] + batch[dim + 1 :]
+        if desc.open:
+            return [batch_of_member(batch, dim, row) for row in range(len(self._members))]
+        return [batch[:dim] + batch[dim + 1 :]] * len(self._members)
 
     def _kd_with_descriptor(self, desc: Descriptor) -> Self:
-        inner, device = self._inner_batch(desc), desc.device
+        device = desc.device
         members = [
             member._kd_with_descriptor(describe(inner, device or member._kd_desc.device))
-            for member in self._members
+            for member, inner in zip(self._members, self._inner_batches(desc), strict=True)
         ]
         new = self._of(members)
         new._kd_desc = desc
@@ -653,6 +696,8 @@ class MemberStorage(TensorDictBase, Composite):
 
     def _kd_like(self, entries: dict[str, Entry], desc: Descriptor) -> Self:
         # A result of stacked entries is dense, and of the class that all members have.
+        if desc.open:
+            refuse_open(desc.batch)
         if self._kd_tensor_class is not None:
             return object.__new__(self._kd_tensor_class)._kd_like(entries, desc)
         members = self._members
@@ -685,7 +730,12 @@ class MemberStorage(TensorDictBase, Composite):
             declaration: Declaration | None = getattr(cls, "_kd_declared", None)
             if cls is not None and declaration is not None and declaration.converts:
                 value = converted(cls, declaration.options, key, value, self._kd_desc.unlocked())
-            return super()._kd_as_entry(key, value, path)
+            try:
+                return super()._kd_as_entry(key, value, path)
+            except ShapeMismatch:
+                if not self._kd_desc.open:
+                    raise
+                raise _no_rows_of_members(self, (*path, key)) from None
         pairs = zip(self._members, rows, strict=True)
         entries = [member._kd_as_entry(key, row, path) for member, row in pairs]
         return cast("Entry", MemberRows(entries))
@@ -700,6 +750,8 @@ class MemberStorage(TensorDictBase, Composite):
         if isinstance(value, MemberStorage) and are_alike(self, value):
             return value._members
         count = len(self._members)
+        if self._kd_desc.open and is_any_data(value):
+            return [value] * count  # it takes the batch size of each member
         return [value._kd_map_each(_Row(dim, row), _without(dim)) for row in range(count)]
 
     def _rows_of_operand(self, other: Entry) -> Sequence[Entry]:
@@ -745,6 +797,8 @@ class MemberStorage(TensorDictBase, Composite):
         """
         if not isinstance(value, AbstractContainer):
             return None
+        if self._kd_desc.open:
+            return None  # its rows have no numbers
         batch = value._kd_desc.batch
         shape = tuple(numbered_rows(self, index)[1].shape)
         if batch == shape or len(batch) > len(shape) or not broadcasts_to(batch, shape):
@@ -836,6 +890,11 @@ class MemberStorage(TensorDictBase, Composite):
         picked = None if found is None else pick(index, self._kd_desc.batch, self._dim)
         if picked is not None:
             return cast("Self", self._result(picked))
+        if self._kd_desc.open:
+            made = reduced_members(self, fn, batch) if isinstance(batch, Reduced) else None
+            if made is None:
+                refuse_open(self._kd_desc.batch)
+            return cast("Self", made)
         if not isinstance(batch, (Reduced, Padded)) and not is_compiling():
             seen = viewed_members(self, fn, batch)
             if seen is not None:
@@ -957,20 +1016,26 @@ def rows_at(picked: Picked, value: object) -> Sequence[object] | None:
 def describe_stack(
     members: Sequence[AbstractContainer], dim: int, size: int | None = None
 ) -> Descriptor:
-    """Return the descriptor of a stack of members of the same batch size.
+    """Return the descriptor of a stack of members of as many batch dimensions.
 
     Args:
         members: the members.
         dim: the stacked dimension.
         size: the number of members, which may carry the name of the dimension.
     """
-    first = members[0]._kd_desc
-    batch = (*first.batch[:dim], len(members) if size is None else size, *first.batch[dim:])
-    device = first.device
+    first, inner = members[0]._kd_desc, members[0]._kd_desc.batch
+    count = len(members) if size is None else size
+    device, alike = first.device, not first.open
     for member in members:  # a loop: "lazy_stack 8" in the benchmarks
-        if member._kd_desc is not first and member._kd_desc.device != device:
-            return describe(batch, None)
-    return describe(batch, device)
+        desc = member._kd_desc
+        if desc is not first:
+            alike = alike and desc.batch == inner
+            if desc.device != device:
+                device = None
+    if alike:
+        return describe((*inner[:dim], count, *inner[dim:]), device)
+    batches = [member._kd_desc.batch for member in members]
+    return describe(stacked_batch(batches, dim, count), device)
 
 
 def _row_without_batch(

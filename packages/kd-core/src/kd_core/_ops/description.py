@@ -427,6 +427,8 @@ def _grow_children(level: AbstractContainer, desc: Descriptor, inferred: bool = 
 def resize(td: AbstractContainer, batch_size: BatchSize) -> None:
     """Set the batch size of a container, and of those in it that start with the old one."""
     _refuse_frozen(td)
+    if td._kd_desc.open and batch_of(batch_size) == td._kd_desc.size:
+        return  # as users see it
     desc = td._kd_desc.with_batch(_with_same_names(batch_of(batch_size), td._kd_desc.batch))
     td._kd_with_descriptor(desc)  # refuses what does not fit, before anything is changed
     _grow_children(td, desc)

@@ -624,7 +624,8 @@ def maybe_dense_stack(
     """Stack containers densely, as `stack` does, if their entries can be stacked, else lazily.
 
     Args:
-        input: one or more containers of the same batch size; the name `items` is taken, too.
+        input: one or more containers whose batch sizes have as many dimensions; the name `items` is
+            taken, too.
         dim: the position of the new dimension, or the name of the dimension at it.
         out: a container into whose leaves the stacked entries are written; it is returned.
         strict: nothing: members with other keys make a lazy stack in any case.
@@ -717,7 +718,8 @@ class _Concatenating(Join):
         rows = [each._members for each in stacks]
         if dim == at:
             members = [member for column in rows for member in column]
-            if any(member._kd_desc.batch != batch for member in members):
+            open_sizes = any(each._kd_desc.open for each in stacks)
+            if not open_sizes and any(member._kd_desc.batch != batch for member in members):
                 return None
             return first._of([cloned(member) for member in members])
         if any(len(column) != len(rows[0]) for column in rows):

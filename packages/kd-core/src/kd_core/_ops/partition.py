@@ -59,9 +59,11 @@ from kd_core._shapes import (
     as_int,
     as_ints,
     cached,
+    definite,
     int_or_ints,
     plain_size,
     plan,
+    refuse_open,
     resized,
     slice_length,
     wrap_dim,
@@ -757,7 +759,13 @@ def densified(container: W, layout: torch.layout) -> W:
     entries = {key: of._kd_dense_entry(container, key, layout) for key in mine}
     if not isinstance(container, Composite) and all(entries[key] is mine[key] for key in mine):
         return container
-    return container._kd_like(entries, container._kd_desc.unlocked())
+    desc = container._kd_desc.unlocked()
+    if desc.open:  # a nested tensor has the rows of all members
+        desc = desc.with_batch(definite(desc.batch))
+        for key, entry in entries.items():
+            if not isinstance(entry, Tensor) and entry._kd_desc.open:
+                entries[key] = entry._kd_with_descriptor(desc)
+    return container._kd_like(entries, desc)
 
 
 def as_stack(container: C, dim: int | str) -> C:
@@ -765,6 +773,7 @@ def as_stack(container: C, dim: int | str) -> C:
     at = wrap_dim(dim, container._kd_desc.batch)
     if isinstance(container, Composite) and container._dim == at:
         return container
+    refuse_open(container._kd_desc.batch)
     rows = [
         container._kd_map_each(*_row_at(at, row)) for row in range(container._kd_desc.batch[at])
     ]

@@ -35,7 +35,7 @@ from kd_core._protocol import (
     name_in,
     unlock,
 )
-from kd_core._shapes import batch_of
+from kd_core._shapes import batch_of, refuse_open
 from kd_core._torch_private import dispatch_modes, is_view
 from kd_core._unbatched import wrap_tensor
 
@@ -547,6 +547,8 @@ def dense_copy(td: W, retain_none: bool) -> W:
             entries[key] = dense_copy(value, retain_none)
         elif retain_none or value._kd_item() is not None:
             entries[key] = value._kd_map_each(Tensor.clone)
+    if td._kd_desc.open:
+        refuse_open(td._kd_desc.batch)
     return registry.make_dense(entries, td._kd_desc.unlocked())
 
 

@@ -643,6 +643,8 @@ class Shape(AbstractContainer):
 
 def _stacked(td: W, how: Plan, members: Sequence[AbstractContainer], dim: int) -> W:
     """Return a lazy stack in place of what a plan makes of another."""
+    if isinstance(td, Composite) and td._kd_desc.open:  # a plan knows no sizes of new members
+        return td._of(members, dim)
     return made_by(how, td, registry.lazy_stack(members, dim))
 
 
