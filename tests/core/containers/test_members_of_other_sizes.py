@@ -257,12 +257,8 @@ def test_reductions_of_other_dimensions() -> None:
         lambda td: td.view(-1),
         lambda td: td.view(2, 3),
         lambda td: td.reshape(7, 1),
-        lambda td: td.permute(1, 0),
-        lambda td: td.transpose(0, 1),
-        lambda td: td.unsqueeze(0),
         lambda td: td.expand(2, 2, 3),
         lambda td: td.repeat(2, 2),
-        lambda td: td.flip(1),
         lambda td: td.split(2, 1),
         lambda td: td.unbind(1),
         lambda td: td.narrow(1, 0, 2),
@@ -281,6 +277,47 @@ def test_what_needs_one_size_says_so(
         call(made)
     assert (made == before).all()
     assert made.batch_size == (2, -1)
+
+
+Move = Callable[[TensorDictBase], TensorDictBase]
+
+
+@pytest.mark.parametrize(
+    ("call", "size", "each", "order"),
+    [
+        (lambda td: td.permute(1, 0), (-1, 2), lambda td: td, [0, 1]),
+        (lambda td: td.transpose(0, 1), (-1, 2), lambda td: td, [0, 1]),
+        (lambda td: td.movedim(0, -1), (-1, 2), lambda td: td, [0, 1]),
+        (lambda td: td.unsqueeze(0), (1, 2, -1), lambda td: td.unsqueeze(0), [0, 1]),
+        (lambda td: td.unsqueeze(1), (2, 1, -1), lambda td: td.unsqueeze(0), [0, 1]),
+        (lambda td: td.unsqueeze(-1), (2, -1, 1), lambda td: td.unsqueeze(1), [0, 1]),
+        (lambda td: td.unsqueeze(-1).squeeze(-1), (2, -1), lambda td: td, [0, 1]),
+        (lambda td: td.flip(0), (2, -1), lambda td: td, [1, 0]),
+        (lambda td: td.flip(1), (2, -1), lambda td: td.flip(0), [0, 1]),
+        (lambda td: td.roll(1, 1), (2, -1), lambda td: td.roll(1, 0), [0, 1]),
+        (lambda td: td.repeat_interleave(2, 0), (4, -1), lambda td: td, [0, 0, 1, 1]),
+    ],
+)
+def test_members_that_stay_whole_are_moved(
+    call: Move, size: tuple[int, ...], each: Move, order: list[int]
+) -> None:
+    made = ragged()
+    moved = call(made)
+    assert isinstance(moved, LazyStackedTensorDict)
+    assert moved.batch_size == size
+    wanted = [each(made[number]) for number in order]
+    for mine, theirs in zip(moved.tensordicts, wanted, strict=True):
+        assert mine.batch_size == theirs.batch_size
+        assert (mine == theirs).all()
+
+
+def test_moves_are_views_and_keep_names() -> None:
+    made = ragged()
+    made.names = ["episode", "time"]
+    turned = made.transpose(0, 1)
+    assert turned.names == ["time", "episode"]
+    turned.zero_()
+    assert not made[1]["a"].any()
 
 
 def test_members_are_added() -> None:
@@ -350,6 +387,7 @@ def test_a_container_holds_them() -> None:
     assert [each["rows"].batch_size for each in held.split(1)] == [(1, 3), (1, 4)]
     assert cat([held, held])["rows"].batch_size == (4, -1)
     assert (held + 1).clone()["rows"].batch_size == (2, -1)
+    assert held.unsqueeze(0)["rows"].batch_size == (1, 2, -1)
     with pytest.raises(ShapeMismatch, match="batch dimension 1 of 2"):
         held.reshape(1, 2)
 

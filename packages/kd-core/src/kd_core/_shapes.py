@@ -327,19 +327,11 @@ def _sizes_of_members(size: int) -> Iterator[int]:
 
 
 def has_open(batch: Batch) -> bool:
-    """Return whether a size differs among the members of a stack.
-
-    Raises:
-        ShapeMismatch: if there is such a size, and not in the place that it has in its stack: an
-            operation that moves dimensions has moved it.
-    """
-    found = False
-    for position, size in enumerate(batch):
+    """Return whether a size differs among the members of a stack."""
+    for size in batch:  # older versions of dynamo do not trace a generator
         if isinstance(size, OpenSize):
-            if size.place != (position, len(batch)):
-                raise size.refused()
-            found = True
-    return found
+            return True
+    return False
 
 
 def refuse_open(batch: Batch) -> None:
@@ -380,14 +372,25 @@ def stacked_batch(batches: Sequence[Batch], dim: int, count: int) -> Batch:
 
 
 def batch_of_member(batch: Batch, dim: int, number: int) -> Batch:
-    """Return the batch size of one member of a stack along a dimension."""
-    return tuple(
-        [
-            size.sizes[number] if isinstance(size, OpenSize) else size
-            for at, size in enumerate(batch)
-            if at != dim
-        ]
-    )
+    """Return the batch size of one member of a stack along a dimension.
+
+    Raises:
+        ShapeMismatch: if a size that differs among members is not of this stack: it was moved.
+    """
+    sizes: list[int] = []
+    for at, size in enumerate(batch):
+        if isinstance(size, OpenSize):
+            if size.place != (at, len(batch)) or number >= len(size.sizes):
+                raise size.refused()
+            sizes.append(size.sizes[number])
+        elif at != dim:
+            sizes.append(size)
+    return tuple(sizes)
+
+
+def closed(batch: Batch, size: int) -> Batch:
+    """Return a batch size with a number in place of each size that differs among members."""
+    return tuple([size if isinstance(each, OpenSize) else each for each in batch])
 
 
 def shown_sizes(batch: Batch) -> Batch:

@@ -786,7 +786,7 @@ class LazyStackedTensorDict(MemberStorage):
 
         Args:
             tensordict: containers of the batch size of the members, or, where theirs differ, of as
-                many dimensions; or a container whose rows along its first batch dimension are added.
+                many dimensions; or a container whose rows along its first dimension are added.
 
         Example:
             >>> from kd_core import TensorDict, lazy_stack

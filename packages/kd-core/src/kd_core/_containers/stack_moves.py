@@ -24,7 +24,17 @@ from kd_core._ops.binary import cloned
 from kd_core._ops.indexing import plain_index, resolve
 from kd_core._ops.shaping import resize_plan
 from kd_core._protocol import map_by
-from kd_core._shapes import Fresh, Reduced, Viewed, names_of, numel, resized
+from kd_core._shapes import (
+    Fresh,
+    Reduced,
+    Viewed,
+    closed,
+    names_of,
+    numel,
+    resized,
+    with_names,
+    without_names,
+)
 from kd_core._torch_private import (
     assume_constant_result,
     is_batchedtensor,
@@ -241,6 +251,45 @@ def _mapped(stack: S, fn: LeafFn, batch: BatchFn, kept: _Together) -> S:
     size = batch.along(at) if isinstance(batch, Reduced) else size_of_member
     made = [stack._members[number]._kd_map_each(of_member, size) for number in kept.members]
     return registry.lazy_stack(made, dim)
+
+
+def members_kept(stack: S, fn: LeafFn, batch: BatchFn) -> S | None:
+    """Apply a function that moves rows to a stack whose members have different sizes.
+
+    Returns:
+        A lazy stack of the results for the members; `None` if it mixes their rows, or depends on
+        their sizes.
+    """
+    ways = [_way_of_size(stack, fn, size) for size in (2, 3)]
+    first, other = ways
+    if first is None or other is None or first.dim != other.dim or first.members != other.members:
+        return None
+    at, dim = stack._dim, first.dim
+
+    def size_of_member(size: Batch) -> Batch:
+        shape = tuple(fn(torch.empty((*size[:at], 1, *size[at:]), device="cpu")).shape)
+        return (*shape[:dim], *shape[dim + 1 :])
+
+    def of_member(leaf: Tensor) -> Tensor:
+        return fn(leaf.unsqueeze(at)).select(dim, 0)
+
+    rows = [
+        stack._members[number]._kd_map_each(of_member, size_of_member) for number in first.members
+    ]
+    made = stack._of(rows, dim)
+    names = names_of(batch(stack._kd_desc.batch))
+    made._kd_describe(made._kd_desc.with_batch(with_names(made._kd_desc.batch, names)))
+    return made
+
+
+def _way_of_size(stack: Composite, fn: LeafFn, size: int) -> _Together | None:
+    """Return how an operation would run on each member, if all had a size."""
+    old = without_names(closed(stack._kd_desc.batch, size))
+    rows = torch.arange(numel(old), device="cpu").reshape(old)
+    try:
+        return _way_by_member(stack, fn, rows, fn(rows))
+    except (RuntimeError, IndexError):  # its sizes are those of the members
+        return None
 
 
 def reduced_members(stack: S, fn: LeafFn, batch: Reduced) -> S | None:

@@ -24,6 +24,7 @@ from kd_core._containers.field_declarations import Declaration, converted
 from kd_core._containers.non_tensor import NonTensorData, RowValue
 from kd_core._containers.stack_moves import (
     Picked,
+    members_kept,
     moved_members,
     numbered_rows,
     pick,
@@ -891,10 +892,7 @@ class MemberStorage(TensorDictBase, Composite):
         if picked is not None:
             return cast("Self", self._result(picked))
         if self._kd_desc.open:
-            made = reduced_members(self, fn, batch) if isinstance(batch, Reduced) else None
-            if made is None:
-                refuse_open(self._kd_desc.batch)
-            return cast("Self", made)
+            return self._by_size(fn, batch)
         if not isinstance(batch, (Reduced, Padded)) and not is_compiling():
             seen = viewed_members(self, fn, batch)
             if seen is not None:
@@ -913,6 +911,21 @@ class MemberStorage(TensorDictBase, Composite):
             if apart is None:  # it takes all rows of an entry
                 raise
             return apart
+
+    def _by_size(self, fn: LeafFn, batch: BatchFn) -> Self:
+        """Apply a function of stacked leaves to each of several members of different sizes.
+
+        Raises:
+            ShapeMismatch: if it does not keep the rows of each member together.
+        """
+        made = None
+        if isinstance(batch, Reduced):
+            made = reduced_members(self, fn, batch)
+        elif not isinstance(batch, Padded):
+            made = members_kept(self, fn, batch)
+        if made is None:
+            refuse_open(self._kd_desc.batch)
+        return cast("Self", made)
 
     def _moved(self, fn: LeafFn, batch: BatchFn) -> Self | None:
         """Return a stack of moved or reduced rows; `None` where rows of several members join."""

@@ -18,7 +18,7 @@ from kd_core._ops.conversion import (
 )
 from kd_core._ops.description import named
 from kd_core._protocol import AbstractContainer, Composite, is_container
-from kd_core._shapes import batch_of
+from kd_core._shapes import batch_of, refuse_open
 
 if TYPE_CHECKING:
     from typing import Self
@@ -95,6 +95,7 @@ class Objects(AbstractContainer):
             tree: object = obj._kd_entries
             if batch_size is None and not auto_batch_size:
                 batch_size = obj._kd_desc.batch
+                refuse_open(batch_size)
         else:
             tree = tree_of(obj)
             if isinstance(obj, tuple) and not hasattr(obj, "_fields"):
