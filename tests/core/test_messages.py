@@ -148,7 +148,9 @@ CALLS: dict[str, Callable[[], object]] = {
     "a ragged stack made dense": lambda: ragged().contiguous(),
     "a write to a ragged entry": lambda: ragged().set_("ids", torch.zeros(2, 2)),
     "a key that some members have": lambda: lazy_stack([td(), td().select("next")])["reward"],
-    "members of other sizes": lambda: lazy_stack([td(), td()[:2]]),
+    "members of other sizes": lambda: lazy_stack([td(), td()[:2]]).view(-1),
+    "an entry for members of other sizes": lambda: lazy_stack([td(), td()[:2]]).set("x", 1.0),
+    "members of other dimensions": lambda: lazy_stack([td(), td()[0]]),
     "a member of another size that is added": lambda: ragged().extend([TensorDict(), td()]),
     "a mapping that is added": lambda: ragged().append({"ids": 1}),  # type: ignore[arg-type]  # refused
     "a name that is not there": lambda: named().sum("tiem"),
