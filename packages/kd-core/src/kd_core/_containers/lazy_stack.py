@@ -134,12 +134,11 @@ def check_member(
         raise wrong_type(what, "a container", member, wrap_mapping(member))
     if isinstance(member, MemberStorage) or (holder is not None and member._kd_below()):
         refuse_cycle(f"member {position}", member, holder, ())
-    mine, theirs = first._kd_desc, member._kd_desc
-    if mine is not theirs and (
-        mine.ndim != theirs.ndim
-        or (holder is not None and not holder._kd_desc.open and mine.batch != theirs.batch)
-    ):
-        raise _does_not_fit(mine.batch, theirs.batch, position, holder)
+    if member._kd_desc is not first._kd_desc:
+        mine, theirs = first._kd_desc.batch, member._kd_desc.batch
+        one_size = holder is not None and not holder._kd_desc.open
+        if len(mine) != len(theirs) or (one_size and mine != theirs):
+            raise _does_not_fit(mine, theirs, position, holder)
 
 
 def _does_not_fit(

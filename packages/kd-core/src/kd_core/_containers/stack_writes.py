@@ -1036,17 +1036,16 @@ def describe_stack(
         dim: the stacked dimension.
         size: the number of members, which may carry the name of the dimension.
     """
-    first, inner = members[0]._kd_desc, members[0]._kd_desc.batch
-    count = len(members) if size is None else size
+    first = members[0]._kd_desc
     device, alike = first.device, not first.open
     for member in members:  # a loop: "lazy_stack 8" in the benchmarks
-        desc = member._kd_desc
-        if desc is not first:
-            alike = alike and desc.batch == inner
-            if desc.device != device:
+        if member._kd_desc is not first:
+            alike = alike and member._kd_desc.batch == first.batch
+            if member._kd_desc.device != device:
                 device = None
+    count = len(members) if size is None else size
     if alike:
-        return describe((*inner[:dim], count, *inner[dim:]), device)
+        return describe((*first.batch[:dim], count, *first.batch[dim:]), device)
     batches = [member._kd_desc.batch for member in members]
     return describe(stacked_batch(batches, dim, count), device)
 
