@@ -265,6 +265,7 @@ def test_reductions_of_other_dimensions() -> None:
         lambda td: td.gather(1, torch.zeros(2, 1, dtype=torch.int64)),
         lambda td: td.unflatten(0, (1, 2)),
         lambda td: td.to_lazystack(1),
+        lambda td: td.to_struct_array(),
     ],
 )
 @pytest.mark.parametrize("keys", [["a", "n"], []])

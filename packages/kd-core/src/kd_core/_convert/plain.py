@@ -32,6 +32,7 @@ from kd_core._nodes import (
 )
 from kd_core._progress import advance, begin
 from kd_core._protocol import AbstractContainer, Composite, refuse_unbatched
+from kd_core._shapes import refuse_open
 from kd_core._torch_private import torch_tree, without_torch_function
 from kd_core._unbatched import wrap_tensor
 from kd_core._validation import (
@@ -219,6 +220,7 @@ def struct_array_of(td: AbstractContainer) -> NDArray[numpy.void]:
     import numpy
 
     refuse_unbatched(td, "divided among records")
+    refuse_open(td._kd_desc.batch)
     array = numpy.empty(td._kd_desc.batch, _record_dtype(td, ()))
     _fill_records(array, td)
     return array
