@@ -264,13 +264,8 @@ class TensorDict(Dense):
                 desc = describe(common_batch([leaf.shape for leaf in leaves], batch_dims))
                 for level in levels:
                     level._kd_desc = desc
-                for level in levels[:0:-1]:  # from below: nested ones may share more dimensions
-                    shapes = [
-                        each.shape if isinstance(each, Tensor) else each._kd_desc.batch
-                        for each in level._kd_entries.values()
-                    ]
-                    if shapes:
-                        level._kd_desc = describe(common_batch(shapes, batch_dims))
+                if len(levels) > 1 and desc.ndim != batch_dims:
+                    _share_more(levels, desc.ndim, batch_dims)
                 return levels[0]  # type: ignore[return-value]  # `Self` is `TensorDict` here
         return build(cls, input_dict, batch_size, device, auto_batch_size, batch_dims, None, names)
 
@@ -424,6 +419,22 @@ def fill(td: Dense, source: object, desc: Descriptor, path: tuple[str, ...] = ()
         except (IndexError, RuntimeError):  # a tensor without dimensions, or without a shape
             pass
         entries[key] = as_entry(key, value, desc, path)
+
+
+def _share_more(levels: list[TensorDict], ndim: int, most: int | None) -> None:
+    """Give nested levels the dimensions after `ndim` that their entries share, from below."""
+    for level in levels[:0:-1]:
+        size = None
+        entries: list[Any] = [*level._kd_entries.values()]
+        for entry in entries:
+            shape = entry.shape
+            if len(shape) <= ndim or (size is not None and shape[ndim] != size):
+                break
+            size = shape[ndim]
+        else:
+            if size is not None:
+                shared = common_batch([each.shape for each in entries], most)
+                level._kd_desc = describe(shared)
 
 
 def _undescribed(
