@@ -402,8 +402,12 @@ def _check_method(module: object, method: object) -> None:
     if method is None:
         return
     # Generated code calls it by name, so it must be one.
-    named = isinstance(method, str) and method.isidentifier() and not keyword.iskeyword(method)
-    if not named or not callable(getattr(module, str(method), None)):
+    if not (
+        isinstance(method, str)
+        and method.isidentifier()
+        and not keyword.iskeyword(method)
+        and callable(getattr(module, method, None))
+    ):
         raise InvalidArgument(
             f"`method` must be the name of a method of `{type(module).__name__}`, got {method!r}."
         )
