@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -229,6 +230,16 @@ def test_hooks_patches_and_other_modules_run_under_vmap(monkeypatch: pytest.Monk
     assert not vmapped(nn.Linear(4, 2))
 
 
+@dataclass
+class Doubled:
+    """A mapping of a user; as it is compared by value, it has no hash."""
+
+    factor: float = 2.0
+
+    def __call__(self, raw: Tensor) -> Tensor:
+        return raw.exp() * self.factor
+
+
 @pytest.mark.filterwarnings("ignore:the copies start from equal values")
 def test_sequences_that_are_not_plain_run_under_vmap(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = counted(monkeypatch)
@@ -250,6 +261,7 @@ def test_sequences_that_are_not_plain_run_under_vmap(monkeypatch: pytest.MonkeyP
     plain = TensorDictSequential(*steps(NormalParamExtractor()))
     assert not vmapped(plain)
     assert vmapped(TensorDictSequential(*steps(NormalParamExtractor(lambda raw: raw.exp()))))
+    assert vmapped(TensorDictSequential(*steps(NormalParamExtractor(Doubled()))))
     assert vmapped(TensorDictSequential(*steps(NormalParamExtractor(), ("n", "h"))))
     assert vmapped(TensorDictSequential(*steps(NormalParamExtractor()), partial_tolerant=True))
     assert vmapped(TensorDictSequential(*steps(NormalParamExtractor()))[:].select_out_keys("loc"))

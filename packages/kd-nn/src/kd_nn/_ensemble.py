@@ -27,12 +27,7 @@ from kd_core import (
     TensorDictBase,
     format_key,
 )
-from kd_core.extending import (
-    assume_constant_result,
-    is_exporting,
-    public_in,
-    signature_of,
-)
+from kd_core.extending import assume_constant_result, is_exporting, public_in, signature_of
 from kd_nn._dispatch import describe, dispatch, keys_of, read_entries, skip_existing, write_entries
 from kd_nn._keys import DISCARD
 from kd_nn._modules.base import TensorDictModuleBase, reset_members
@@ -389,6 +384,8 @@ class EnsembleModule(TensorDictModuleBase):
         template, count = self.__dict__["_kd_template"], self.num_copies
         try:
             for path, read, writes in steps:
+                if read >= len(held):  # fewer values than inputs: the call itself says so
+                    return None
                 module = template
                 level: Stacked = params._kd_entries
                 for name in path:
@@ -497,11 +494,11 @@ def _is_known_step(step: Any, params: Stacked) -> bool:
     if type(step) is not TensorDictModule or not _is_called_as_made(step, TensorDictModule):
         return False
     spec, module = step._kd_in_spec, step._modules.get("module")
-    plain = step.method is None and not step.method_kwargs
-    plain = plain and step.__dict__.get("_kd_out_names") is None
-    if module is None or not plain or spec.names is not None or len(spec.reads) != 1:
+    if step.method is not None or step.method_kwargs or spec.names is not None:
         return False
-    return _is_known(module, params)
+    if step.__dict__.get("_kd_out_names") is not None or len(spec.reads) != 1:
+        return False
+    return module is not None and _is_known(module, params)
 
 
 def _is_called_as_made(keyed: nn.Module, kind: type[nn.Module]) -> bool:

@@ -179,7 +179,7 @@ _REGISTRY: dict[str, PositiveMap | None] = {
     "none": identity,
 }
 """Mappings by name; `None` is one that holds tensors, which is built when it is asked for."""
-_OWN: Final = frozenset(filter(None, _REGISTRY.values()))
+_OWN: Final = tuple(filter(None, _REGISTRY.values()))
 """The functions that are known by name from the start."""
 
 
@@ -317,7 +317,8 @@ class NormalParamExtractor(nn.Module):
 
     def _kd_maps_rows(self) -> bool:
         """Return whether each row is mapped by itself, as the mappings that are named here do."""
-        known = type(self.scale_mapping) is _BiasedSoftplus or self.scale_mapping in _OWN
+        mapping = self.scale_mapping  # of a user, it may have no hash
+        known = type(mapping) is _BiasedSoftplus or any(mapping is own for own in _OWN)
         return known and type(self).forward is _SPLIT
 
 
