@@ -1,7 +1,8 @@
 """Arithmetic of batch shapes: validate, normalise, infer, and the shape of an index.
 
 Knows tuples of integers; must not know containers. `as_int` is the one place that decides what an
-integer argument may be. Sizes may be symbolic (under `torch.export`) and stay so.
+integer argument may be. Sizes may be symbolic (under `torch.export`) and stay so. `OpenSize` is
+the size of a dimension in which the members of a lazy stack differ.
 """
 
 from __future__ import annotations
