@@ -62,8 +62,9 @@ POLICIES = (
     *("huggingface-hub==0.35.3", "datasets==4.5.0", "diffusers==0.35.2", "multiprocess==0.70.19"),
 )
 DISTRIBUTIONS = ("kd-core", "kd-nn", "kd-probabilistic", "kd-export")
-# One thread: the machines are shared, and the figures of two runs stay comparable.
-ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
+# One thread: the machines are shared, and the figures of two runs stay comparable. Bytecode
+# is kept: hundreds of tests and all clients start a Python, each of which would compile kd anew.
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": ""}
 # A process for each core; each holds torch, so not on every core of a large machine. A file stays
 # in one process: the examples of a page build on each other, and what it exports is made once.
 PARALLEL = ("-n", "auto", "--maxprocesses", "8", "--dist", "loadfile")
@@ -284,8 +285,6 @@ def bench(session: nox.Session) -> None:
         return
     folder = Path(session.create_tmp())
     peer, costs, programs = (str(folder / f"{name}.json") for name in ("peer", "costs", "programs"))
-    # Imports are timed as users meet them, with bytecode that was written before.
-    session.env["PYTHONDONTWRITEBYTECODE"] = ""
     session.run("python", "benchmarks/peer.py", "--json", peer)
     session.run("python", "benchmarks/costs.py", "--json", costs)
     session.run("python", "benchmarks/collectives.py")
