@@ -1,5 +1,6 @@
 """Containers whose entries stay in a file of HDF5."""
 
+import copy
 import io
 import itertools
 import pickle
@@ -111,6 +112,95 @@ def test_a_write_goes_to_the_file(
     assert_same(opened(stored).to_tensordict(), expected)
 
 
+def mixed(filename: Path, **options: Any) -> PersistentTensorDict:
+    inner = TensorDict({"b": torch.zeros(4, dtype=torch.int64)}, [4])
+    td = TensorDict({"a": torch.zeros(4, 2), "n": inner, "rows": NonTensorStack(*"wxyz")}, [4])
+    made = td.to_h5(filename, **options)
+    assert isinstance(made, PersistentTensorDict)
+    return made
+
+
+@pytest.mark.parametrize("options", [{}, {"compression": "gzip"}])
+@pytest.mark.parametrize(
+    "index",
+    [1, slice(1, 3), [0, 1], [3, 0], torch.tensor([0, 3]), torch.arange(4) > 1, slice(0, 0)],
+)
+def test_what_is_set_in_rows_goes_to_the_file(
+    index: Any, options: dict[str, Any], tmp_path: Path
+) -> None:
+    td = mixed(tmp_path / "td.h5", **options)
+    chosen = torch.zeros(4)
+    chosen[index] = 1
+    rows = td[index]
+    rows["a"] = torch.ones(*rows.batch_size, 2, dtype=torch.int64)
+    rows["n"]["b"] = torch.full(rows.batch_size, 2)
+    rows.update({"new": torch.full(rows.batch_size, 3.0), ("n", "new"): rows["a"] + 3})
+    rows.set("rows", "new")
+    for each in (rows, td[index]):
+        assert each["a"].dtype is torch.float32
+        assert each["a"].sum() == 2 * chosen.sum()
+        assert each["n", "b"].sum() == 2 * chosen.sum()
+    again = opened(td)
+    assert again["a"].tolist() == torch.stack([chosen, chosen], 1).tolist()
+    assert again["n", "b"].tolist() == (chosen * 2).tolist()
+    assert again["new"].tolist() == (chosen * 3).tolist()
+    assert again["n", "new"].sum() == 8 * chosen.sum()
+    assert [row == "new" for row in again["rows"]] == chosen.bool().tolist()
+
+
+@pytest.mark.parametrize("index", [slice(0, 3), [0, 2, 3]])
+def test_rows_of_rows_go_to_the_file(index: Any, tmp_path: Path) -> None:
+    td = mixed(tmp_path / "td.h5")
+    rows = td[index]
+    rows[1] = {"a": torch.ones(2)}
+    rows[:2]["n"]["b"] = torch.tensor([4, 5])
+    rows[0]["a"] = torch.full((2,), 3.0)
+    rows[2].set_("a", torch.full((2,), 7.0))
+    assert rows["a"].sum(1).tolist() == [6, 2, 14]
+    assert td["a"].sum() == 22
+    assert td[index]["n", "b"].tolist() == [4, 5, 0]
+    rows.zero_()
+    assert td["a"].sum() == 0
+    rows.fill_("a", 2.0).update_({"n": {"b": torch.tensor([1, 2, 3])}})
+    rows.set_at_("a", 5.0, 0).update_at_({"n": {"b": 7}}, 2)
+    assert td[index].sum(dim="feature")["a"].tolist() == [10, 4, 4]
+    assert td["n", "b"].sum() == 10
+    assert type(rows.clone()) is type(rows + 1) is type(rows.to_tensordict()) is TensorDict
+    assert type(pickle.loads(pickle.dumps(rows))) is type(copy.deepcopy(rows)) is TensorDict
+    mapped = torch.utils._pytree.tree_map(lambda leaf: leaf + 1, rows.exclude("rows"))
+    assert type(mapped) is type(mapped["n"]) is TensorDict
+    mapped = torch.utils._pytree.tree_map(lambda leaf: leaf + 1, rows)
+    assert type(mapped) is type(mapped["n"]) is TensorDict
+
+
+def test_batches_of_a_loader_write_to_the_file(tmp_path: Path) -> None:
+    td = mixed(tmp_path / "td.h5")
+    loader: Any = torch.utils.data.DataLoader(td, 3, collate_fn=lambda rows: rows)
+    for number, batch in enumerate(loader):
+        batch["seen"] = torch.full(batch.batch_size, number + 1)
+    assert td["seen"].tolist() == [1, 1, 1, 2]
+
+
+def test_rows_keep_the_lock_and_do_not_write_to_a_file_for_reading(tmp_path: Path) -> None:
+    td = mixed(tmp_path / "td.h5").lock_()
+    with pytest.raises(Locked):
+        td[:2]["new"] = torch.ones(2)
+    rows = opened(td)[:2]
+    rows["a"] = torch.ones(2, 2)
+    assert opened(td)["a"].sum() == 0
+
+
+def test_an_entry_that_is_assigned_is_cast(stored: PersistentTensorDict) -> None:
+    stored["a"] = torch.ones(3, 2, dtype=torch.int64)
+    assert stored["a"].dtype is torch.float32
+    stored["n", "b"] = torch.ones(3, dtype=torch.bool)
+    assert stored["n", "b"].dtype is torch.float32
+    stored["a"] = torch.ones(3, 2, dtype=torch.complex64)
+    assert stored["a"].dtype is torch.complex64
+    stored.set("a", torch.ones(3, 2, dtype=torch.int64))
+    assert stored["a"].dtype is torch.int64
+
+
 def test_a_tensor_that_was_read_stays_when_the_entry_is_replaced(
     stored: PersistentTensorDict,
 ) -> None:
@@ -162,7 +252,7 @@ def test_locks_pickles_and_results(stored: PersistentTensorDict, tmp_path: Path)
     again["a"].fill_(4)
     assert stored["a"].sum() == 24
     again.close()
-    for made in (stored[1:], stored + 0, stored.clone(), torch.stack([stored, stored])):  # type: ignore[list-item]  # torch takes containers
+    for made in (stored[1:] + 0, stored + 0, stored.clone(), torch.stack([stored, stored])):  # type: ignore[list-item]  # torch takes containers
         assert type(made) is TensorDict  # type: ignore[comparison-overlap, unreachable]  # types say less than the run
     stored.save(tmp_path / "saved")
     assert type(TensorDict.load(tmp_path / "saved")) is TensorDict

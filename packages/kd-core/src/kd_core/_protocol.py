@@ -183,6 +183,8 @@ class AbstractContainer(Node):
 
     _kd_owns_leaves: ClassVar[bool] = True
     """Whether the container stores the tensors of `_kd_entries` itself; a `Composite` does not."""
+    _kd_is_linked: ClassVar[bool] = False
+    """Whether writes to an instance go elsewhere, too: a pytree rebuilds it as a `TensorDict`."""
 
     _kd_nested: bool = True
     """Whether an entry may be other than a plain tensor; `False` enables fast paths."""

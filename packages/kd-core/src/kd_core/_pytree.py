@@ -1128,7 +1128,7 @@ def _register(cls: type) -> None:
     torch_tree.register_pytree_node(
         cls,
         _flatten,
-        partial(_unflatten, cls),
+        partial(_unflatten, TensorDict if getattr(cls, "_kd_is_linked", False) else cls),
         serialized_type_name=".".join([*public, cls.__qualname__]),
         to_dumpable_context=_dump,
         from_dumpable_context=_load,

@@ -3,26 +3,30 @@
 A container is a group, a leaf a data set, under names in which odd characters are escaped. A data
 set that lies in one piece is mapped into memory, so that a write in place to the leaf, to a part of
 it or to a row of the container goes to the file. One in chunks is read when it is asked for, and
-refuses writes in place. Attributes say what the values do not: batch sizes, dtypes, data as JSON.
+refuses writes in place; when rows of it are set, it is written as a whole. Attributes say what the
+values do not: batch sizes, dtypes, data as JSON. Rows are a container of their own, which writes
+what is set in it to the file, too.
 
 Knows how HDF5 lays data out; must not know operations.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import mmap
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, SupportsIndex, TypeAlias, cast, overload
 
 import torch
 from torch import Tensor
 
 from kd_core import _registry as registry
 from kd_core._base import TensorDictBase
+from kd_core._containers.dense import GeneralMethods
 from kd_core._containers.tensordict import TensorDict
 from kd_core._convert.plain import (
     LENGTHS,
@@ -38,10 +42,10 @@ from kd_core._convert.plain import (
 )
 from kd_core._descriptor import describe
 from kd_core._errors import InvalidArgument, InvalidValue, KdError
-from kd_core._keys import format_key
+from kd_core._keys import format_key, is_path, path_of
 from kd_core._leaves.loops import common_batch
 from kd_core._naming import public_in
-from kd_core._nodes import as_read, is_row_data, is_unbatched
+from kd_core._nodes import as_read, is_data, is_row_data, is_unbatched
 from kd_core._protocol import AbstractContainer, lock
 from kd_core._shapes import checked_names, names_of, with_names, without_names
 from kd_core._store.manifest import read, written
@@ -51,7 +55,7 @@ if TYPE_CHECKING:
 
     from kd_core._descriptor import Descriptor
     from kd_core._nodes import Entry
-    from kd_core._types import BatchSize, DeviceLike
+    from kd_core._types import BatchSize, DeviceLike, Index, NestedKey
 
 Group: TypeAlias = Any
 PathLike: TypeAlias = "str | Path"
@@ -175,10 +179,13 @@ class PersistentTensorDict(TensorDictBase):
     """A container whose entries stay in a file of HDF5, and are read when they are used.
 
     A write goes to the file: of an entry, of a row, in place to a leaf. A tensor that was read is
-    the entry in the file, and sees later writes. Results of operations are `TensorDict`s; those of
-    indexing share the file. Data that is not a tensor is kept as JSON; rows of it that are changed
-    in place are written by `close`.
-    A leaf that is compressed is read when it is asked for and refuses writes in place: set it.
+    the entry in the file, and sees later writes. Data of the same shape that is assigned to a leaf
+    is cast to its dtype, if it is not of a lesser kind. Results of operations are `TensorDict`s.
+    `data[index]`, and a batch of a `DataLoader` over `data`, are rows of the file: an entry that is
+    set there is written; one that is deleted there stays in the file. Data that is not a tensor is
+    kept as JSON; rows of it that are changed in place are written by `close`.
+    A leaf that is compressed is read when it is asked for and refuses writes in place: set it or
+    its rows.
 
     Args:
         filename: the file.
@@ -201,8 +208,9 @@ class PersistentTensorDict(TensorDictBase):
         ...     data = PersistentTensorDict(filename="rows.h5", batch_size=[3], mode="w")
         ...     data["x"] = torch.zeros(3)
         ...     data[1] = {"x": torch.tensor(5.0)}
+        ...     data[[0, 2]]["x"] = torch.tensor([3.0, 4.0])
         ...     data.close()
-        ...     assert PersistentTensorDict.from_h5("rows.h5")["x"].tolist() == [0, 5, 0]
+        ...     assert PersistentTensorDict.from_h5("rows.h5")["x"].tolist() == [3, 5, 4]
     """
 
     __slots__ = (
@@ -407,6 +415,54 @@ class PersistentTensorDict(TensorDictBase):
             raise
         return PersistentTensorDict._of(made._group, options, path, made._kd_desc)
 
+    @overload
+    def __getitem__(self, index: NestedKey) -> Tensor: ...
+    @overload
+    def __getitem__(self, index: Index) -> Self: ...
+    def __getitem__(self, index: object) -> object:
+        """Return the entry at a key, or the rows at an index, which write to the file."""
+        if index.__class__ is str or is_path(index):
+            return super().__getitem__(cast("str", index))
+        return self._rows(index)
+
+    def __getitems__(self, index: Sequence[int]) -> Self:
+        """Return several rows, which write to the file; called by `DataLoader`."""
+        return self._rows(index)
+
+    def __iter__(self) -> Iterator[Self]:
+        return iter(registry.make_dense(dict(self._kd_entries), self._kd_desc))
+
+    def __setitem__(self, index: object, value: object) -> None:
+        """Store a value at a key, or write values at an index of the batch dimensions."""
+        if isinstance(index, (str, tuple)) and is_path(index):
+            old: object = self.get(path_of(index), None)
+            if isinstance(old, Tensor) and isinstance(value, Tensor) and old.shape == value.shape:
+                value = _cast_to(old, value)
+        elif _has_chunks(self._group, self._options):
+            keys = value.keys() if isinstance(value, (Mapping, TensorDictBase)) else self.keys()
+            held = self.select(*keys, strict=False).to_tensordict()
+            held = lock(held, self._kd_desc.lock) if self._kd_desc.lock else held
+            held[cast("Index", index)] = value
+            self._keep(held)
+            return
+        super().__setitem__(index, value)
+
+    def _keep(self, held: TensorDictBase) -> None:
+        """Store entries of which rows were changed in memory."""
+        for key, value in held._kd_entries.items():
+            below = self._kd_entries.get(key)
+            if isinstance(below, PersistentTensorDict) and isinstance(value, TensorDictBase):
+                below._keep(value)
+            else:
+                self._kd_set_entry(key, value)
+
+    def _rows(self, index: object) -> Self:
+        index = _as_slice(index)
+        made = self._kd_rows_at(cast("Index", index))
+        if self._file.mode == "r" or made is self or _adds(index):
+            return made
+        return cast("Self", _Rows.of(self, index, made))
+
     @property
     def kwargs(self) -> dict[str, object]:
         """What `h5py` is given for a new data set."""
@@ -438,6 +494,13 @@ class PersistentTensorDict(TensorDictBase):
         if isinstance(value, Tensor) and self._fits_in_place(name, value):
             as_read(self._kd_entries[key]).copy_(value.detach())
             return
+        found = self._group.get(name)
+        if isinstance(value, Tensor) and _is_chunked(found) and _is_dense(value):
+            kind = str(value.dtype).removeprefix("torch.")
+            values = stored(value.as_subclass(Tensor)).numpy()
+            if found.attrs.get(DTYPE) == kind and found.shape == values.shape:
+                found[...] = values
+                return
         below = dict(value._kd_entries) if isinstance(value, AbstractContainer) else {}
         if name in self._group:
             self._kd_del_entry(key)
@@ -473,7 +536,7 @@ class PersistentTensorDict(TensorDictBase):
         return type(found) is Tensor and found.shape == value.shape and found.dtype is value.dtype
 
     def _create(self, name: str, value: Tensor, group: Group) -> None:
-        if value.is_nested or value.layout is not torch.strided or value.is_quantized:
+        if not _is_dense(value):
             raise InvalidValue(
                 f"entry {format_key((unescaped(name),))} must be a dense tensor, got layout "
                 f"`{value.layout}`. Convert it with `to_dense` or `to_padded_tensor`."
@@ -511,6 +574,134 @@ class PersistentTensorDict(TensorDictBase):
         desc = self._kd_desc
         place = self.filename, self._group.name, mode
         return restore_persistent, (*place, tuple(desc.batch), self._options, desc.lock)
+
+
+class _Rows(GeneralMethods, TensorDict):
+    """Rows of a `PersistentTensorDict`: what is set in them is written to the file."""
+
+    _kd_is_linked: ClassVar[bool] = True
+
+    _whole: TensorDictBase
+    _at: Index
+
+    @classmethod
+    def of(cls, whole: TensorDictBase, index: object, read: TensorDictBase) -> _Rows:
+        made = object.__new__(cls)
+        made._whole, made._at = whole, cast("Index", index)
+        made._kd_desc = read._kd_desc
+        made._kd_entries = {
+            key: cls.of(below, index, value)
+            if isinstance(below := whole._kd_entries[key], (PersistentTensorDict, _Rows))
+            and isinstance(value, TensorDictBase)
+            else value
+            for key, value in read._kd_entries.items()
+        }
+        made._kd_nested = read._kd_nested
+        return made
+
+    def _kd_set_entry(self, key: str, value: Entry) -> None:
+        old = self._kd_entries.get(key)
+        if isinstance(old, Tensor) and isinstance(value, Tensor):
+            value = _cast_to(old, value)
+        self._whole[self._at] = {key: value}
+        super()._kd_set_entry(key, self._whole.select(key)[self._at]._kd_entries[key])
+
+    def _kd_like(self, entries: dict[str, Entry], desc: Descriptor) -> Self:
+        return registry.make_dense(entries, desc)
+
+    def _kd_with_descriptor(self, desc: Descriptor) -> Self:
+        return self._kd_shallow()._kd_with_descriptor(desc)
+
+    @overload
+    def __getitem__(self, index: NestedKey) -> Tensor: ...
+    @overload
+    def __getitem__(self, index: Index) -> Self: ...
+    def __getitem__(self, index: object) -> object:
+        made = super().__getitem__(cast("Index", index))
+        if index.__class__ is str or is_path(index) or made is self or _adds(index):
+            return made
+        return _Rows.of(self, index, cast("TensorDictBase", made))
+
+    # What is at rows that are not a range is a copy: what writes to leaves is written once more.
+
+    def __setitem__(self, index: object, value: object) -> None:
+        super().__setitem__(index, value)
+        if not (index.__class__ is str or is_path(index)):
+            self._stored()
+
+    def set_(self, key: NestedKey, *given: Any, **named: Any) -> Self:
+        super().set_(key, *given, **named)
+        return self._stored(path_of(key)[:1])
+
+    def fill_(self, *given: Any, **named: Any) -> Self:
+        super().fill_(*given, **named)
+        return self._stored()
+
+    def update_(self, *given: Any, **named: Any) -> Self:
+        super().update_(*given, **named)
+        return self._stored()
+
+    def zero_(self) -> Self:
+        super().zero_()
+        return self._stored()
+
+    def set_at_(self, key: str | tuple[str, ...], *given: Any, **named: Any) -> Self:
+        super().set_at_(key, *given, **named)
+        return self._stored(path_of(key)[:1])
+
+    def update_at_(self, *given: Any, **named: Any) -> Self:
+        super().update_at_(*given, **named)
+        return self._stored()
+
+    def _stored(self, keys: Iterable[str] | None = None) -> Self:
+        chosen = self._kd_entries if keys is None else {key: self._kd_entries[key] for key in keys}
+        self._whole[self._at] = {key: leaf for key, leaf in chosen.items() if not is_data(leaf)}
+        return self
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return cast("Self", self.to_tensordict())
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[object, ...]:
+        return self._kd_shallow().__reduce_ex__(protocol)
+
+
+def _cast_to(old: Tensor, value: Tensor) -> Tensor:
+    """Return a value in the dtype of the entry it takes the place of, unless that is a lesser."""
+    fits = old.dtype != value.dtype and torch.can_cast(value.dtype, old.dtype)
+    return value.to(old.dtype) if fits else value
+
+
+def _is_dense(value: Tensor) -> bool:
+    return not value.is_nested and value.layout is torch.strided and not value.is_quantized
+
+
+def _is_chunked(found: Group) -> bool:
+    return getattr(found, "chunks", None) is not None
+
+
+def _has_chunks(group: Group, options: Mapping[str, object]) -> bool:
+    """Return whether some entry refuses writes in place, or one that is added would."""
+    return bool(options) or any(
+        _is_chunked(found) if hasattr(found, "dtype") else _has_chunks(found, options)
+        for name, found in group.items()
+        if name != REPLACED
+    )
+
+
+def _as_slice(index: object) -> object:
+    """Return a slice in the place of numbers that ascend evenly, whose rows are views."""
+    if not isinstance(index, (list, range)) or not index or {*map(type, index)} != {int}:
+        return index
+    step = index[1] - index[0] if len(index) > 1 else 1
+    even = step > 0 and index[0] >= 0
+    if even and all(later - row == step for row, later in itertools.pairwise(index)):
+        return slice(index[0], index[-1] + 1, step)
+    return index
+
+
+def _adds(index: object) -> bool:
+    """Return whether an index adds dimensions, which the file does not have."""
+    return any(each is None for each in (index if isinstance(index, tuple) else (index,)))
 
 
 def restore_persistent(
