@@ -46,6 +46,16 @@ def test_to_a_dtype(where: tuple[Any, ...], td: TensorDict) -> None:
     assert td.to(dtype=torch.float64).dtype is torch.float64
 
 
+@pytest.mark.parametrize("kind", [int, float, bool, complex])
+def test_a_class_of_python_is_a_dtype_as_in_torch(kind: Any, td: TensorDict) -> None:
+    expected = td["a"].to(kind)
+    for made in (td.to(kind), td.to(dtype=kind), td.to("cpu", kind)):
+        assert made["a"].dtype is made["n", "b"].dtype is expected.dtype
+        assert torch.equal(made["a"], expected)
+    with pytest.raises(InvalidArgument, match="a dtype"):
+        td.to(str)  # type: ignore[arg-type]  # no dtype of torch
+
+
 def test_what_is_in_place_is_shared(td: TensorDict) -> None:
     assert td.to(torch.float32)["a"] is td["a"]
     assert td.cpu()["a"] is td["a"]

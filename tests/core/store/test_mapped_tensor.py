@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
@@ -58,6 +58,29 @@ def test_parts_are_of_the_class_and_results_are_not(tmp_path: Path) -> None:
     assert {type(part) for part in [*parts, *mapped.chunk(2)]} == {MemoryMappedTensor}
     mapped.T[3].fill_(5)
     assert mapped[:, 3].tolist() == [5, 5, 5]
+
+
+@pytest.mark.parametrize("kind", [int, float, bool, complex])
+def test_a_class_of_python_is_a_dtype_as_in_torch(kind: Any, tmp_path: Path) -> None:
+    expected = torch.ones(4, dtype=kind)
+    ones = MemoryMappedTensor.ones(4, dtype=kind, filename=tmp_path / "ones")
+    memory = bytearray(expected.numpy().tobytes())
+    storage = expected.untyped_storage()
+    for made in (
+        ones,
+        MemoryMappedTensor.full((4,), 1, dtype=kind),
+        MemoryMappedTensor.from_filename(ones.filename, kind, (4,)),
+        MemoryMappedTensor.from_handler(memory, kind, (4,)),
+        MemoryMappedTensor.from_storage(storage, dtype=kind, shape=(4,)),
+        MemoryMappedTensor(torch.ones(4), dtype=kind),
+    ):
+        assert made.dtype is expected.dtype
+        assert torch.equal(made, expected)
+    for made in (
+        MemoryMappedTensor.empty(4, dtype=kind),
+        MemoryMappedTensor.zeros(4, dtype=kind, filename=tmp_path / "zeros"),
+    ):
+        assert torch.equal(made, torch.zeros(4, dtype=kind))
 
 
 @pytest.mark.parametrize("named", [True, False])

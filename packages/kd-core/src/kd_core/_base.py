@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar, TypeGuard, overload
+from types import GenericAlias
+from typing import TYPE_CHECKING, ClassVar, Generic, TypeGuard, overload
 
 import torch
 from torch import Tensor
@@ -134,6 +135,12 @@ class TensorDictBase(Concerns):
         super().__init_subclass__(**options)
         cls._kd_engine = cls
         registry.new_kind(cls)
+
+    def __class_getitem__(cls, item: object) -> object:
+        """Return the class as annotations name it, with the types of keys and entries."""
+        if Generic in cls.__mro__:
+            return super().__class_getitem__(item)  # type: ignore[misc]  # of a generic subclass
+        return GenericAlias(cls, item)
 
     def __dir__(self) -> list[str]:
         return offered_names(self)

@@ -11,7 +11,7 @@ a constant of the graph. It is built in the graph only where a size is symbolic 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -30,7 +30,7 @@ from kd_core._shapes import (
 from kd_core._torch_private import assume_constant_result, current_trace, traced_as
 
 if TYPE_CHECKING:
-    from kd_core._types import Batch, DeviceLike, Sizes
+    from kd_core._types import Batch, DeviceLike, DtypeLike, Sizes
 
 LOCKED_BY_USER: Final = "`lock_()`"
 LOCKED_BY_ARENA: Final = "its memory map"
@@ -351,6 +351,13 @@ def device_of(device: DeviceLike) -> torch.device:
 
 
 _DEVICES: Final = {"cpu": torch.device("cpu")}
+
+
+def dtype_of(dtype: DtypeLike | None) -> torch.dtype:
+    """Return the dtype that torch means by a class of Python; `None`: its default."""
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    return torch.empty(0, dtype=cast("torch.dtype", dtype), device="cpu").dtype
 
 
 def device_beside(desc: Descriptor) -> torch.device | str:

@@ -23,6 +23,9 @@ else:
 DeviceLike: TypeAlias = "torch.device | str | int"
 """What `torch.device` accepts."""
 
+DtypeLike: TypeAlias = "torch.dtype | type[complex]"
+"""What torch accepts as a dtype: also `int`, `float`, `bool` and `complex`."""
+
 BatchSize: TypeAlias = "Sequence[int] | int"
 """Leading dimensions shared by all entries of a container."""
 

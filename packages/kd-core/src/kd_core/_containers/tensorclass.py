@@ -284,7 +284,8 @@ class TensorClassMeta(ABCMeta):
             A class that defines `__class_getitem__` answers itself, and a generic class takes the
             types of its variables: `Box[str]`.
             """
-            if getattr(cls, "__parameters__", ()) or hasattr(cls, "__class_getitem__"):
+            bases = (base for base in cls.__mro__ if base is not TensorDictBase)
+            if any("__class_getitem__" in vars(base) for base in bases):
                 return cls.__class_getitem__(options)
             names = options if isinstance(options, (tuple, list, set, frozenset)) else (options,)
             for name in names:

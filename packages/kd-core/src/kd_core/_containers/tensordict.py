@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import GenericAlias
-from typing import TYPE_CHECKING, Any, Generic, Literal, SupportsIndex, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, cast, overload
 
 from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
@@ -64,12 +63,6 @@ class TensorDict(Dense):
     """
 
     __slots__ = ("__dict__",)  # attributes of a program, which no other container gets
-
-    def __class_getitem__(cls, item: object) -> object:
-        """Return the class as annotations name it, with the types of keys and entries."""
-        if Generic in cls.__mro__:
-            return super().__class_getitem__(item)  # type: ignore[misc]  # of a generic subclass
-        return GenericAlias(cls, item)
 
     def __init__(
         self,

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 
 from kd_core import _registry as registry
-from kd_core._descriptor import LOCKED_BY_SHARING, describe, device_of
+from kd_core._descriptor import LOCKED_BY_SHARING, describe, device_of, dtype_of
 from kd_core._errors import (
     InvalidArgument,
     InvalidValue,
@@ -45,14 +45,14 @@ if TYPE_CHECKING:
 
     from kd_core._nodes import Entry
     from kd_core._ops.binary import CastFilter
-    from kd_core._types import BatchSize, DeviceLike, LeafFn
+    from kd_core._types import BatchSize, DeviceLike, DtypeLike, LeafFn
 
     W = TypeVar("W", bound=AbstractContainer)
 
     class Further(TypedDict, total=False):
         """The keyword arguments that `to`, `cpu` and `cuda` share."""
 
-        dtype: torch.dtype | None
+        dtype: DtypeLike | None
         other: Tensor | AbstractContainer | None
         tensor: Tensor | None
         non_blocking_pin: bool
@@ -187,6 +187,8 @@ def read_argument(where: object) -> tuple[torch.device | None, torch.dtype | Non
         return where._kd_desc.device, None
     if isinstance(where, (torch.device, str, int)):
         return device_of(where), None
+    if where in (int, float, bool, complex):  # as in torch
+        return None, dtype_of(cast("type[complex]", where))
     raise wrong_type("an argument of `to`", "a device, a dtype, a tensor or a container", where)
 
 
@@ -209,7 +211,7 @@ class Placement(AbstractContainer):
 
     def to(
         self,
-        *where: DeviceLike | torch.dtype | Tensor | AbstractContainer | bool | None,
+        *where: DeviceLike | DtypeLike | Tensor | AbstractContainer | bool | None,
         **options: Unpack[Options],
     ) -> Self:
         """Move to a device, cast to a dtype, or both.

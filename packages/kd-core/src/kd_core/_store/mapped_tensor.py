@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, SupportsIndex, T
 import torch
 from torch import Tensor
 
+from kd_core._descriptor import dtype_of
 from kd_core._errors import InvalidArgument, InvalidValue, shape_text, wrong_type
 from kd_core._naming import public_in
 from kd_core._protocol import AbstractContainer, leaves_of
@@ -30,7 +31,7 @@ from kd_core._torch_private import no_torch_function, storage_of, without_torch_
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from kd_core._types import DeviceLike, Index
+    from kd_core._types import DeviceLike, DtypeLike, Index
 
 
 # Under which name and shape of safetensors a tensor of some dtype is stored.
@@ -306,7 +307,7 @@ class MemoryMappedTensor(Tensor, metaclass=_InMap):
         cls,
         source: object,
         *,
-        dtype: torch.dtype | None = None,
+        dtype: DtypeLike | None = None,
         shape: Sequence[int] | None = None,
         index: Index | None = None,
         device: DeviceLike | None = None,
@@ -315,7 +316,7 @@ class MemoryMappedTensor(Tensor, metaclass=_InMap):
     ) -> Self:
         """Copy a tensor to a file."""
         _check_device(device)
-        tensor = torch.as_tensor(source, dtype=dtype)
+        tensor = torch.as_tensor(source, dtype=None if dtype is None else dtype_of(dtype))
         made = cls.from_tensor(
             tensor if shape is None else tensor.reshape(tuple(shape)), filename=filename
         )
@@ -388,7 +389,7 @@ class MemoryMappedTensor(Tensor, metaclass=_InMap):
     def from_filename(
         cls,
         filename: PathLike,
-        dtype: torch.dtype,
+        dtype: DtypeLike,
         shape: Sequence[int],
         index: Index | None = None,
         mode: str | None = None,
@@ -409,6 +410,7 @@ class MemoryMappedTensor(Tensor, metaclass=_InMap):
         """
         private = is_private(mode)
         path = Path(os.path.realpath(filename))
+        dtype = dtype_of(dtype)
         needed = torch.Size(shape).numel() * dtype.itemsize
         with files.opened(path, None, writable=not private) as file:
             if file.size < needed:
@@ -423,7 +425,7 @@ class MemoryMappedTensor(Tensor, metaclass=_InMap):
     def from_handler(
         cls,
         handler: object,
-        dtype: torch.dtype,
+        dtype: DtypeLike,
         shape: Sequence[int],
         index: Index | None = None,
     ) -> Self:
@@ -452,7 +454,7 @@ class MemoryMappedTensor(Tensor, metaclass=_InMap):
             memory = memoryview(held)
         except TypeError:
             raise wrong_type("`handler`", "memory, such as a `SharedMemory`", handler) from None
-        sizes = tuple(shape)
+        sizes, dtype = tuple(shape), dtype_of(dtype)
         count = math.prod(sizes)
         size = count * dtype.itemsize
         if memory.readonly or memory.nbytes < size:
@@ -470,7 +472,7 @@ class MemoryMappedTensor(Tensor, metaclass=_InMap):
         storage: torch.UntypedStorage,
         *,
         shape: Sequence[int] | None = None,
-        dtype: torch.dtype | None = None,
+        dtype: DtypeLike | None = None,
         device: DeviceLike | None = None,
         index: Index | None = None,
         filename: PathLike | None = None,
@@ -492,7 +494,7 @@ class MemoryMappedTensor(Tensor, metaclass=_InMap):
             RuntimeError: if the storage has fewer bytes than that.
         """
         _check_device(device)
-        kind = dtype or torch.get_default_dtype()
+        kind = dtype_of(dtype)
         sizes = (storage.nbytes() // kind.itemsize,) if shape is None else shape
         made = cls.from_tensor(tensor_of(storage, sizes, kind), filename=filename)
         return made if index is None else made._taken(index)
@@ -502,7 +504,7 @@ class MemoryMappedTensor(Tensor, metaclass=_InMap):
         cls,
         *size: int | Sequence[int],
         shape: Sequence[int] | None = None,
-        dtype: torch.dtype | None = None,
+        dtype: DtypeLike | None = None,
         device: DeviceLike | None = None,
         filename: PathLike | None = None,
         existsok: bool = False,
@@ -527,7 +529,7 @@ class MemoryMappedTensor(Tensor, metaclass=_InMap):
             torch.Size([2, 3])
         """
         _check_device(device)
-        kind = dtype or torch.get_default_dtype()
+        kind = dtype_of(dtype)
         return cls._new(_shape_of(size, shape), kind, filename, existsok=existsok)
 
     @classmethod
@@ -535,7 +537,7 @@ class MemoryMappedTensor(Tensor, metaclass=_InMap):
         cls,
         *size: int | Sequence[int],
         shape: Sequence[int] | None = None,
-        dtype: torch.dtype | None = None,
+        dtype: DtypeLike | None = None,
         device: DeviceLike | None = None,
         filename: PathLike | None = None,
         existsok: bool = False,
@@ -549,13 +551,13 @@ class MemoryMappedTensor(Tensor, metaclass=_InMap):
         cls,
         *size: int | Sequence[int],
         shape: Sequence[int] | None = None,
-        dtype: torch.dtype | None = None,
+        dtype: DtypeLike | None = None,
         device: DeviceLike | None = None,
         filename: PathLike | None = None,
         existsok: bool = False,
     ) -> Self:
         """Return a tensor of ones in a new file; see `empty`."""
-        sizes, kind = _shape_of(size, shape), dtype or torch.get_default_dtype()
+        sizes, kind = _shape_of(size, shape), dtype_of(dtype)
         return cls.full(sizes, 1, dtype=kind, device=device, filename=filename, existsok=existsok)
 
     @classmethod
@@ -564,7 +566,7 @@ class MemoryMappedTensor(Tensor, metaclass=_InMap):
         *size: int | Sequence[int] | Number,
         fill_value: Number | None = None,
         shape: Sequence[int] | None = None,
-        dtype: torch.dtype | None = None,
+        dtype: DtypeLike | None = None,
         device: DeviceLike | None = None,
         filename: PathLike | None = None,
         existsok: bool = False,
@@ -591,7 +593,8 @@ class MemoryMappedTensor(Tensor, metaclass=_InMap):
             if not size:
                 raise InvalidArgument("expected `fill_value`, got nothing.")
             *size, fill_value = size  # type: ignore[assignment]  # the value is the last
-        value = torch.full((), cast("Number", fill_value), dtype=dtype)
+        kind = None if dtype is None else dtype_of(dtype)
+        value = torch.full((), cast("Number", fill_value), dtype=kind)
         return cls._new(
             _shape_of(cast("tuple[int | Sequence[int], ...]", tuple(size)), shape),
             value.dtype,
