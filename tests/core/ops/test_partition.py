@@ -15,6 +15,7 @@ from kd_core import (
     LazyStackedTensorDict,
     Locked,
     NonTensorData,
+    NonTensorStack,
     OutOfRange,
     ShapeMismatch,
     TensorDict,
@@ -306,6 +307,18 @@ def test_where_pads_what_one_side_lacks() -> None:
         [1, 1, 1],
         [7, 7, 7],
     ]
+
+
+@pytest.mark.parametrize("pad", [0, 7.0])
+def test_where_keeps_words_that_one_side_lacks(pad: float) -> None:
+    mask = torch.tensor([True, False])
+    words = TensorDict({"w": NonTensorStack("a", "b"), "n": {"w": NonTensorStack(1, "c")}}, [2])
+    bare = TensorDict({"x": torch.ones(2)}, [2])
+    for one in (words, lazy_stack(list(words.unbind(0)))):
+        for got in (one.where(mask, bare, pad=pad), bare.where(mask, one, pad=pad)):
+            assert got.to_dict()["w"] == ["a", "b"]
+            assert got.to_dict()["n"] == {"w": [1, "c"]}
+            assert got["x"].tolist() in ([1, pad], [pad, 1])
 
 
 def ragged_holder(value: float) -> TensorDict:

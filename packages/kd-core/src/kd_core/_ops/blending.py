@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from kd_core import _registry as registry
 from kd_core._errors import (
     InvalidArgument,
     InvalidValue,
@@ -22,7 +21,7 @@ from kd_core._errors import (
 from kd_core._keys import format_key
 from kd_core._leaves.loops import Selection
 from kd_core._naming import also_named
-from kd_core._nodes import is_any_data, is_unbatched
+from kd_core._nodes import is_unbatched
 from kd_core._ops.binary import (
     binary,
     blend,
@@ -193,11 +192,7 @@ class _Join:
             return entry._kd_like(found, entry._kd_desc.unlocked())
         if is_unbatched(entry):
             return self._unbatched(entry, on_the_right)
-        if not isinstance(self.fn, Selection) or (is_any_data(entry) and entry._of_batch):
-            return entry._kd_shallow()
-        none = registry.wrap_data(None, entry._kd_desc)
-        pair = (none, entry) if on_the_right else (entry, none)
-        return pair[0]._kd_zip_each(pair[1], self.fn)
+        return entry._kd_shallow()  # data that is not a tensor has nothing to be padded with
 
     def _unbatched(self, entry: TensorData, on_the_right: bool) -> Entry:
         """Return the result for a tensor without batch dimensions that one container has."""
