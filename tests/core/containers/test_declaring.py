@@ -1,8 +1,9 @@
 """Tensor classes that are made of other classes."""
 
 import dataclasses
-from dataclasses import field
-from typing import cast
+import types
+from dataclasses import FrozenInstanceError, field
+from typing import Any, cast
 
 import pytest
 import torch
@@ -65,6 +66,47 @@ def test_the_decorator_takes_options() -> None:
         data.n = 3  # type: ignore[misc]  # wrong on purpose
     with pytest.raises(InvalidArgument, match="`tensorclass` must be a class"):
         tensorclass(3)  # type: ignore[call-overload]  # wrong on purpose
+
+
+def made(base: Any, name: str, kind: object, default: object, **options: bool) -> Any:
+    """Return a class with one more field than its base, as a class statement makes it."""
+    body = {"__annotations__": {name: kind}, name: default, "__module__": __name__}
+    return types.new_class("Made", (base,) if base else (), options, lambda own: own.update(body))
+
+
+decorate: Any = tensorclass
+
+
+@pytest.mark.parametrize("above", [{}, {"autocast": True}, {"nocast": True}, {"tensor_only": True}])
+def test_the_options_of_the_decorator_hold_below_a_tensor_class(above: dict[str, bool]) -> None:
+    def kinds(base: Any, **options: bool) -> tuple[type, type]:
+        cls = decorate(**options)(made(base, "n", int, 1))
+        data = cls(x=torch.ones(2), n=3)
+        data.n = 4
+        return type(data.n), type(cls().n)
+
+    for base in (
+        made(TensorClass, "x", Tensor | None, None, **above),
+        decorate(**above)(made(None, "x", Tensor | None, None)),
+    ):
+        assert kinds(base, autocast=True) == (int, int)
+        assert kinds(base, nocast=True) == (int, int)
+        assert kinds(base) == (Tensor, Tensor)
+
+
+def test_the_decorator_freezes_below_a_tensor_class() -> None:
+    base = decorate(made(None, "x", Tensor, None))
+    frozen = decorate(frozen=True, kw_only=True)(made(base, "n", int, 1))
+    lower = decorate(made(frozen, "m", int, 1))
+    for cls in (frozen, lower):
+        data = cls(x=torch.ones(2), n=2)
+        assert data.is_locked
+        with pytest.raises(FrozenInstanceError):
+            data.n = 3
+        with pytest.raises(InvalidArgument, match="keywords only"):
+            cls(torch.ones(2))
+    with pytest.raises(InvalidArgument, match="`autocast`, `nocast` of `Made`"):
+        decorate(autocast=True, nocast=True)(made(base, "n", int, 1))
 
 
 def test_a_dataclass_becomes_a_tensor_class() -> None:

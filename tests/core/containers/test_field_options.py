@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kd_core import (
+    FrozenField,
     InvalidArgument,
     InvalidValue,
     Locked,
@@ -93,16 +94,58 @@ def test_checked_refuses_other_types() -> None:
 def test_a_frozen_instance_keeps_its_fields() -> None:
     class Frozen(TensorClass, frozen=True):
         x: Tensor
+        y: Tensor | None = None
 
     data = Frozen(torch.zeros(2), batch_size=[2])
     assert data.is_locked
-    for one in (data, data + 1, data[:1], data.clone(), stack([data, data])):
+    for one in (data, data + 1):
         with pytest.raises(Locked, match="`x`"):
             one["x"] = one.x * 2
         with pytest.raises(Locked, match="x"):
             one.update({"x": torch.ones(one.shape)})
+    for one in (data, data[:1], data.clone(), stack([data, data]), data.clone().lock_()):
+        with pytest.raises(FrozenField, match="cannot set `x`: the class is frozen"):
+            one.x = torch.ones(one.shape)  # type: ignore[misc]  # wrong on purpose
+        with pytest.raises(FrozenField, match="cannot set `y`"):
+            one.y = None  # type: ignore[misc]  # as above
+        with pytest.raises(FrozenField, match="cannot remove `x`"):
+            del one.x
     data.x.add_(1)
     assert data.__replace__(x=data.x * 3).x.tolist() == [3, 3]
+    assert data.replace(y=data.x).y is data.x
+
+
+def test_a_frozen_instance_that_is_not_locked_takes_values_by_key() -> None:
+    class Frozen(TensorClass, frozen=True):
+        x: Tensor
+        y: Tensor | None = None
+
+    data = Frozen(torch.zeros(2), batch_size=[2])
+    for one in (data.clone(), data[:], data.unlock_()):
+        one.set("y", torch.ones(2)).update({"x": torch.ones(2)})
+        assert (one.x.tolist(), one.y) == ([1, 1], one["y"])
+        assert one.del_("y").y is None
+
+
+def test_a_frozen_class_completes_itself_after_construction() -> None:
+    class Frozen(TensorClass, frozen=True):
+        x: Tensor
+        y: Tensor | None = None
+        z: Tensor = field(init=False)
+
+        def __post_init__(self) -> None:
+            self.set("y", self.x + 1)
+            object.__setattr__(self, "z", self.x + 2)
+
+    data = Frozen(torch.zeros(2), batch_size=[2])
+    assert (data.is_locked, data["y"].tolist(), data.z.tolist()) == (True, [1, 1], [2, 2])
+
+    class Wrong(Frozen, frozen=True):
+        def __post_init__(self) -> None:
+            self.y = self.x  # type: ignore[misc]  # wrong on purpose
+
+    with pytest.raises(FrozenField, match="cannot set `y`"):
+        Wrong(torch.zeros(2), batch_size=[2])
 
 
 def test_shadow_allows_names_of_methods() -> None:

@@ -219,10 +219,6 @@ class AbstractContainer(Node):
     def _kd_with_descriptor(self, desc: Descriptor) -> Self:
         """Return a shallow copy with another descriptor; raise if an entry does not fit."""
 
-    def _kd_keeps(self, key: str) -> bool:
-        """Return whether an entry cannot be removed, only replaced where it is: a field."""
-        return False
-
     def _kd_unset(self) -> Sequence[str]:
         """Return the keys without an entry that read as `None`: fields."""
         return ()
@@ -967,8 +963,7 @@ def _restore(level: AbstractContainer, entries: dict[str, Entry]) -> None:
     while same < min(len(old), len(wanted)) and old[same] == wanted[same]:
         same += 1
     for key in old[same:]:
-        if not level._kd_keeps(key):
-            level._kd_del_entry(key)
+        level._kd_del_entry(key)
     now = level._kd_entries  # read here: a kind may compute it, and entries are gone by now
     for key, entry in entries.items():
         if now.get(key) is not entry:

@@ -11,11 +11,13 @@ from types import CellType
 from typing import TYPE_CHECKING, TypeVar, cast, dataclass_transform, overload
 
 from kd_core import _registry as registry
+from kd_core._containers.field_declarations import CASTS, Declaration, checked_options
 from kd_core._containers.tensorclass import (
     TensorClass,
     TensorClassMeta,
     from_mapping,
     is_tensor_class,
+    set_unless_field,
 )
 from kd_core._containers.tensordict import TensorDict
 from kd_core._errors import InvalidArgument, wrong_type
@@ -103,6 +105,7 @@ def tensorclass(
 
 def _made_of(plain: type, options: Mapping[str, bool]) -> type[TensorClass]:
     if is_tensor_class(plain):
+        _set_options(plain, options)
         return plain
     if not isinstance(plain, type):
         raise wrong_type("the argument of `tensorclass`", "a class", plain)
@@ -121,6 +124,22 @@ def _made_of(plain: type, options: Mapping[str, bool]) -> type[TensorClass]:
     made.__qualname__ = plain.__qualname__
     _hand_over(plain, made, namespace.values())
     return cast("type[TensorClass]", made)
+
+
+def _set_options(cls: type[TensorClass], options: Mapping[str, bool]) -> None:
+    """Let the options of a decorator hold for a class whose base is a tensor class already.
+
+    As with dataclasses, how the base casts is not inherited then; what it forbids is.
+    """
+    now = cls._kd_declared
+    kept = dict.fromkeys(now.options - CASTS, True)
+    chosen = checked_options(cls.__name__, {**options, **kept})
+    if chosen != now.options:
+        cls._kd_declared = Declaration(
+            now.taken, now.init_vars, chosen, now.more_keys, now.by_attribute
+        )
+        if cls._kd_declared.frozen and cls.__setattr__ is object.__setattr__:
+            setattr(cls, "__setattr__", set_unless_field)  # noqa: B010  # not an attribute for checkers
 
 
 def _hand_over(plain: type, made: type, members: Iterable[object]) -> None:

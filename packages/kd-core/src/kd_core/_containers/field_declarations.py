@@ -311,6 +311,7 @@ def left_out(spec: Field[object]) -> object:
     return spec.default
 
 
+CASTS: Final = frozenset({"autocast", "nocast", "tensor_only"})
 OPTIONS: Final = frozenset(
     {
         *("autocast", "nocast", "frozen", "shadow", "tensor_only", "kw_only", "checked"),
@@ -337,7 +338,7 @@ def checked_options(name: str, options: Mapping[str, object]) -> frozenset[str]:
             f"{listed(sorted(OPTIONS))}."
         )
     chosen = frozenset(key for key, value in options.items() if value)
-    casts = sorted(chosen & {"autocast", "nocast", "tensor_only"})
+    casts = sorted(chosen & CASTS)
     if len(casts) > 1:
         raise InvalidArgument(f"options {listed(casts)} of `{name}` cannot be combined. Pass one.")
     return chosen

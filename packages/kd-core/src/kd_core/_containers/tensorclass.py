@@ -62,12 +62,12 @@ from kd_core._containers.tensordict import TensorDict, fill, make_dense
 from kd_core._descriptor import describe, describe_on
 from kd_core._errors import (
     FROZEN,
-    FrozenField,
     InvalidArgument,
     KeyNotFound,
     KeyThroughLeaf,
     UnknownField,
     listed,
+    locked,
     wrong_type,
 )
 from kd_core._keys import format_key, nearest_key, path_of
@@ -129,7 +129,7 @@ class _FieldOf(Generic[T]):
 
     def __delete__(self, instance: TensorClass) -> None:
         if _declaration_of(instance).frozen:
-            raise _frozen(type(instance), self._name, "removed")
+            raise locked(f"remove {format_key(self._name)}", FROZEN)
         instance._kd_check_unlocked(f"remove {format_key(self._name)}")
         if self._name in instance._kd_entries:
             instance._kd_del_entry(self._name)
@@ -178,8 +178,6 @@ def _clear_field(instance: TensorClass, name: str) -> None:
     """Remove the entry of a field that is set to `None`."""
     declaration = _declaration_of(instance)
     cls = instance._kd_tensor_class
-    if declaration.frozen:
-        raise _frozen(cls, name, "set")
     instance._kd_check_unlocked(f"set {format_key(name)}")
     if (
         declaration.converts and declaration.fields[name].init
@@ -326,7 +324,7 @@ def _declare(
     taken, init_only = declared(cls, namespace, more_keys)
     check_names(cls, namespace, taken)
     all_init_only = dict.fromkeys([*above_init_only, *init_only])
-    own_setter = cls.__setattr__ is not object.__setattr__
+    own_setter = cls.__setattr__ not in {object.__setattr__, set_unless_field}
     cls._kd_declared = Declaration(above | taken, all_init_only, options, more_keys, own_setter)
     own = [name for name in taken if name not in init_only]
     given: dict[str, object] = {name: _FieldOf[object](name) for name in own}
@@ -348,8 +346,20 @@ def _declare(
         given["__init__"] = _started(start)
     if isinstance(assign, FunctionType):
         given["__setattr__"] = _past_storage(assign)
+    elif cls._kd_declared.frozen:
+        given["__setattr__"] = set_unless_field
     for name, value in given.items():
         setattr(cls, name, value)
+
+
+def set_unless_field(self: TensorClass, name: str, value: object) -> None:
+    """Assign to an attribute of an instance of a frozen class, as `dataclasses` has it.
+
+    Its `__post_init__` may set a field by key, or by `object.__setattr__`.
+    """
+    if name in type(self)._kd_declared.fields:
+        raise locked(f"set {format_key(name)}", FROZEN)
+    object.__setattr__(self, name, value)
 
 
 _STORAGE: Final = frozenset({"_kd_desc", "_kd_entries", "_kd_holders", "_kd_nested", "_kd_scope"})
@@ -427,7 +437,8 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
     - `nocast`: keep numbers and arrays as they are, as non-tensor data.
     - `tensor_only`: convert every value but `None` to a tensor, and refuse those that cannot be.
     - `checked`: refuse values that are not of the declared type.
-    - `frozen`: refuse to set a field after construction; tensors can be written in place.
+    - `frozen`: refuse to set a field by its attribute, and lock what the constructor makes;
+      tensors can be written in place.
     - `kw_only`: take fields by keyword only.
     - `shadow`, `skip_post_init_on_rebuild`, `cast_filter`: accepted, and change nothing: a field
       may have the name of a method, operations never run `__post_init__`, and annotations say what
@@ -697,19 +708,8 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
 
     def _kd_check_key(self, key: str) -> None:
         cls = type(self)
-        declaration = cls._kd_declared
-        if not declaration.takes(key):
+        if not cls._kd_declared.takes(key):
             raise _unknown(cls, key)
-        if declaration.frozen:
-            raise _frozen(cls, key, "set")
-
-    def _kd_keeps(self, key: str) -> bool:
-        return type(self)._kd_declared.frozen
-
-    def _kd_del_entry(self, key: str) -> None:
-        if self._kd_keeps(key):
-            raise _frozen(type(self), key, "removed")
-        super()._kd_del_entry(key)
 
     def _kd_like(self, entries: dict[str, Entry], desc: Descriptor) -> Self:
         declaration = type(self)._kd_declared
@@ -719,13 +719,6 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
 
 
 TensorClass._kd_engine = TensorClass
-
-
-def _frozen(cls: type, key: str, done: str) -> FrozenField:
-    return FrozenField(
-        f"field {format_key(key)} of `{cls.__name__}` cannot be {done}: the class is frozen. "
-        f"Make a new instance: `data.__replace__({key}=...)`."
-    )
 
 
 def _as_declared(self: TensorClass, key: str, value: object) -> object:
