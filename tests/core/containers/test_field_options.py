@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import field
 from typing import Any, ClassVar, Protocol, cast
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -53,6 +54,49 @@ def test_autocast_casts_to_the_declared_types() -> None:
     with pytest.raises(InvalidValue, match="field `x` of `Cast` must be a tensor, as the option"):
         data.x = "x"
     assert (data.n, data.x.item()) == (5, 7)
+
+
+class Whole(TensorClass, autocast=True):
+    either: NonTensorData | list[int] = field(default=cast("Any", None))
+    own: Any = None
+    words: list[str] | None = None
+    listed: list[str] = field(default=cast("Any", None))
+    array: np.ndarray[Any, Any] | None = None
+    seen: set[str] | str | None = None
+    only: NonTensorData = field(default=cast("Any", None))
+    plain: np.ndarray = field(default=cast("Any", None))
+    unique: set = field(default=cast("Any", None))  # type: ignore[type-arg]  # as programs write it
+
+
+@pytest.mark.parametrize("name", list(Whole.__annotations__))
+@pytest.mark.parametrize(
+    "value", [["a", "b"], ("a", "b"), ["a"], [None, "a"], {"a": 1}, np.array(["a", "b"])]
+)
+def test_autocast_keeps_what_it_does_not_cast_as_one_value(name: str, value: Any) -> None:
+    make: Any = Whole
+    made, later = make(**{name: value}, batch_size=[2]), make(batch_size=[2])
+    setattr(later, name, value)
+    kinds: dict[str, Callable[[Any], Any]] = {
+        "plain": np.asarray,
+        "unique": lambda it: set(it) if type(it) in (list, tuple) else it,
+    }
+    expected = kinds.get(name, lambda it: it)(value)
+    for data in (made, later, made.clone(), torch.cat([made, later]), made[0]):
+        found = getattr(data, name)
+        assert type(found) is type(expected)
+        assert found is expected or np.array_equal(found, expected)
+    rows = make(**{name: NonTensorStack("x", "y")}, batch_size=[2])
+    assert getattr(rows[1], name) == "y"
+
+
+def test_autocast_keeps_numbers_in_fields_of_data() -> None:
+    make: Any = Whole
+    data = make(only=3, plain=torch.ones(3), batch_size=[2])
+    assert (data[0].only, type(data.plain)) == (3, np.ndarray)
+    assert data[0].plain.tolist() == [1, 1, 1]
+    assert make(own=np.ones(2), batch_size=[2])[0].own == 1
+    with pytest.raises(InvalidValue, match="field `plain` of `Whole` must be of type `ndarray`"):
+        data.plain = [np.zeros(2), np.zeros(3)]
 
 
 def test_nocast_keeps_numbers() -> None:

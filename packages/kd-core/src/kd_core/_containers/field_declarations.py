@@ -31,6 +31,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from kd_core import _registry as registry
+from kd_core._containers.non_tensor import NonTensorData
 from kd_core._errors import InvalidArgument, InvalidValue, a_type, listed
 from kd_core._keys import format_key
 from kd_core._nodes import is_data, is_node, is_row_data, rows_of_data
@@ -322,7 +323,7 @@ _CONVERTING: Final = frozenset({"autocast", "nocast", "tensor_only", "checked"})
 _KEEPING: Final = OPTIONS - {"autocast", "checked"}
 """Types of values that a container stores as tensors, if they are numbers or lists of these."""
 _PLAIN: Final[tuple[Callable[..., object], ...]] = (int, float, complex, bool, str)
-_SEQUENCES: Final[tuple[Callable[..., object], ...]] = (list, tuple)
+_SEQUENCES: Final[tuple[Callable[..., object], ...]] = (list, tuple, set)
 
 
 def checked_options(name: str, options: Mapping[str, object]) -> frozenset[str]:
@@ -417,12 +418,16 @@ def _cast(cls: type, key: str, value: object, desc: Descriptor) -> object:
         return _cast_data(cls, key, value, plain, desc)
     if hint is Tensor:
         return value if _is_stored(value) else _as_tensor(cls, key, value, "`autocast`")
+    if _is_array_type(plain) and not is_node(value):
+        return registry.wrap_data(_as_array(cls, key, value), desc)
+    if plain is NonTensorData and not (isinstance(value, Tensor) or is_node(value)):
+        return registry.wrap_data(value, desc)
     for kind in _PLAIN:
         if plain is kind:
             return registry.wrap_data(_plain(cls, key, value, kind), desc)
     for kind in _SEQUENCES:
-        if plain is kind and isinstance(value, (list, tuple)):
-            return registry.wrap_data(kind(value), desc)
+        if plain is kind and isinstance(value, (list, tuple)) and not is_node(value):
+            return registry.wrap_data(_plain(cls, key, value, kind), desc)
     if isinstance(value, Mapping) and hasattr(hint, "from_dict") and not isinstance(value, type):
         build = getattr(hint, "from_dict")  # noqa: B009  # asked above
         return (
@@ -430,7 +435,16 @@ def _cast(cls: type, key: str, value: object, desc: Descriptor) -> object:
             if isinstance(hint, type) and isinstance(value, hint)
             else build(value, desc.batch)
         )
+    known = hint is not object or len(hints) > 1  # else its annotation may not be readable here
+    if type(value) is tuple or (known and _is_whole(value) and not hasattr(hint, "from_dict")):
+        return registry.wrap_data(value, desc)
     return value
+
+
+def _is_whole(value: object) -> bool:
+    """Return whether a field of no cast keeps a value as one, not as one for each row."""
+    kind = getattr(getattr(value, "dtype", None), "kind", "f")  # of numpy
+    return type(value) in (list, dict) or kind not in "biufc"
 
 
 def _cast_data(cls: type, key: str, value: Node, hint: object, desc: Descriptor) -> object:
@@ -455,6 +469,19 @@ def _plain(cls: type, key: str, value: object, kind: Callable[[object], object])
         return plain if type(plain) is kind else kind(plain)
     except (TypeError, ValueError, RuntimeError) as error:
         raise _not_a(cls, key, name, value) from error
+
+
+def _is_array_type(hint: object) -> bool:
+    return isinstance(hint, type) and (hint.__module__, hint.__name__) == ("numpy", "ndarray")
+
+
+def _as_array(cls: type, key: str, value: object) -> object:
+    import numpy
+
+    try:
+        return value.numpy(force=True) if isinstance(value, Tensor) else numpy.asarray(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise _not_a(cls, key, "ndarray", value) from error
 
 
 def _as_tensor(cls: type, key: str, value: object, option: str) -> Tensor:

@@ -433,7 +433,8 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
     Options are keywords of the class, `class Sample(TensorClass, frozen=True)`, or names in
     brackets, `class Sample(TensorClass["frozen"])`, which type checkers do not understand:
 
-    - `autocast`: cast values to the declared types: `Tensor`, numbers, strings, tensor classes.
+    - `autocast`: cast values to the declared types: `Tensor`, numbers, strings, arrays, tensor
+      classes; lists in fields of other types are one value.
     - `nocast`: keep numbers and arrays as they are, as non-tensor data.
     - `tensor_only`: convert every value but `None` to a tensor, and refuse those that cannot be.
     - `checked`: refuse values that are not of the declared type.
