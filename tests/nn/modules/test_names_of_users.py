@@ -151,3 +151,50 @@ def test_private_names_of_modules_that_libraries_read() -> None:
     )
     result = children.run("-W", "ignore", "-c", program)
     assert result.stdout == "['y'] ['z']\n", result.stderr
+
+
+def test_keys_that_a_program_assigns_by_private_names_are_those_of_the_module() -> None:
+    program = (
+        "from kd_core import drop_in\n"
+        "drop_in.install()\n"
+        "from tensordict import TensorDict\n"
+        "from tensordict.nn import TensorDictModuleBase, TensorDictSequential\n"
+        "import torch\n"
+        "class Both(TensorDictModuleBase):\n"
+        "    in_keys = ['x']\n"
+        "    @TensorDictModuleBase.out_keys.setter\n"
+        "    def out_keys(self, keys):\n"
+        "        self._out_keys = self._out_keys_apparent = list(keys)\n"
+        "    def select_out_keys(self, *keys):\n"
+        "        source = self.out_keys_source\n"
+        "        super().select_out_keys(*keys)\n"
+        "        self._out_keys = source\n"
+        "        return self\n"
+        "    def forward(self, td):\n"
+        "        return td.set('y', td['x'] + 1).set('z', td['x'])\n"
+        "class Computed(Both):\n"
+        "    @property\n"
+        "    def out_keys(self):\n"
+        "        return self._out_keys or ['y', 'z']\n"
+        "both, computed = Both(), Computed()\n"
+        "both.out_keys = ['y', 'z']\n"
+        "print(both.out_keys, both._out_keys, both._out_keys_apparent)\n"
+        "both.select_out_keys('z')\n"
+        "print(both.out_keys, both._out_keys, both._out_keys_apparent)\n"
+        "print(*both(TensorDict(x=torch.ones(1))).keys())\n"
+        "both._out_keys_apparent = ['y', 'z']\n"
+        "print(both.out_keys, TensorDictSequential(both).out_keys)\n"
+        "computed._out_keys = None\n"
+        "print(computed.out_keys)\n"
+        "computed._out_keys = ['y']\n"
+        "print(computed.out_keys, computed._out_keys)\n"
+    )
+    result = children.run("-W", "ignore", "-c", program)
+    assert result.stdout.splitlines() == [
+        "['y', 'z'] ['y', 'z'] ['y', 'z']",
+        "['z'] ['y', 'z'] ['z']",
+        "x z",
+        "['y', 'z'] ['y', 'z']",
+        "['y', 'z']",
+        "['y'] ['y']",
+    ], result.stderr

@@ -23,6 +23,7 @@ from kd_nn import (
     NotKeyed,
     OutKeyUnknown,
     TensorDictModule,
+    TensorDictModuleBase,
     TensorDictModuleWrapper,
     TensorDictSequential,
     WrapModule,
@@ -627,3 +628,50 @@ def test_a_tolerant_sequence_runs_a_stack_of_alike_members_as_a_whole() -> None:
     assert shapes == [torch.Size([2])]
     ragged = [TensorDict({"x": torch.ones(i + 1)}) for i in range(2)]
     assert module(lazy_stack(ragged))[1]["y"].tolist() == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("row", [lambda td: td[0], lambda td: TensorDict(x=td["x"].mean(0))])
+def test_a_step_whose_result_has_other_rows_replaces_the_container(
+    row: Callable[[TensorDictBase], TensorDictBase],
+) -> None:
+    class OfRows(TensorDictModuleBase):
+        def __init__(self) -> None:
+            super().__init__()
+            self.in_keys = self.out_keys = ["x"]
+
+        def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+            return row(tensordict)
+
+    td = TensorDict({"x": X, "k": torch.ones(2)}, [2])
+    for steps in ((OfRows(),), (TensorDictModule(add(0), ["x"], ["x"]), OfRows())):
+        model = TensorDictSequential(*steps, TensorDictModule(add(1), ["x"], ["y"]))
+        for _ in range(4):
+            got = model(td.clone(recurse=False))
+            assert got.batch_size == ()
+            assert same(got["y"], row(td)["x"] + 1)
+    assert list(td.keys()) == ["x", "k"]
+
+
+def test_a_setter_of_keys_around_that_of_the_base_leaves_how_they_are_read() -> None:
+    base: Any = TensorDictModuleBase
+
+    def count(self: Any, keys: list[NestedKey]) -> None:
+        self.sets += 1
+        base.out_keys.fset(self, keys)
+
+    class Counting(TensorDictModuleBase):
+        in_keys = ["x"]  # noqa: RUF012  # as programs write it
+        out_keys = base.out_keys.setter(count)
+        sets = 0
+
+        @dispatch
+        def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+            return tensordict.set("y", tensordict["x"] + 1).set("z", tensordict["x"])
+
+    module: Any = Counting()
+    with pytest.raises(AttributeError, match="out_keys"):
+        module.out_keys  # noqa: B018  # reading it raises
+    module.out_keys = ["y", "z"]
+    assert (module.out_keys, module.out_keys_source, module.sets) == (["y", "z"], ["y", "z"], 1)
+    assert same(module.select_out_keys("y")(x=X), X + 1)
+    assert module.out_keys_source == ["y", "z"]

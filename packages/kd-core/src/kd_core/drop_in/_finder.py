@@ -20,6 +20,7 @@ from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
+from inspect import getattr_static
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
@@ -680,23 +681,64 @@ def _aggregates(self: object) -> bool:
 
 
 class _OutKeys:
-    """Read as what a module writes, whatever is selected; what a module assigns itself wins."""
+    """Read as the keys of a module; what a module assigns are its keys, unless it computes those.
+
+    Args:
+        name: the attribute of tensordict.
+        source: the attribute that is read: all that is written, or what is visible.
+        assign: what is done with a module and the keys that it is given.
+    """
+
+    def __init__(
+        self, name: str, source: str, assign: Callable[[_Module, list[NestedKey]], None]
+    ) -> None:
+        self.name, self.source, self.assign = name, source, assign
 
     def __get__(self, module: _Module | None, owner: type) -> object:
-        return self if module is None else module.out_keys_source
+        if module is None:
+            return self
+        own = vars(module)
+        return own[self.name] if self.name in own else getattr(module, self.source)
+
+    def __set__(self, module: _Module, keys: object) -> None:
+        read = getattr(getattr_static(type(module), "out_keys", None), "fget", None)
+        if isinstance(keys, (list, tuple)) and str(getattr(read, "__module__", "")) in _READS_KEYS:
+            self.assign(module, list(keys))
+        else:
+            vars(module)[self.name] = keys
+
+
+_READS_KEYS: Final = frozenset({"kd_nn._modules.base", "kd_nn._modules.module"})
+
+
+def _set_out_keys(module: _Module, keys: list[NestedKey]) -> None:
+    """Let a module write other keys; what is visible of them stays."""
+    visible = vars(module).get("_kd_selected")
+    import_module("kd_nn").TensorDictModuleBase.out_keys.fset(module, keys)
+    vars(module)["_kd_selected"] = visible
+
+
+def _set_visible_keys(module: _Module, keys: list[NestedKey]) -> None:
+    base = import_module("kd_nn").TensorDictModuleBase
+    if keys == module.out_keys_source:
+        base.reset_out_keys(module)
+    else:
+        base.select_out_keys(module, *keys)
 
 
 def serve_modules() -> None:
     """Add the attributes of keyed modules."""
     package = import_module("kd_nn")
-    package.TensorDictModuleBase._out_keys = _OutKeys()
-    package.TensorDictModuleBase._write_to_tensordict = _write_to_tensordict
+    base = package.TensorDictModuleBase
+    base._out_keys = _OutKeys("_out_keys", "out_keys_source", _set_out_keys)
+    base._out_keys_apparent = _OutKeys("_out_keys_apparent", "out_keys", _set_visible_keys)
+    base._write_to_tensordict = _write_to_tensordict
     package.TensorDictSequential._compute_in_and_out_keys = _compute_in_and_out_keys
     _serve_dispatch(type(vars(package.TensorDictModule)["forward"]))
     if find_spec("kd_probabilistic") is not None:
         _serve_probabilistic()
     if report_wanted():
-        _watch(package.TensorDictModuleBase)
+        _watch(base)
 
 
 def _serve_dispatch(dispatched: Any) -> None:

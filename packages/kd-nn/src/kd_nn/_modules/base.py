@@ -1183,8 +1183,15 @@ def is_special(name: str) -> bool:
 def _is_computed(cls: type, name: str) -> bool:
     """Return whether a class of the user says how keys are read."""
     owner = next(base for base in cls.__mro__ if name in base.__dict__)
-    ours = getattr(owner, "_kd_changes_by_assignment", False)
-    return not ours and not isinstance(owner.__dict__[name], DeclaredKeys)
+    found = owner.__dict__[name]
+    if getattr(owner, "_kd_changes_by_assignment", False) or isinstance(found, DeclaredKeys):
+        return False
+    read = getattr(found, "fget", None)  # of ours where only the setter is another one
+    return read is None or all(
+        read is not getattr(base.__dict__.get(name), "fget", None)
+        for base in cls.__mro__
+        if getattr(base, "_kd_changes_by_assignment", False)
+    )
 
 
 def _values_first(cls: type) -> bool:

@@ -334,7 +334,8 @@ def _merge(step: nn.Module, work: TensorDictBase, result: object) -> tuple[Tenso
     made = [key for key in visible if has_entry(result, key)]
     replaces = getattr(step, "_kd_replaces_container", None)
     if not isinstance(replaces, bool):
-        replaces = not visible or made != visible
+        other_rows = result.batch_size != work.batch_size
+        replaces = other_rows or not visible or made != visible
     if replaces:
         return result, True
     write_entries(work, made, _held(result, made))
