@@ -63,6 +63,17 @@ def test_only_stacked_parameters_are_parameters() -> None:
     assert all(p.grad is None for p in module.parameters())
 
 
+def test_the_parameters_of_a_copy_go_into_what_computes() -> None:
+    ensemble = EnsembleModule(TensorDictModule(nn.Linear(3, 2), ["x"], ["y"]), 4)
+    x = torch.ones(5, 3)
+    whole = ensemble(TensorDict({"x": x}, [5]))["y"]
+    for number in range(4):
+        with ensemble.params_td[number].to_module(ensemble.module):
+            assert torch.equal(ensemble.module(TensorDict({"x": x}, [5]))["y"], whole[number])
+    assert not any(name.startswith("module") for name in ensemble.state_dict())
+    assert len([*ensemble.parameters()]) == 2
+
+
 def test_weights_that_a_module_shares_are_shared_in_each_copy() -> None:
     tied = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     tied[1].weight = tied[0].weight

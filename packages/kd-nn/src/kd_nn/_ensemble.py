@@ -273,6 +273,14 @@ class EnsembleModule(TensorDictModuleBase):
         """The parameters of all copies, stacked: the same as `params`."""
         return cast(TensorDictParams, self._modules["params"])
 
+    @property
+    def module(self) -> nn.Module:
+        """What computes with the parameters of a copy: `ensemble.params[0].to_module(module)`.
+
+        Its own parameters are on the device `meta`, and not parameters of the ensemble.
+        """
+        return cast(nn.Module, self.__dict__["_kd_template"])
+
     def _load_from_state_dict(
         self, state_dict: dict[str, object], prefix: str, *rest: object
     ) -> None:
