@@ -34,7 +34,14 @@ from kd_core._containers.non_tensor import (
 from kd_core._containers.non_tensor_stack import restore_rows
 from kd_core._containers.stack_writes import MemberStorage
 from kd_core._descriptor import restore_descriptor
-from kd_core._errors import InvalidArgument, InvalidValue, ShapeMismatch, shape_text, wrong_type
+from kd_core._errors import (
+    InvalidArgument,
+    InvalidValue,
+    ShapeMismatch,
+    different_keys,
+    shape_text,
+    wrong_type,
+)
 from kd_core._keys import KeyPath, format_key
 from kd_core._leaves.packing import restore_from_bits
 from kd_core._ops.binary import Operand, as_operand, check_batches, pad_to_leaves
@@ -115,8 +122,74 @@ def _clamp(
     return found if out is not None or min is None or max is None else found.unlock_()
 
 
+def _grad(
+    outputs: Sequence[AbstractContainer | Tensor],
+    inputs: Sequence[TensorDictBase | Tensor],
+    grad_outputs: AbstractContainer | Tensor | Sequence[Tensor | None] | None = None,
+    *,
+    is_grads_batched: bool = False,
+    **options: Any,
+) -> object:
+    """Return gradients in the form of `inputs`: a container lacks what is `None`.
+
+    Outputs and their gradients belong together by key. torch puts one output or input in a tuple.
+    """
+    of, to = _alone(outputs, "outputs"), _alone(inputs, "inputs")
+    made: Any = outputs
+    given: Any = grad_outputs
+    if isinstance(of, AbstractContainer):
+        refuse_unbatched(of, "differentiated")
+        paths = list(paths_of(of, ()))
+        made = [_leaf_at(of, path) for path in paths]
+        if isinstance(given, AbstractContainer):
+            keys = set(paths_of(given, ()))
+            if keys != set(paths):
+                mine, theirs = ([format_key(key)[1:-1] for key in each] for each in (paths, keys))
+                raise different_keys(mine, theirs, ("`outputs`", "`grad_outputs`"))
+            given = [_leaf_at(given, path) for path in paths]
+    elif isinstance(given, AbstractContainer):
+        raise wrong_type("`grad_outputs`", "a tensor or several, like `outputs`", given)
+    leaves: Any = inputs
+    if isinstance(to, TensorDictBase):
+        leaves = []
+        to.apply(leaves.append)
+    found = torch.autograd.grad(made, leaves, given, is_grads_batched=is_grads_batched, **options)
+    if not isinstance(to, TensorDictBase):
+        return found
+    rows = next((tuple(each.shape[:1]) for each in found if each is not None), ())
+    batch = (*rows, *to.batch_size) if is_grads_batched else None
+    each = iter(found)
+    result: TensorDictBase | None = to.apply(
+        lambda _: next(each), batch_size=batch, propagate_lock=True
+    )
+    return to.empty() if result is None else result
+
+
+def _alone(given: Sequence[object], name: str) -> object:
+    """Return the container among the outputs or inputs of `torch.autograd.grad`, if there is one.
+
+    Raises:
+        InvalidArgument: if there is more beside it.
+    """
+    found = next((each for each in given if isinstance(each, AbstractContainer)), None)
+    if found is not None and len(given) > 1:
+        raise InvalidArgument(
+            f"`{name}` of `torch.autograd.grad` may be one container, or tensors, got {len(given)} "
+            "values with a container among them. Put them into one container."
+        )
+    return found
+
+
+def _leaf_at(td: AbstractContainer, path: KeyPath) -> Tensor:
+    """Return the tensor at a path; of a lazy stack, the stacked one."""
+    found = td._kd_read(path)
+    assert isinstance(found, Tensor)
+    return found
+
+
 primitives.FUNCTIONS.update(
     {
+        torch.autograd.grad: _grad,
         torch.clamp: _clamp,
         torch.stack: inspect.unwrap(stack),  # torch knows its parameters
         torch.cat: inspect.unwrap(cat),
