@@ -557,3 +557,59 @@ def test_a_tensor_lines_up_with_the_first_or_the_last_batch_dimensions(lazy: boo
         with pytest.raises(ShapeMismatch, match=message):
             call(square, column)
         assert (call(square, column[:1]) == call(square, column[:1, None])).all()
+
+
+def with_batch(*batch: int) -> TensorDict:
+    values = torch.arange(1.0, 1 + torch.Size(batch).numel()).view(batch)
+    return TensorDict({"u": values, "v": {"w": values.unsqueeze(-1) + torch.zeros(2)}}, batch)
+
+
+BATCHES = [((3, 4), (1, 4)), ((1, 4), (3, 4)), ((3, 1), (1, 4)), ((3, 4), (4,)), ((4,), (3, 4))]
+
+
+@pytest.mark.parametrize(("mine", "theirs"), [*BATCHES, ((3,), (1,)), ((3, 3), (1,))])
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda left, right: left * right,
+        lambda left, right: left <= right,
+        lambda left, right: left == right,
+        lambda left, right: left.add(right, alpha=2),
+        torch.maximum,
+        lambda left, right: left.clamp(right, right),
+        lambda left, right: left.lerp(right, 0.5),
+        lambda left, right: torch.addcmul(left, left, right),
+    ],
+)
+def test_batch_sizes_are_broadcast_as_shapes(
+    fn: Callable[[Any, Any], Any], mine: tuple[int, ...], theirs: tuple[int, ...]
+) -> None:
+    left, right = with_batch(*mine), with_batch(*theirs)
+    wide = torch.broadcast_shapes(mine, theirs)
+    expected = fn(left.expand(wide), right.expand(wide))
+    for made in (fn(left, right), fn(lazy_stack(left.unbind(0)), right)):
+        assert made.batch_size == made["v"].batch_size == wide
+        assert (made == expected).all()
+
+
+@pytest.mark.parametrize("theirs", [(1, 4), (3, 1), (4,), (1,)])
+def test_batch_sizes_are_broadcast_in_place_and_by_where(theirs: tuple[int, ...]) -> None:
+    right = with_batch(*theirs)
+    wide = right.expand(3, 4)
+    assert (with_batch(3, 4).mul_(right) == with_batch(3, 4) * wide).all()
+    assert (with_batch(3, 4).lerp_(right, 0.5) == with_batch(3, 4).lerp(wide, 0.5)).all()
+    keep = with_batch(3, 4)["u"] > 5
+    made = with_batch(3, 4).where(keep, right)
+    assert (made == with_batch(3, 4).where(keep, wide)).all()
+    joined = with_batch(3, 4).rename_key_("u", "x").mul(right, default=1)
+    assert joined.batch_size == (3, 4)
+    assert torch.equal(joined["u"], wide["u"])
+    assert torch.equal(joined["x"], with_batch(3, 4)["u"])
+
+
+def test_batch_sizes_that_do_not_fit_one_way_are_refused() -> None:
+    for left, right in (((3,), (2,)), ((3, 4), (3,)), ((3, 3), (3,)), ((3,), (3, 3))):
+        with pytest.raises(ShapeMismatch, match="batch sizes must be equal"):
+            with_batch(*left) + with_batch(*right)
+    with pytest.raises(ShapeMismatch, match="batch sizes must be equal"):
+        with_batch(1, 4).mul_(with_batch(3, 4))

@@ -44,7 +44,7 @@ from kd_core._errors import (
 )
 from kd_core._keys import KeyPath, format_key
 from kd_core._leaves.packing import restore_from_bits
-from kd_core._ops.binary import Operand, as_operand, check_batches, pad_to_leaves
+from kd_core._ops.binary import Operand, as_operand, check_batches, fitted, pad_to_leaves
 from kd_core._ops.filling import fill_like
 from kd_core._ops.joining import cat, stack
 from kd_core._ops.pointwise import OPERATORS, Arithmetic, Comparisons, Logic, Unary
@@ -331,6 +331,7 @@ def column_of(td: AbstractContainer, leaves: list[Tensor], operand: object) -> S
     if operand is td:
         return leaves
     if isinstance(operand, AbstractContainer):
+        operand = fitted(td, operand)
         check_batches(batch, operand._kd_desc.batch)
         beside = stacked_leaves(td._kd_zip_each(operand, lambda mine, theirs: theirs))
         return beside if operand._kd_desc.batch else broadcast(beside, leaves)

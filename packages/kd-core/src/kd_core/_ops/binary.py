@@ -86,6 +86,7 @@ if TYPE_CHECKING:
     from kd_core._nodes import Entry
     from kd_core._types import Batch
 
+    C = TypeVar("C", bound=AbstractContainer)
     W = TypeVar("W", bound=AbstractContainer)
 
 
@@ -206,17 +207,57 @@ def over_batch(operand: Tensor, batch: Batch) -> Tensor:
 
 
 def widened(td: W, *operands: object) -> W | None:
-    """Return a container expanded to the batch size that it has with tensors, as torch broadcasts.
+    """Return a container expanded to the batch size that it has with others, as torch broadcasts.
 
     `None` if they do not fit, or do not enlarge the batch.
     """
     batch = without_names(td._kd_desc.batch)
     shapes = [operand.shape for operand in operands if isinstance(operand, Tensor)]
+    batches = [
+        without_names(operand._kd_desc.batch)
+        for operand in operands
+        if isinstance(operand, AbstractContainer) and batch
+    ]
     try:
-        wide = tuple(torch.broadcast_shapes(batch, *shapes))
+        wide = tuple(torch.broadcast_shapes(batch, *shapes, *batches))
     except RuntimeError:
         return None
+    if batches and not all(_fits(each, wide) for each in (batch, *batches)):
+        return None
     return None if wide == batch else td._kd_engine.expand(td, wide)
+
+
+def _fits(shape: Batch, batch: Batch) -> bool:
+    """Return whether a batch size can be broadcast to another, to its last dimensions alone."""
+    ndim = len(shape)
+    if ndim > len(batch) or not broadcasts_to(shape, batch):
+        return False
+    one_way = ndim == len(batch) or not broadcasts_to(shape, batch[:ndim])
+    return one_way or all(size == 1 for size in shape)
+
+
+def fitted(td: AbstractContainer, operand: C) -> C:
+    """Return a container expanded to the batch size of another, if it can be; else as it is."""
+    mine, theirs = td._kd_desc.batch, operand._kd_desc.batch
+    if mine is theirs or not mine or not theirs or (not is_compiling() and mine == theirs):
+        return operand
+    batch, shape = without_names(mine), without_names(theirs)
+    if batch == shape or not _fits(shape, batch):
+        return operand
+    return operand._kd_engine.expand(operand, batch)
+
+
+def lined_up(td: W, other: C) -> tuple[W, C]:
+    """Return two containers of one batch size, as torch broadcasts; as they are if they have none.
+
+    One without batch dimensions stays as it is.
+    """
+    mine, theirs = td._kd_desc, other._kd_desc
+    if mine is theirs or not mine.ndim or not theirs.ndim or mine.batch == theirs.batch:
+        return td, other
+    wide = widened(td, other)
+    td = td if wide is None else wide
+    return td, fitted(td, other)
 
 
 def check_batches(mine: Batch, theirs: Batch) -> None:
@@ -551,7 +592,7 @@ def compared(td: W, other: object, fn: _LeafOp) -> W:
         other = registry.nest_mapping(other, td._kd_desc.unlocked(), ())
     with_data = False
     if fn in _EQUALITIES and isinstance(other, AbstractContainer):
-        td, other, with_data = _alike(td, other)
+        td, other, with_data = _alike(*lined_up(td, other))
     result = binary(td, other, fn)
     if td._kd_desc.frozen:
         unlock(result)  # answers are not values of the container
@@ -684,6 +725,7 @@ def binary_(
     leaves: list[Tensor] = Written()
     theirs: list[Tensor] = []
     if isinstance(other, AbstractContainer):
+        other = fitted(td, other)
         td._kd_collect_pair(other, leaves, theirs, ())
         check_batches(td._kd_desc.batch, other._kd_desc.batch)
     else:
@@ -758,6 +800,8 @@ def _zip(td: W, other: AbstractContainer, fn: _LeafOp, kernel: Kernel | None) ->
     loops = kernel is None or is_dynamo_compiling()
     if stays and (keeps_batch(td) if loops else few_leaves(td._kd_entries)):
         return td._kd_zip_each(other, fn)
+    td, other = lined_up(td, other)
+    desc, second = td._kd_desc, other._kd_desc
     mine: list[Tensor] = []
     theirs: list[Tensor] = []
     td._kd_collect_pair(other, mine, theirs, ())
@@ -1017,6 +1061,7 @@ def _columns(
     for operand in operands:
         column: list[Tensor] = []
         if isinstance(operand, AbstractContainer):
+            operand = fitted(td, operand)
             td._kd_collect_pair(operand, Written() if written else [], column, ())
             check_batches(td._kd_desc.batch, operand._kd_desc.batch)
         elif operand is not None:

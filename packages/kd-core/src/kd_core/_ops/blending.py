@@ -28,6 +28,7 @@ from kd_core._ops.binary import (
     blend_,
     check_batches,
     is_plain,
+    lined_up,
     number_beside,
     written_to,
 )
@@ -83,8 +84,9 @@ def binary_with_default(
     _check_default(default)
     if not isinstance(other, AbstractContainer):
         return otherwise(td, other, fn)
-    check_batches(td._kd_desc.batch, other._kd_desc.batch)
-    return locked_as(td, _Join(fn, default).level(td, other, ()))
+    wide, other = lined_up(td, other)
+    check_batches(wide._kd_desc.batch, other._kd_desc.batch)
+    return locked_as(td, _Join(fn, default).level(wide, other, ()))
 
 
 def _check_default(default: object) -> None:

@@ -54,7 +54,7 @@ from kd_core._nodes import (
     operand_of,
 )
 from kd_core._ops.access import narrowed_items, paths_to_update, source_items
-from kd_core._ops.binary import blended, keeps_batch
+from kd_core._ops.binary import blended, fitted, keeps_batch
 from kd_core._ops.description import locked_as_rows
 from kd_core._ops.joining import cat
 from kd_core._protocol import (
@@ -1031,6 +1031,7 @@ def selected(
     batch = td._kd_desc.batch
     chosen = spread(check_mask(condition), batch, "a condition", features=True)
     if isinstance(other, AbstractContainer):
+        other = fitted(td, other)
         if other._kd_desc.batch != batch:
             raise ShapeMismatch(
                 f"batch sizes must be equal, got {batch} and {other._kd_desc.batch} in `other` of "
