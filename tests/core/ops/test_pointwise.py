@@ -613,3 +613,20 @@ def test_batch_sizes_that_do_not_fit_one_way_are_refused() -> None:
             with_batch(*left) + with_batch(*right)
     with pytest.raises(ShapeMismatch, match="batch sizes must be equal"):
         with_batch(1, 4).mul_(with_batch(3, 4))
+
+
+def test_batch_sizes_are_broadcast_in_compiled_code() -> None:
+    run: Any = torch.compile(
+        lambda left, right: (left * right, left.lerp(right, 0.5), left.clone().mul_(right)),
+        backend="eager",
+        fullgraph=True,
+    )
+    for right in (with_batch(1, 4), with_batch(3, 4), with_batch(4)):
+        expected = with_batch(3, 4) * right
+        for made, plain in zip(
+            run(with_batch(3, 4), right),
+            (expected, with_batch(3, 4).lerp(right, 0.5), expected),
+            strict=True,
+        ):
+            assert made.batch_size == (3, 4)
+            assert (made == plain).all()

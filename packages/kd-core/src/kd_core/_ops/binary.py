@@ -239,7 +239,7 @@ def _fits(shape: Batch, batch: Batch) -> bool:
 def fitted(td: AbstractContainer, operand: C) -> C:
     """Return a container expanded to the batch size of another, if it can be; else as it is."""
     mine, theirs = td._kd_desc.batch, operand._kd_desc.batch
-    if mine is theirs or not mine or not theirs or (not is_compiling() and mine == theirs):
+    if not mine or not theirs or (not is_compiling() and mine == theirs):
         return operand
     batch, shape = without_names(mine), without_names(theirs)
     if batch == shape or not _fits(shape, batch):
