@@ -15,7 +15,9 @@ from kd_core import (
     LazyStackedTensorDict,
     NonTensorData,
     ShapeMismatch,
+    TensorClass,
     TensorDict,
+    TensorDictBase,
     lazy_stack,
 )
 
@@ -323,3 +325,32 @@ def test_vmap_over_a_ragged_stack_names_the_entry(whole: bool) -> None:
 def test_a_member_cannot_be_replaced_by_something_else() -> None:
     with pytest.raises(InvalidArgument, match="member 0"):
         pytree.tree_map(len, ragged(), is_leaf=lambda node: type(node) is TensorDict)
+
+
+class Turned(TensorClass):
+    z: Tensor
+    a: Tensor
+    word: str = "w"
+
+
+@pytest.mark.parametrize(
+    "td",
+    [
+        TensorDict({"z": torch.ones(2), "a": torch.ones(2)}, [2]),
+        TensorDict({"z": {"y": torch.ones(2), "b": torch.ones(2)}, "c": torch.ones(2)}, [2]),
+        TensorDict({"w": "word", "z": torch.ones(2), "n": {"k": "v"}, "a": torch.ones(2)}, [2]),
+        Turned(z=torch.ones(2), a=torch.ones(2), batch_size=[2]),
+        lazy_stack([TensorDict({"z": torch.ones(2), "a": torch.ones(2)}) for _ in range(2)]),
+    ],
+)
+def test_what_is_rebuilt_has_its_keys_in_their_order(td: TensorDictBase) -> None:
+    keys = list(td.keys(True))
+    twice = pytree.tree_map(lambda leaf: leaf * 2, td)
+    assert list(twice.keys(True)) == keys
+    assert list(torch.vmap(lambda row: row.clone())(td).keys(True)) == keys
+    if type(td) is TensorDict:
+        leaves, spec = pytree.tree_flatten(td)
+        turned = TensorDict(dict(reversed(list(td.items()))), td.batch_size)
+        assert spec == pytree.tree_structure(turned)
+        loaded = pytree.treespec_loads(pytree.treespec_dumps(spec))
+        assert list(pytree.tree_unflatten(leaves, loaded).keys(True)) == keys

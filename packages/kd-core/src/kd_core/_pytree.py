@@ -363,6 +363,7 @@ if TYPE_CHECKING:
         inner: list[DumpedStructure | None]
         names: NotRequired[list[str | None]]
         stacked: NotRequired[int]
+        order: NotRequired[list[str]]
 
 
 class Members(NamedTuple):
@@ -467,6 +468,8 @@ class Structure(NamedTuple):
         level: where the outermost container was taken apart, in transforms of functorch.
         locked: whether the outermost container was locked; what `vmap` maps or returns stays so.
         waits: whether some children are tensors of lazy modules, without shapes.
+        order: the keys in the order of the container, empty if the keys and those of the data are.
+            Containers of other orders are equal.
     """
 
     keys: tuple[str, ...]
@@ -482,6 +485,7 @@ class Structure(NamedTuple):
     level: Level | None = None
     locked: bool = False
     waits: bool = False
+    order: tuple[str, ...] = ()
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Structure):
@@ -605,7 +609,8 @@ def _take_apart(container: AbstractContainer, children: list[object], outer: int
         children += [entries[key] for key in keys]
         extra = entries[keys[0]].ndim - desc.ndim
         named = names_of(desc.batch) if desc.named and not is_compiling() else ()
-        return Structure(tuple(keys), (), desc.device, 0, extra, (), desc.ndim, (), named)
+        made = Structure(tuple(keys), (), desc.device, 0, extra, (), desc.ndim, (), named)
+        return made if list(entries) == keys else made._replace(order=tuple(entries))
     names: list[str] = []
     inner: list[Structure | None] = []
     data: list[tuple[str, object]] = []
@@ -634,9 +639,11 @@ def _take_apart(container: AbstractContainer, children: list[object], outer: int
     batch = () if lead >= 0 else _kept(desc.batch, outer if len(children) == before else 0)
     below_keys = tuple(inner) if nested else ()
     named = names_of(desc.batch) if desc.named and not is_compiling() else ()
-    return Structure(
+    made = Structure(
         tuple(names), tuple(data), desc.device, lead, extra, batch, desc.ndim, below_keys, named
     )
+    now = [*names, *(key for key, _ in data)]
+    return made if list(entries) == now else made._replace(order=tuple(entries))
 
 
 def _kept(batch: Batch, given: int) -> Batch:
@@ -807,6 +814,8 @@ def _put_plain(
             found = value.shape if isinstance(value, Tensor) else value._kd_desc.batch
             if found[:count] != batch:
                 return None
+    if structure.order:
+        entries = {key: entries[key] for key in structure.order}
     return _kind_of(cls, entries, describe(batch), hollow or bool(inner))
 
 
@@ -894,6 +903,8 @@ def _put_together(
             entries[key] = constant.node  # only torch sees it, to compare it with `out_dims`
             continue
         entries[key] = _data(key, constant, desc, ndim, moved, hollow=lead < 0)
+    if structure.order:
+        entries = {key: entries[key] for key in structure.order}
     return _kind_of(cls, cast("dict[str, Entry]", entries), desc, nested)
 
 
@@ -1074,6 +1085,7 @@ def _dump_structure(structure: Structure) -> DumpedStructure:
         "inner": [None if below is None else _dump_structure(below) for below in structure.inner],
         "names": list(structure.names),
         "stacked": structure.stacked,
+        "order": list(structure.order),
     }
 
 
@@ -1119,6 +1131,7 @@ def _load_structure(parts: DumpedStructure) -> Structure:
         ),
         names=tuple(parts.get("names", ())),
         stacked=parts.get("stacked", -1),
+        order=tuple(parts.get("order", ())),
     )
 
 
