@@ -83,6 +83,47 @@ print(made.in_keys == TensorDictSequential(again, split, again).in_keys)
 print(made(TensorDict(a=torch.ones(1), n=TensorDict(b=torch.ones(1))))["a"].item())
 """
 
+META = """
+import dataclasses
+import torch
+from tensordict import TensorClass, TensorDict
+from tensordict.tensorclass import _TensorClassMeta
+class Meta(_TensorClassMeta):
+    def __new__(mcs, name, bases, body, **options):
+        for field in body.get("__annotations__", ()):
+            body.setdefault(field, dataclasses.field())
+        return super().__new__(mcs, name, bases, body, **options)
+class Base(TensorClass["nocast", "shadow"], metaclass=Meta):
+    def replaced(self, **changes):
+        other = self.clone(recurse=False)
+        other._tensordict._tensordict.update(changes)
+        return other
+class Model(Base):
+    names: bytes
+    dim: torch.Tensor
+    size: int = 3
+def read(self, name):
+    if name in ("names", "dim"):
+        held = object.__getattribute__(self, "__dict__").get("_tensordict")
+        if held is not None and name in held.keys():
+            return held[name]
+    return object.__getattribute__(self, name)
+Model.__getattribute__ = read
+model = Model(names=b"a", dim=torch.ones(2))
+other = model.replaced(size=4, dim=torch.zeros(2))
+print(type(Model) is Meta, model.names, model.size, model.dim.tolist())
+print(type(other) is Model, other.names, other.size, other.dim.tolist())
+td = TensorDict(a=torch.ones(1))
+print(list(td._tensordict), td._tensordict["a"] is td["a"], "b" in td._tensordict)
+td._tensordict.update(b=torch.zeros(1), n={"c": 1})
+del td._tensordict["a"]
+print(list(td.keys(True)), len(td._tensordict), td._tensordict.pop("b") is None)
+try:
+    model.nothing
+except AttributeError:
+    print("raised")
+"""
+
 
 def run(folder: Path, program: str, *options: str) -> subprocess.CompletedProcess[str]:
     path = folder / "program.py"
@@ -247,3 +288,14 @@ def test_compiled_programs_read_instances_wherever_they_are_held(tmp_path: Path)
 def test_a_sequence_computes_its_keys_before_it_is_made(tmp_path: Path) -> None:
     printed = run(tmp_path, SEQUENCES).stdout.splitlines()
     assert printed == ["['a', ('n', 'b')] ['_', 'c', 'a']", "True", "4.0"]
+
+
+def test_classes_of_a_metaclass_below_that_of_tensor_classes(tmp_path: Path) -> None:
+    ran = run(tmp_path, META)
+    assert ran.stdout.splitlines() == [
+        "True b'a' 3 [1.0, 1.0]",
+        "True b'a' 4 [0.0, 0.0]",
+        "['a'] True False",
+        "['b', 'n', ('n', 'c')] 2 False",
+        "raised",
+    ], ran.stderr

@@ -14,7 +14,7 @@ import sys
 import tempfile
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from functools import partial
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
@@ -392,6 +392,28 @@ def _itself(self: TensorDictBase) -> TensorDictBase:
     return self
 
 
+class _Entries(MutableMapping[str, object]):
+    """The entries of one level of a container, as tensordict keeps them in a dict."""
+
+    def __init__(self, container: TensorDict) -> None:
+        self._container = container
+
+    def __getitem__(self, key: str) -> object:
+        return self._container._kd_entries[key]
+
+    def __setitem__(self, key: str, value: object) -> None:
+        self._container._kd_put(key, value)
+
+    def __delitem__(self, key: str) -> None:
+        self._container.del_(key)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._container._kd_entries)
+
+    def __len__(self) -> int:
+        return len(self._container._kd_entries)
+
+
 class _Attributes(dict[str, object]):
     """What a program sees as the attributes of an instance: the container that it holds.
 
@@ -437,8 +459,11 @@ def _with_attributes(getter: Callable[[Any, str], object]) -> Callable[[Any, str
     """
 
     def find(self: TensorClass, name: str) -> object:
-        if name == "__dict__" and current_trace() is None:
-            return _Attributes(self)
+        if current_trace() is None:
+            if name == "__dict__":
+                return _Attributes(self)
+            if name in type(self)._kd_declared.fields and name in self._kd_entries:
+                return self.get(name)  # a `__getattribute__` of an author asked `object` in vain
         return getter(self, name)
 
     return find
@@ -561,6 +586,7 @@ def serve_containers() -> None:
         ),
         (TensorClass, "_tensordict", property(_itself)),
         (TensorClass, "__getattr__", _with_attributes(vars(TensorClass)["__getattr__"])),
+        (TensorDict, "_tensordict", property(_Entries)),
         (LazyStackedTensorDict, "_tensordict", property(_itself)),
         (LazyStackedTensorDict, "_has_exclusive_keys", property(_has_exclusive_keys)),
     ):

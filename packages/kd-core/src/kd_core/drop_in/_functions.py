@@ -20,6 +20,7 @@ from kd_core import (
     NestedKey,
     NonTensorDataBase,
     NotOffered,
+    TensorClass,
     TensorDictBase,
     default_is_leaf,
     is_leaf_nontensor,
@@ -49,6 +50,7 @@ def _is_leaf_nontensor(cls: type) -> bool:
 
 
 _is_tensorclass = is_tensorclass
+_TensorClassMeta = type(TensorClass)
 
 
 # Libraries ask these whether an index is a key: the answer to a tuple that is not a key is `()`.
@@ -161,12 +163,11 @@ def _drawing_from(generator: torch.Generator) -> Iterator[None]:
 
 SERVED: Final = frozenset(
     """
-    Buffer T unravel_key unravel_key_to_tuple
-    NO_DEFAULT PYTREE_REGISTERED_TDS logger _default_is_leaf _is_leaf_nontensor
-    _unravel_key_to_tuple _is_tensorclass _zip_strict _is_non_tensor _getitem_batch_size
-    _shape _ACCEPTED_CLASSES _maybe_correct_neg_dim is_seq_of_nested_key _NESTED_TENSORS_AS_LISTS
-    _NESTED_TENSORS_AS_LISTS_NONTENSOR _set_dispatch_td_nn_modules _exclude_td_from_pytree
-    _set_skip_existing_None _use_generator
+    Buffer T unravel_key unravel_key_to_tuple NO_DEFAULT PYTREE_REGISTERED_TDS logger
+    _default_is_leaf _is_leaf_nontensor _unravel_key_to_tuple _is_tensorclass _TensorClassMeta
+    _zip_strict _is_non_tensor _getitem_batch_size _shape _ACCEPTED_CLASSES _maybe_correct_neg_dim
+    is_seq_of_nested_key _NESTED_TENSORS_AS_LISTS _NESTED_TENSORS_AS_LISTS_NONTENSOR
+    _set_dispatch_td_nn_modules _exclude_td_from_pytree _set_skip_existing_None _use_generator
     """.split()  # noqa: SIM905  # one list reads better in columns
 )
 
