@@ -199,6 +199,28 @@ def test_mean_without_a_formula_is_averaged_over_draws() -> None:
     assert abs(value.item() - scipy.stats.lognorm(0.5).mean()) < 4 * spread
 
 
+def test_mean_is_averaged_where_asking_for_a_mode_fails() -> None:
+    class Own(distributions.TransformedDistribution):
+        def __init__(self, loc: Tensor) -> None:
+            super().__init__(Normal(loc, 1.0), [distributions.TanhTransform()])
+
+        @property
+        def mode(self) -> Tensor:
+            raise RuntimeError("there is no formula")
+
+    def module(kind: str) -> ProbabilisticTensorDictModule:
+        return ProbabilisticTensorDictModule(
+            ["loc"], ["x"], distribution_class=Own, default_interaction_type=kind
+        )
+
+    torch.manual_seed(0)
+    value = module("mean")(TensorDict(loc=torch.ones(2)))["x"]
+    torch.manual_seed(0)
+    assert torch.equal(value, Own(torch.ones(2)).rsample(torch.Size([1000])).mean(0))
+    with pytest.raises(RuntimeError, match="there is no formula"):
+        module("mode")(TensorDict(loc=torch.ones(2)))
+
+
 def test_mean_inside_independent_is_averaged_too() -> None:
     torch.manual_seed(0)
     module = ProbabilisticTensorDictModule(

@@ -498,9 +498,12 @@ def _offers(distribution: Distribution, interaction: InteractionType) -> bool:
     row = _row(type(distribution), interaction)
     if row is not None:
         return not row.__qualname__.startswith("absent")
-    if interaction is InteractionType.MEDIAN:
-        return _try(distribution, "median") is not None or _half_quantile(distribution) is not None
-    return _try(distribution, interaction.value) is not None
+    try:
+        if interaction is InteractionType.MEDIAN and _half_quantile(distribution) is not None:
+            return True
+        return _try(distribution, interaction.value) is not None
+    except RuntimeError:  # in which a class may say that it has none
+        return False
 
 
 _GENERAL: dict[InteractionType, Estimator] = {
