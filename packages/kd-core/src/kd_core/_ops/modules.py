@@ -749,9 +749,41 @@ def _unknown(path: KeyPath, what: str, module: nn.Module, names: list[str]) -> K
 
 def _exchange_traced(entries: Entries, module: nn.Module) -> Callable[[], None]:
     """Exchange with plain loops, which a tracer can follow; return what undoes it."""
+    # One function, and few calls within: a tracer pays for each.
+    # What is not read has no guard: all entries of most modules are found among the parameters.
     changes: list[Change] = []
     recurrent: list[RNNBase] = []
-    _find_changes(entries, module, (), changes, {}, recurrent)
+    first: dict[Tensor, Tensor] = {}
+    left = [(entries, module)]
+    while left:
+        own, part = left.pop()
+        count = len(own)
+        for kind in ("_parameters", "_buffers"):
+            if not count:
+                break
+            # Read as torch does, or there is a guard that both are one; dynamo copies what is
+            # `cast`.
+            store: Any = part._parameters if kind == "_parameters" else part._buffers
+            for name, old in store.items():
+                new = own.get(name)
+                if isinstance(new, Tensor):
+                    # What shares a tensor takes one value, that of its first name.
+                    changes.append(
+                        (store, name, old, new if old is None else first.setdefault(old, new))
+                    )
+                    count -= 1
+        if count:
+            inside: list[tuple[Entries, nn.Module]] = []
+            for name, child in part._modules.items():
+                entry = own.get(name)
+                inner = None if isinstance(entry, Tensor) else getattr(entry, "_kd_entries", None)
+                if inner is not None and child is not None:
+                    inside.append((inner, child))
+            if len(inside) != count:
+                _refuse(entries, module, ())
+            left.extend(inside[::-1])  # the next one is at the end
+        if isinstance(part, RNNBase):
+            recurrent.append(part)
     back = changes[::-1]  # of a slot that is there twice, the first counts
     for store, name, _, new in back:
         store[name] = new
@@ -767,52 +799,15 @@ def _exchange_traced(entries: Entries, module: nn.Module) -> Callable[[], None]:
     return undo
 
 
-def _find_changes(
-    entries: Entries,
-    module: nn.Module,
-    path: KeyPath,
-    changes: list[Change],
-    first: dict[Tensor, Tensor],
-    recurrent: list[RNNBase],
-) -> None:
-    # One function a level, and no calls within: a tracer pays for each.
-    # What is not read has no guard: all entries of most modules are found among the parameters.
-    found, count = 0, len(entries)
-    for kind in ("_parameters", "_buffers"):
-        if found == count:
-            break
-        # Read as torch does, or there is a guard that both are one; dynamo copies what is `cast`.
-        store: Any = module._parameters if kind == "_parameters" else module._buffers
-        for name, old in store.items():
-            if name in entries:
-                new = entries[name]
-                if isinstance(new, Tensor):
-                    # What shares a tensor takes one value, that of its first name.
-                    changes.append(
-                        (store, name, old, new if old is None else first.setdefault(old, new))
-                    )
-                    found += 1
-    if found != count:
-        for name, child in module._modules.items():
-            if name in entries and child is not None:
-                entry = entries[name]
-                inner = None if isinstance(entry, Tensor) else getattr(entry, "_kd_entries", None)
-                if inner is not None:
-                    _find_changes(inner, child, (*path, name), changes, first, recurrent)
-                    found += 1
-        if found != count:
-            _refuse(entries, module, path)
-    if isinstance(module, RNNBase):
-        recurrent.append(module)
-
-
 def _refuse(entries: Entries, module: nn.Module, path: KeyPath) -> None:
     """Raise for the first entry that a module has no place for."""
     for name, entry in entries.items():
+        below = (*path, name)
         if isinstance(entry, Tensor):
-            _home_of(module, name, (*path, name))
+            _home_of(module, name, below)
         else:
-            _child(module, name, entry, (*path, name))
+            inner, child = _child(module, name, entry, below)
+            _refuse(inner, child, below)
 
 
 # Parameters and buffers of a module as entries of a container.
