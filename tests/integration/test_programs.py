@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks.programs.compiled import Outcome, fault_of, is_close, outcome
+from benchmarks.programs.compiled import Counting, Outcome, Timed, fault_of, is_close, outcome
 from examples.learning import curves
 
 # How many iterations prove it: all code of a program runs, and parameters have changed.
@@ -45,6 +45,15 @@ def test_numbers_are_those_of_plain_dicts(name: str) -> None:
 def test_a_compiled_step_is_one_graph(name: str) -> None:
     found = outcome(importlib.import_module(f"examples.learning.{name}"), name)
     assert fault_of(name, found) == ""
+    torch._dynamo.reset()
+
+
+def test_calls_that_compile_do_not_count_as_further_calls() -> None:
+    call = Timed(lambda x: x + 1, Counting("eager", None))
+    for x in (torch.zeros(3), torch.zeros(3), torch.zeros(3, dtype=torch.int64), torch.zeros(3)):
+        call(x)
+    assert call.first > 0
+    assert len(call.following) == 2
     torch._dynamo.reset()
 
 
