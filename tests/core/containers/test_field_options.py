@@ -99,6 +99,33 @@ def test_autocast_keeps_numbers_in_fields_of_data() -> None:
         data.plain = [np.zeros(2), np.zeros(3)]
 
 
+class Holding(TensorClass, autocast=True):
+    inner: Inner = field(default=cast("Any", None))
+    maybe: Inner | None = None
+    x: Tensor = field(default=cast("Any", None))
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_autocast_keeps_containers_of_other_keys(later: bool) -> None:
+    def hold(name: str, value: object) -> Any:
+        make: Any = Holding
+        if not later:
+            return getattr(make(**{name: value}), name)
+        made = make()
+        setattr(made, name, value)
+        return getattr(made, name)
+
+    fits, other = TensorDict({"x": torch.ones(2)}), TensorDict({"y": torch.ones(2)})
+    assert type(hold("inner", fits)) is Inner
+    assert type(hold("inner", {"x": torch.ones(2)})) is type(hold("maybe", {"x": 1})) is Inner
+    for made in (hold("inner", other), hold("maybe", other), hold("maybe", fits)):
+        assert type(made) is TensorDict
+    assert hold("maybe", {"y": 1}) == {"y": 1}
+    assert hold("x", {"y": 1}) == {"y": 1}
+    with pytest.raises(UnknownField):
+        hold("inner", {"y": 1})
+
+
 def test_nocast_keeps_numbers() -> None:
     class Plain(TensorClass, nocast=True):
         x: Tensor

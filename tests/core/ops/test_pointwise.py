@@ -616,11 +616,10 @@ def test_batch_sizes_that_do_not_fit_one_way_are_refused() -> None:
 
 
 def test_batch_sizes_are_broadcast_in_compiled_code() -> None:
-    run: Any = torch.compile(
-        lambda left, right: (left * right, left.lerp(right, 0.5), left.clone().mul_(right)),
-        backend="eager",
-        fullgraph=True,
-    )
+    def compute(left: TensorDict, right: TensorDict) -> tuple[TensorDict, ...]:
+        return left * right, left.lerp(right, 0.5), left.clone().mul_(right)
+
+    run: Any = torch.compile(compute, backend="eager", fullgraph=True)
     for right in (with_batch(1, 4), with_batch(3, 4), with_batch(4)):
         expected = with_batch(3, 4) * right
         for made, plain in zip(

@@ -417,6 +417,8 @@ def _cast(cls: type, key: str, value: object, desc: Descriptor) -> object:
     if is_data(value):
         return _cast_data(cls, key, value, plain, desc)
     if hint is Tensor:
+        if type(value) is dict:
+            return registry.wrap_data(value, desc)
         return value if _is_stored(value) else _as_tensor(cls, key, value, "`autocast`")
     if _is_array_type(plain) and not is_node(value):
         return registry.wrap_data(_as_array(cls, key, value), desc)
@@ -429,16 +431,23 @@ def _cast(cls: type, key: str, value: object, desc: Descriptor) -> object:
         if plain is kind and isinstance(value, (list, tuple)) and not is_node(value):
             return registry.wrap_data(_plain(cls, key, value, kind), desc)
     if isinstance(value, Mapping) and hasattr(hint, "from_dict") and not isinstance(value, type):
+        is_of_it = isinstance(hint, type) and isinstance(value, hint)
+        optional, fits = len(hints) > 1, _has_fields_for(hint, value)
+        if is_of_it or (is_node(value) and (optional or not fits)):
+            return value
+        if optional and not fits:
+            return registry.wrap_data(value, desc)
         build = getattr(hint, "from_dict")  # noqa: B009  # asked above
-        return (
-            value
-            if isinstance(hint, type) and isinstance(value, hint)
-            else build(value, desc.batch)
-        )
+        return build(value, desc.batch)
     known = hint is not object or len(hints) > 1  # else its annotation may not be readable here
     if type(value) is tuple or (known and _is_whole(value) and not hasattr(hint, "from_dict")):
         return registry.wrap_data(value, desc)
     return value
+
+
+def _has_fields_for(kind: object, container: Mapping[str, object]) -> bool:
+    declaration: Declaration | None = getattr(kind, "_kd_declared", None)
+    return declaration is None or all(map(declaration.takes, container.keys()))
 
 
 def _is_whole(value: object) -> bool:
