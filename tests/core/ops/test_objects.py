@@ -3,7 +3,7 @@
 from collections import namedtuple
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
@@ -209,9 +209,27 @@ def test_a_tree_follows_what_happened_to_its_leaves() -> None:
         td.to_pytree()
 
 
+@pytest.mark.parametrize("wrap", [list, tuple, lambda leaves: {"x": leaves[0], "y": {"z": leaves}}])
+def test_the_batch_size_of_a_tree_is_that_of_its_leaves(wrap: Any) -> None:
+    tree = wrap([torch.ones(3, 4, 5), torch.ones(3, 4, 6)])
+    whole = TensorDict.from_pytree(tree, auto_batch_size=True)
+    assert whole.batch_size == (3, 4)
+    assert TensorDict.from_pytree(tree, batch_dims=1).batch_size == (3,)
+    assert TensorDict.from_pytree(tree).batch_size == ()
+    assert str(whole[0].to_pytree()) == str(wrap([torch.ones(4, 5), torch.ones(4, 6)]))
+
+
+def test_a_leaf_alone_is_a_tensor() -> None:
+    leaf: Any = torch.zeros(2)
+    assert TensorDict.from_pytree(leaf, auto_batch_size=True) is leaf
+    number: Any = TensorDict.from_pytree(3)
+    assert torch.equal(number, torch.tensor(3))
+
+
 def test_trees_that_have_no_keys_are_refused() -> None:
-    with pytest.raises(InvalidValue, match="several leaves"):
-        TensorDict.from_pytree(torch.zeros(2))
+    for leaf in ("word", None):
+        with pytest.raises(InvalidValue, match="several leaves"):
+            TensorDict.from_pytree(leaf)
     with pytest.raises(KeyCollision, match="path `1`"):
         TensorDict.from_pytree({"1": 1, 1: 2})
 

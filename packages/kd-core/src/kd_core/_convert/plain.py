@@ -300,11 +300,11 @@ class Structure(NamedTuple):
     paths: tuple[tuple[str, ...], ...]
 
 
-def tree_of_pytree(pytree: object) -> dict[tuple[str, ...], object]:
-    """Return the leaves of a tree by their paths, and its structure.
+def tree_of_pytree(pytree: object) -> dict[tuple[str, ...], object] | Tensor:
+    """Return the leaves of a tree by their paths, and its structure; a tensor that is the tree.
 
     Raises:
-        InvalidValue: if the tree is a single leaf.
+        InvalidValue: if the tree is a single leaf, and neither a tensor nor a number.
         KeyCollision: if two leaves have the same path.
     """
     leaves, spec = torch_tree.tree_flatten_with_path(pytree)
@@ -312,16 +312,23 @@ def tree_of_pytree(pytree: object) -> dict[tuple[str, ...], object]:
     for path, leaf in leaves:
         key = tuple(name for part in path for name in _names_of(part))
         if not key:
-            raise InvalidValue(
-                f"`pytree` must be a tree of several leaves, got {a_type(pytree)}. Wrap "
-                "it in a dict or a list."
-            )
+            return _as_leaf(leaf)
         if key in entries:
             raise KeyCollision(f"two leaves of the tree have the path {format_key(key)}.")
         entries[key] = leaf
     paths = tuple(entries)
     entries[(STRUCTURE,)] = Structure(spec, paths)
     return entries
+
+
+def _as_leaf(pytree: object) -> Tensor:
+    try:
+        return pytree if isinstance(pytree, Tensor) else torch.as_tensor(pytree)
+    except (TypeError, ValueError, RuntimeError):
+        raise InvalidValue(
+            f"`pytree` must be a tensor or a tree of several leaves, got {a_type(pytree)}. Wrap it "
+            "in a dict or a list."
+        ) from None
 
 
 def _names_of(part: object) -> Sequence[str]:

@@ -311,6 +311,7 @@ class Objects(AbstractContainer):
         """Build a container from a tree of torch: nested lists, dicts and registered classes.
 
         The container remembers the structure, so that `to_pytree` returns a tree of the same kind.
+        A tensor or a number alone is returned as a tensor.
 
         Args:
             pytree: the tree; numbers become tensors.
@@ -327,10 +328,15 @@ class Objects(AbstractContainer):
             >>> (td + 1).to_pytree()
             [tensor([1., 1.]), {'a': (tensor([2., 2.]),)}]
         """
-        from kd_core._convert.plain import tree_of_pytree
+        from kd_core._convert.plain import STRUCTURE, tree_of_pytree
 
         tree, cls = tree_of_pytree(pytree), cls._kd_of_other_keys()
-        return build(cls, tree, batch_size, None, auto_batch_size, batch_dims)
+        if isinstance(tree, Tensor):
+            return cast("Self", tree)
+        if batch_size is None and (auto_batch_size or batch_dims is not None):
+            leaves = {path: leaf for path, leaf in tree.items() if path != (STRUCTURE,)}
+            batch_size = inferred_batch(cls, leaves, batch_dims)
+        return build(cls, tree, batch_size, None)
 
     def to_pytree(self) -> object:
         """Return the tree that `from_pytree` was given, with the current leaves, else self.
