@@ -337,7 +337,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         )
         if not len(self):
             self._kd_last_probabilistic()  # raises
-        self._kd_composite = return_composite
+        given = return_composite
         if return_composite is None:
             keys = [
                 key for step in self if isinstance(step, LEAVES) for key in step.dist_sample_keys
@@ -346,7 +346,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
             further = not isinstance(self[-1], _PROBABILISTIC)
             distinct = DISCARD not in keys and len({*keys}) == len(keys)
             return_composite = (several or further) and distinct
-        self.return_composite = return_composite
+        self._kd_settle(_kd_composite=given, return_composite=return_composite)
 
     @property
     def dist_params_keys(self) -> list[NestedKey]:

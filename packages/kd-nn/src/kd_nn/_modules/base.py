@@ -358,9 +358,6 @@ def is_of_fsdp(hook: object) -> bool:
 # A check takes the module, the name of the setting and the value, and returns the value to keep.
 # Beside its settings a module tells its device, and what kind it is.
 
-Check: TypeAlias = "Callable[[nn.Module, str, object], object]"
-
-
 def checked_out_keys(owner: nn.Module, _: str, keys: object) -> object:
     """Record the names by which outputs are taken, and return the keys."""
     names = None
@@ -706,8 +703,6 @@ class TensorDictModuleBase(Flagged):
     _kd_class_out_keys: ClassVar[Keys | None] = None
     _kd_computes_keys: ClassVar[bool] = False
     _kd_value_form: ClassVar[bool] = False
-    _kd_checks: ClassVar[Mapping[str, Check]] = {}
-    """The check of each setting, by name."""
     __signature__ = ForwardSignature()
     _kd_traced: Plan
 
@@ -748,11 +743,6 @@ class TensorDictModuleBase(Flagged):
 
         in_keys = property(in_keys, _kd_assign_in_keys)
         out_keys = property(out_keys, _kd_assign_out_keys)
-
-    def __setattr__(self, name: str, value: object) -> None:
-        """Assign; a setting is checked first, and nothing changes if it is refused."""
-        check = self._kd_checks.get(name)
-        super().__setattr__(name, value if check is None else check(self, name, value))
 
     def _kd_settle(self, **settings: object) -> None:
         """Assign settings in a constructor: each is checked; nothing depends on the module yet.
@@ -834,8 +824,11 @@ class TensorDictModuleBase(Flagged):
 
     def _kd_stored_keys(self) -> Keys:
         """Return the visible keys in the order in which a container gets them."""
-        visible = {key for key in self.out_keys if key != DISCARD}
-        return tuple([key for key in self.out_keys_source if key in visible])
+        keys = self.out_keys_source
+        if self._kd_computes_keys or self.__dict__.get("_kd_selected") is not None:
+            visible = set(self.out_keys)
+            keys = [key for key in keys if key in visible]
+        return tuple([key for key in keys if key != DISCARD])
 
     @property
     def _kd_may_skip(self) -> bool:

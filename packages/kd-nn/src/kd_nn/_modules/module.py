@@ -59,7 +59,6 @@ from kd_nn._errors import (
 )
 from kd_nn._keys import DISCARD, InKeySpec, Keys, parse_in_keys, parse_keys, parse_out_keys
 from kd_nn._modules.base import (
-    Check,
     TensorDictModuleBase,
     checked_flag,
     checked_inplace,
@@ -71,6 +70,7 @@ from kd_nn._modules.base import (
     editable,
     is_special,
 )
+from kd_nn._plan.invalidation import Check
 from kd_nn._plan.program import stored_keys
 
 InKeys: TypeAlias = (

@@ -55,6 +55,7 @@ from kd_nn._keys import (
     DISCARD,
     InKeySpec,
     KeyGraph,
+    KeyNode,
     Keys,
     in_order_of_entry,
     is_covered,
@@ -62,7 +63,6 @@ from kd_nn._keys import (
     parse_keys,
 )
 from kd_nn._modules.base import (
-    Check,
     TensorDictModuleBase,
     checked_flag,
     checked_inplace,
@@ -72,8 +72,8 @@ from kd_nn._modules.base import (
     without_hidden,
 )
 from kd_nn._modules.module import TensorDictModule
-from kd_nn._modules.steps import Modules, StepList, store_steps
-from kd_nn._plan.invalidation import Flag, Flagged, depend_on, lists_in
+from kd_nn._modules.steps import Modules, StepList, named_steps, store_steps
+from kd_nn._plan.invalidation import Check, Flag, Flagged, depend_on, lists_in
 from kd_nn._plan.program import Path, Plan, keyed, opens, stored_keys
 from kd_nn._torch_private import RECOMPUTED, is_watched
 
@@ -446,17 +446,28 @@ _TRIES_COMPUTED: Final = 10
 """The same where a class of the user computes keys: it may give others each time it is asked."""
 
 
-def _graph_of(steps: nn.Module, tolerant: bool) -> KeyGraph:
-    held = [(name, step) for name, step in steps._modules.items() if step is not None]
-    return KeyGraph(tuple(key_node(name, step, tolerant) for name, step in held), None)
+def _graph_of(
+    steps: Iterable[tuple[str, nn.Module]], tolerant: bool, selected: Keys | None = None
+) -> tuple[KeyGraph, Keys, Keys]:
+    """Return the graph of steps, all that they write, and the same with `_`.
 
-
-def _with_discarded(writes: Keys, keys: Sequence[Keys]) -> Keys:
-    """Return what steps write, and `_` in the place where one of them discards a value last."""
-    if not any(DISCARD in each for each in keys):
-        return writes
-    in_order = {key: None for each in keys[::-1] for key in each[::-1]}
-    return tuple([key for key in in_order if key == DISCARD or key in writes][::-1])
+    `_` stands in the place where a step discards a value last.
+    """
+    nodes: list[KeyNode] = []
+    written: list[Keys] = []
+    discards = False
+    for name, step in steps:
+        keys = keys_as_parsed(step)
+        nodes.append(key_node(name, step, tolerant, keys))
+        written.append(keys[1])
+        discards = discards or DISCARD in keys[1]
+    graph = KeyGraph(tuple(nodes), selected)
+    writes = graph.writes
+    if not discards:
+        return graph, writes, writes
+    in_order = {key: None for each in written[::-1] for key in each[::-1]}
+    every = tuple([key for key in in_order if key == DISCARD or key in writes][::-1])
+    return graph, writes, every
 
 
 def _without_discarded(keys: Keys) -> Keys:
@@ -505,18 +516,11 @@ class Resolved:
             self._dependency = depend_on(sequence)
             self._changed = self._dependency.changed
             self._compare_steps(sequence)
-        tolerant = sequence.partial_tolerant
-        steps = list(sequence._kd_named_steps())
-        keys = [keys_as_parsed(step) for _, step in steps]
-        nodes = tuple(
-            key_node(name, step, tolerant, own)
-            for (name, step), own in zip(steps, keys, strict=True)
-        )
+        steps = sequence._kd_named_steps()
         selected: Keys | None = sequence.__dict__.get("_kd_selected")
         chosen = None if selected is None else _without_discarded(selected)
-        graph = KeyGraph(nodes, chosen)
-        self.in_keys, self.out_keys = graph.inputs, graph.writes
-        self.every = _with_discarded(self.out_keys, [writes for _, writes in keys])
+        graph, self.out_keys, self.every = _graph_of(steps, sequence.partial_tolerant, chosen)
+        self.in_keys = graph.inputs
         self.listed = self.every if selected is None else selected
         self.visible = self.out_keys if chosen is None else chosen
         # What is read is there before, but for `_`, which only steps write.
@@ -526,10 +530,13 @@ class Resolved:
         # A distribution stores its value at `_`; other modules discard theirs.
         kept = (DISCARD,) if DISCARD in entered and DISCARD in self.listed else ()
         self.stored = in_order_of_entry(entered, (*self.visible, *kept))
-        self.graph, required = graph, graph.required
-        self.optional = tuple(
-            key for key in self.in_keys if not any(is_prefix(key, r) for r in required)
-        )
+        self.graph = graph
+        self.optional: Keys = ()
+        if not graph.requires_all:
+            required = graph.required
+            self.optional = tuple(
+                key for key in self.in_keys if not any(is_prefix(key, r) for r in required)
+            )
         announced = all(_announces(holder) for holder, _ in self._members)
         self.unsure = self._changed if announced and not self._computed else _ALWAYS
 
@@ -551,7 +558,9 @@ class Resolved:
         return not self._computed or all(_asked(step) == was for step, was in self._computed)
 
     def _compare_steps(self, sequence: StepList) -> None:
-        self._compare(self._compare_members(sequence.module))
+        holder = sequence._modules["module"]  # not `.module`, which torch looks up in Python
+        assert holder is not None
+        self._compare(self._compare_members(holder))
 
     def _compare_members(self, holder: nn.Module) -> list[nn.Module | None]:
         members: list[nn.Module | None] = [*holder._modules.values()]
@@ -665,9 +674,9 @@ class TensorDictSequential(StepList, TensorDictModule):  # type: ignore[misc]  #
             super(TensorDictModuleBase, self).__init__()  # a mixin behind them is a module, too
             self.module = steps
         else:  # a class between the two gets what `TensorDictModule` takes
-            graph = _graph_of(steps, partial_tolerant)
+            graph, writes, _ = _graph_of(steps._modules.items(), partial_tolerant)
             further: dict[str, Any] = {} if inplace is None else {"inplace": inplace}
-            start(module=steps, in_keys=[*graph.inputs], out_keys=[*graph.writes], **further)
+            start(module=steps, in_keys=[*graph.inputs], out_keys=[*writes], **further)
         selected = () if selected_out_keys is None else selected_out_keys
         visible = parse_keys(selected, "selected_out_keys")
         if visible:
@@ -711,10 +720,8 @@ class TensorDictSequential(StepList, TensorDictModule):  # type: ignore[misc]  #
     @staticmethod
     def _kd_keys_of(modules: Iterable[Modules]) -> tuple[list[NestedKey], list[NestedKey]]:
         """Return `in_keys` and `out_keys` of a sequence of these modules, which is not made."""
-        steps = store_steps([*modules])
-        graph = _graph_of(steps, False)
-        written = [keys_as_parsed(step)[1] for step in steps._modules.values()]
-        return [*graph.inputs], [*_with_discarded(graph.writes, written)]
+        graph, _, every = _graph_of(named_steps([*modules]), False)
+        return [*graph.inputs], [*every]
 
     def _kd_wrap(self, module: object, *others: object) -> None:
         state = self.__dict__
@@ -954,7 +961,8 @@ class TensorDictSequential(StepList, TensorDictModule):  # type: ignore[misc]  #
             self._kd_resolve()
 
     def _kd_warn_of_waste(self) -> None:
-        for idx, key in self._kd_resolve().graph.lost_writes():
+        graph = self._kd_graph()
+        for idx, key in graph.lost_writes():
             warnings.warn(
                 f"step {idx} (`{label_of(self[idx])}`) of {describe(self)} writes "
                 f"{format_key(key)}, which a later step replaces before anyone reads it. "
@@ -962,7 +970,7 @@ class TensorDictSequential(StepList, TensorDictModule):  # type: ignore[misc]  #
                 KeyGraphWarning,
                 stacklevel=3,
             )
-        for idx, key, after in self._kd_resolve().graph.late_writes():
+        for idx, key, after in graph.late_writes():
             warnings.warn(
                 f"step {idx} (`{label_of(self[idx])}`) of {describe(self)} reads "
                 f"{format_key(key)}, which step {after} (`{label_of(self[after])}`) writes later. "

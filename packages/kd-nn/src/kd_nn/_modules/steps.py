@@ -357,18 +357,34 @@ def _out_of_range(sequence: StepList, index: int, count: int) -> OutOfRange:
     )
 
 
+def named_steps(modules: Sequence[Modules]) -> list[Step]:
+    """Return name and module of each step given to a sequence.
+
+    Raises:
+        NotKeyed: If one of them is not a keyed module.
+    """
+    if _are_named(modules):
+        given = cast("Mapping[str, nn.Module]", modules[0])
+        named = [(check_name(name), step) for name, step in given.items()]
+    else:
+        alone = len(modules) == 1 and isinstance(modules[0], (list, tuple, nn.ModuleList))
+        steps = cast("Sequence[nn.Module]", modules[0] if alone else modules)
+        named = [(str(idx), step) for idx, step in enumerate(steps)]
+    return [(name, as_step(name, step)) for name, step in named]
+
+
 def store_steps(modules: Sequence[Modules]) -> nn.ModuleList | nn.ModuleDict:
     """Return the module that holds the steps given to a sequence.
 
     Raises:
         NotKeyed: If one of them is not a keyed module.
     """
-    first = modules[0] if len(modules) == 1 else None
-    if isinstance(first, (dict, nn.ModuleDict)):
-        named = {check_name(name): step for name, step in first.items()}
-        return StepModuleDict({name: as_step(name, step) for name, step in named.items()})
-    steps = first if isinstance(first, (list, tuple, nn.ModuleList)) else modules
-    return hold([as_step(str(idx), each) for idx, each in enumerate(steps)])
+    steps = named_steps(modules)
+    return StepModuleDict(dict(steps)) if _are_named(modules) else hold([s for _, s in steps])
+
+
+def _are_named(modules: Sequence[Modules]) -> bool:
+    return len(modules) == 1 and isinstance(modules[0], (dict, nn.ModuleDict))
 
 
 def needs_key(step: nn.Module, key: NestedKey) -> bool:
@@ -403,10 +419,13 @@ def as_step(name: str, step: object) -> nn.Module:
     Raises:
         NotKeyed: If it is neither.
     """
+    if isinstance(step, TensorDictModuleBase):
+        check_keyed(name, step)
+        return step
     if isinstance(step, nn.Module):
         without = not (hasattr(step, "in_keys") or hasattr(step, "out_keys"))
         takes_tensors = type(step).__module__.startswith("torch.nn.modules.")
-        if takes_tensors or not without or isinstance(step, TensorDictModuleBase):
+        if takes_tensors or not without:
             check_keyed(name, step)
             return step
     elif isinstance(step, type) or not callable(step):

@@ -32,8 +32,8 @@ without a lock, because dynamo traces assignments.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from typing import ClassVar, Final, Self, TypeAlias, cast
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Final, Self, TypeAlias
 
 from torch import nn
 from torch.compiler import is_dynamo_compiling
@@ -43,6 +43,8 @@ from kd_nn._torch_private import CALLS, MARKS
 
 Flag: TypeAlias = list[bool]
 """Empty until a change."""
+Check: TypeAlias = Callable[[nn.Module, str, object], object]
+"""Returns the value of a setting as it is stored, or raises: of module, name and value."""
 FLAGS: Final = "_kd_flags"
 """The attribute that holds the flags."""
 _HANDING: Final = threading.RLock()
@@ -69,12 +71,12 @@ class Dependency:
     def __del__(self) -> None:
         self.changed.append(True)  # what was raised is dropped in the end
 
-    def add(self, state: dict[str, object]) -> None:
+    def add(self, state: dict[str, Any]) -> None:
         """Add the flag to those in the `__dict__` of what may change."""
         with _HANDING:
-            flags = None
+            flags: list[Flag] | None = None
             while flags is None or state.get(FLAGS) is not flags:  # they were raised meanwhile
-                flags = cast("list[Flag]", state.setdefault(FLAGS, []))
+                flags = state.setdefault(FLAGS, [])
                 count = len(flags)
                 if count >= _MANY and not count & (count - 1):
                     # A new list, since another thread may be raising the flags of this one.
@@ -133,7 +135,8 @@ def depend_on(module: nn.Module) -> Dependency:
             if member._kd_announces_members:
                 raise_if_written(member)
             found.add(state)
-        for inside in [*state["_modules"].values()]:  # another thread may write it
+        members = state["_modules"]
+        for inside in [*members.values()] if members else ():  # another thread may write it
             if inside is not None and id(inside) not in seen:
                 seen.add(id(inside))
                 rest.append(inside)
@@ -184,21 +187,34 @@ class Flagged(nn.Module):
         cls._kd_defined = {name: cls.__dict__[name] for name in RUNNING if name in cls.__dict__}
         cls._kd_found = [(name, getattr(cls, name, None)) for name in RUNNING]
 
+    _kd_checks: ClassVar[Mapping[str, Check]] = {}
+    """The check of each setting, by name."""
+
     def __setattr__(self, name: str, value: object) -> None:
-        """Assign, and invalidate what was derived from the module."""
+        """Assign, and invalidate what was derived from the module.
+
+        A setting is checked first, and nothing changes if it is refused.
+        """
+        check = self._kd_checks.get(name)
+        if check is not None:
+            value = check(self, name, value)
         state = self.__dict__
         is_same = state.get(name, _ABSENT) is value
         super().__setattr__(name, value)  # type: ignore[arg-type]  # torch types modules only
-        is_harmless = name in MARKS or (name == "training" and self._kd_changes_by_assignment)
-        if is_same or is_harmless:
+        if is_same:
             return
         if is_dynamo_compiling():
-            self._kd_note_traced_change()
-            _invalidate(state)
-        elif not state.keys().isdisjoint(_DERIVED):  # nothing was derived while it is built
-            _invalidate(state)
+            if not self._kd_is_harmless(name):
+                self._kd_note_traced_change()
+                _invalidate(state)
+        elif not (state.keys().isdisjoint(_DERIVED) or self._kd_is_harmless(name)):
+            _invalidate(state)  # while it is built, nothing was derived
         if name == "__dict__":  # the new one may hold copies of the old one's caches
             _invalidate(self.__dict__)
+
+    def _kd_is_harmless(self, name: str) -> bool:
+        """Return whether an attribute changes nothing that is derived from the module."""
+        return name in MARKS or (name == "training" and self._kd_changes_by_assignment)
 
     def __delattr__(self, name: str) -> None:
         """Delete, and invalidate what was derived from the module."""
