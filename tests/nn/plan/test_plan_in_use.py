@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 from kd_core import TensorDict
 from kd_nn import TensorDictModule, TensorDictSequential
+from kd_nn._modules import base
+from kd_nn._plan.program import UNPLANNED
 
 
 def test_type_error_inside_a_step_is_not_swallowed() -> None:
@@ -156,6 +158,21 @@ def test_threads_share_a_plan(threads: list[threading.Thread]) -> None:
 def test_module_that_is_called_once_gets_no_plan(form: str) -> None:
     fresh = make()
     assert module_calls(lambda: call(fresh, form)) > 0
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_plan_is_made_once_it_pays(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base, "UNPLANNED", UNPLANNED)  # as users have it
+    model, expected = make(), call(make(), form)
+
+    def run() -> None:
+        found = call(model, form)
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[key], expected[key]) for key in expected)
+
+    counts = [module_calls(run) for _ in range(UNPLANNED + 2)]
+    assert all(counts[:UNPLANNED])
+    assert counts[UNPLANNED:] == [0, 0]
 
 
 def test_attributes_copied_by_hand_do_not_end_the_plans_of_the_original() -> None:

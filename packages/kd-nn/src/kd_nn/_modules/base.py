@@ -80,6 +80,7 @@ from kd_nn._plan.program import (
     FREE_PLANS,
     NO_PLAN,
     STALE,
+    UNPLANNED,
     WAIT,
     Outcome,
     Plan,
@@ -357,6 +358,7 @@ def is_of_fsdp(hook: object) -> bool:
 #
 # A check takes the module, the name of the setting and the value, and returns the value to keep.
 # Beside its settings a module tells its device, and what kind it is.
+
 
 def checked_out_keys(owner: nn.Module, _: str, keys: object) -> object:
     """Record the names by which outputs are taken, and return the keys."""
@@ -1095,13 +1097,12 @@ class TensorDictModuleBase(Flagged):
         # An export takes the general path, and must not find attributes that were made in between.
         if is_compiling() or not calls_are_own():
             return NO_PLAN
-        # The first call takes the general path: a module that is called once needs no plan.
-        made, wait = self.__dict__.get("_kd_plans_made", (0, 1))
+        made, wait = self.__dict__.get("_kd_plans_made", (0, UNPLANNED))
         if wait:
             self.__dict__["_kd_plans_made"] = (made, wait - 1)
             return NO_PLAN
         self.__dict__["_kd_plans_made"] = (made + 1, WAIT if made > FREE_PLANS else 0)
-        from kd_nn._plan.plans import make_plan  # a module called once needs none
+        from kd_nn._plan.plans import make_plan  # a module called rarely needs none
 
         plan = self.__dict__["_kd_plan"] = make_plan(self)
         return plan

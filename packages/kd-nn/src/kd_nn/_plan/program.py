@@ -378,6 +378,11 @@ class Outcome:
 
 BUSY: Final = Outcome("this call must be interpreted")
 STALE: Final = Outcome("something has changed")
+UNPLANNED: Final = 8
+"""How many calls take the general path before the first plan, which costs what it saves in these.
+
+A module that is called less often, as in a test or in a search for settings, needs no plan.
+"""
 FREE_PLANS: Final = 20
 WAIT: Final = 1000
 """After so many plans a module takes the general path for so many calls before the next one."""
