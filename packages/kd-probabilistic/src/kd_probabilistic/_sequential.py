@@ -335,17 +335,16 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         super().__init__(
             *_with_scoring(modules), partial_tolerant=partial_tolerant, inplace=inplace, **chosen
         )
-        if not len(self):
+        steps = self._kd_steps()
+        if not steps:
             self._kd_last_probabilistic()  # raises
         given = return_composite
         if return_composite is None:
-            keys = [
-                key for step in self if isinstance(step, LEAVES) for key in step.dist_sample_keys
-            ]
-            several = sum(isinstance(step, LEAVES) for step in self) > 1
-            further = not isinstance(self[-1], _PROBABILISTIC)
+            leaves = [step for step in steps if isinstance(step, LEAVES)]
+            keys = [key for leaf in leaves for key in leaf.dist_sample_keys]
+            further = not isinstance(steps[-1], _PROBABILISTIC)
             distinct = DISCARD not in keys and len({*keys}) == len(keys)
-            return_composite = (several or further) and distinct
+            return_composite = (len(leaves) > 1 or further) and distinct
         self._kd_settle(_kd_composite=given, return_composite=return_composite)
 
     @property
