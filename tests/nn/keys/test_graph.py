@@ -1,4 +1,5 @@
 import itertools
+import random
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
@@ -6,8 +7,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from kd_core import NestedKey, TensorDict, TensorDictBase
+from kd_core import NestedKey, TensorDict, TensorDictBase, unravel_key_to_tuple
 from kd_nn import KeyGraph, KeyNode, TensorDictModule, TensorDictSequential
+from kd_nn._keys import requires_all
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -207,3 +209,45 @@ def test_all_steps_that_write_below_a_key_are_joined_to_its_reader() -> None:
         's2 -->|"a"| s3',
     ]
     assert graph.to_svg().count('<path class="edge') == 5
+
+
+def holds(key: NestedKey, other: NestedKey) -> bool:
+    path = unravel_key_to_tuple(key)
+    return unravel_key_to_tuple(other)[: len(path)] == path
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_keys_of_random_graphs_are_as_defined(nested: bool) -> None:
+    rng = random.Random(0)
+    keys: list[NestedKey] = ["a", "b", "c", "d", "_"]
+    keys += [("a", "b"), ("a", "c"), ("a", "b", "d"), ("_", "x")] if nested else []
+    all_required = 0
+    for _ in range(400):
+        nodes = []
+        for idx in range(rng.randint(0, 5)):
+            reads = tuple(rng.sample(keys, rng.randint(0, 3)))
+            optional = tuple(key for key in reads if rng.random() < 0.1)
+            writes = tuple(rng.choices(keys, k=rng.randint(0, 3)))
+            skips = rng.random() < 0.1
+            nodes.append(KeyNode(str(idx), "", reads, writes, may_skip=skips, optional=optional))
+        graph = KeyGraph(tuple(nodes))
+        outside: list[NestedKey] = []
+        kept: list[NestedKey] = []
+        for idx, node in enumerate(nodes):
+            before = [key for other in nodes[:idx] for key in other.writes]
+            after = [key for other in nodes[idx + 1 :] for key in other.writes]
+            for key in node.reads:
+                if not any(holds(key, each) or holds(each, key) for each in before):
+                    outside.append(key)
+            kept += [
+                key
+                for key in node.writes
+                if key != "_" and not any(holds(each, key) for each in after)
+            ]
+        inputs = [key for key in outside if not any(key != o and holds(o, key) for o in outside)]
+        assert graph.inputs == tuple(dict.fromkeys(inputs))
+        assert graph.writes == tuple(dict.fromkeys(kept))
+        if requires_all(graph):
+            all_required += 1
+            assert set(graph.inputs) <= set(graph.required)
+    assert 50 < all_required < 350

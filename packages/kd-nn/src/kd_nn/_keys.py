@@ -385,16 +385,6 @@ class KeyFlow:
         return unique(found)
 
     @property
-    def requires_all(self) -> bool:
-        """Whether all `inputs` are `required`: no step may be skipped, or do without a key."""
-        for node in self.nodes:
-            if node.may_skip or node.optional:
-                return False
-            if node.inner is not None and not node.inner.requires_all:
-                return False
-        return True
-
-    @property
     def partly_fed(self) -> Keys:
         """The containers that are read after a part of them, and not the whole, was written.
 
@@ -608,6 +598,16 @@ class KeyFlow:
             if is_covered(key, node.writes) and not node.may_skip:
                 return after
         return None
+
+
+def requires_all(flow: KeyFlow) -> bool:
+    """Return whether all `inputs` are `required`: no step may be skipped, or do without a key."""
+    for node in flow.nodes:
+        if node.may_skip or node.optional:
+            return False
+        if node.inner is not None and not requires_all(node.inner):
+            return False
+    return True
 
 
 def _wanted_of(writes: Keys, wanted: Collection[NestedKey]) -> Keys:

@@ -61,6 +61,7 @@ from kd_nn._keys import (
     is_covered,
     overlaps,
     parse_keys,
+    requires_all,
 )
 from kd_nn._modules.base import (
     TensorDictModuleBase,
@@ -532,7 +533,7 @@ class Resolved:
         self.stored = in_order_of_entry(entered, (*self.visible, *kept))
         self.graph = graph
         self.optional: Keys = ()
-        if not graph.requires_all:
+        if not requires_all(graph):
             required = graph.required
             self.optional = tuple(
                 key for key in self.in_keys if not any(is_prefix(key, r) for r in required)
