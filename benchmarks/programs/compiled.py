@@ -17,6 +17,7 @@ is told, but is no fault.
 """
 
 import argparse
+import ctypes
 import importlib
 import math
 import resource
@@ -175,6 +176,18 @@ def warm_up(backend: str) -> None:
     run(torch.ones(3, requires_grad=True)).backward()
 
 
+def keep_memory() -> None:
+    """Have glibc keep what is freed.
+
+    Else each call of a small program may return its memory and fault the pages in again, which
+    takes as long as the rest of it, and whether it does depends on where other objects lie.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        for threshold in (-1, -3):  # of trimming the heap, of allocating outside of it
+            mallopt(threshold, 2**25)
+
+
 def is_close(history: dict[str, list[float]], expected: dict[str, list[float]]) -> bool:
     """Return whether all figures of a history are those of another, within `TOLERANCE`."""
     return history.keys() == expected.keys() and all(
@@ -218,6 +231,7 @@ def main() -> int:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     torch._dynamo.config.allow_rnn = True
+    keep_memory()
     warm_up(options.backend)
     failed = False
     if not options.whole:
