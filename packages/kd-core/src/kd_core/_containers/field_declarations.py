@@ -35,7 +35,7 @@ from kd_core._containers.non_tensor import NonTensorData
 from kd_core._errors import InvalidArgument, InvalidValue, a_type, listed
 from kd_core._keys import format_key
 from kd_core._nodes import is_data, is_node, is_row_data, rows_of_data
-from kd_core._torch_private import annotations_of
+from kd_core._torch_private import annotations_of, assume_constant_result
 
 if TYPE_CHECKING:
     from kd_core._descriptor import Descriptor
@@ -69,6 +69,7 @@ class Declaration:
         frozen: whether fields cannot be set after construction.
         by_attribute: whether the constructor sets fields by the `__setattr__` of the author.
         as_dataclass: what `dataclass_fields` made of it.
+        hints: the types of fields, as far as they were read; see `hints_of`.
     """
 
     __slots__ = (
@@ -80,6 +81,7 @@ class Declaration:
             "fields",
             "frozen",
             "hidden",
+            "hints",
             "init_vars",
         ),
         *("more_keys", "options", "taken"),
@@ -101,6 +103,7 @@ class Declaration:
         self.frozen = "frozen" in options
         self.by_attribute = by_attribute
         self.as_dataclass: dict[str, Field[object]] | None = None
+        self.hints: dict[str, tuple[object, ...]] = {}
         self.hidden = tuple([name for name in STORED[1:] if name in taken])
         self.by_position = () if "kw_only" in options else _positional(taken)
 
@@ -394,18 +397,31 @@ def hint_of(cls: type, key: str) -> object:
 
 def hints_of(cls: type, key: str) -> tuple[object, ...]:
     """Return the types that a field is declared to have; `object` for a key that is not a field."""
-    owner = next((base for base in cls.__mro__ if key in annotations_of(base)), None)
+    _read_hints(cls)  # first: compiled code does not see what comes into a dict that it has read
+    return _declaration_of(cls).hints.get(key, (object,))
+
+
+@assume_constant_result  # dynamo traces no annotations, and takes no class from it
+def _read_hints(cls: type) -> None:
+    """Read the types of all fields, but for those that name what is not defined, or not yet."""
     declaration = _declaration_of(cls)
-    if owner is None or key not in declaration.fields:
-        return (object,)
-    kind = declaration.fields[key].type
-    alone = type(key, (), {"__annotations__": {key: kind}})  # whatever others name
-    module = vars(sys.modules[owner.__module__]) if owner.__module__ in sys.modules else {}
-    try:
-        hint = get_type_hints(alone, dict(vars(owner)), module)[key]
-    except NameError:  # of a name that is local to a function
-        return (object,)
-    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    hints = declaration.hints
+    if len(hints) == len(declaration.fields):
+        return
+    for key, spec in declaration.fields.items():
+        owner = next((base for base in cls.__mro__ if key in annotations_of(base)), None)
+        if key in hints:
+            continue
+        if owner is None:
+            hints[key] = (object,)
+            continue
+        alone = type(key, (), {"__annotations__": {key: spec.type}})  # whatever others name
+        module = vars(sys.modules[owner.__module__]) if owner.__module__ in sys.modules else {}
+        try:
+            hint = get_type_hints(alone, dict(vars(owner)), module)[key]
+        except (NameError, AttributeError, TypeError, SyntaxError):  # it may be defined later
+            continue
+        hints[key] = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
 
 
 def _cast(cls: type, key: str, value: object, desc: Descriptor) -> object:
