@@ -176,3 +176,13 @@ def test_renaming_after_a_write_in_compiled_code() -> None:
     td.rename_key_("z", "q").rename_key_("a", "b")
     assert list(td.keys()) == ["q", "b"]
     assert td["q"].tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("size", [[], [3], [3, 1]])
+def test_compiled_code_holds_words_beside_tensors(size: list[int]) -> None:
+    def program(x: torch.Tensor) -> TensorDict:
+        return TensorDict({"x": x, "word": "w", "part": {"x": x, "word": "w"}}, size)
+
+    made = torch.compile(program, backend="eager", fullgraph=True)(torch.ones(size))
+    assert made["word"] == made["part", "word"] == "w"
+    assert made["x"].shape == made["part", "x"].shape == tuple(size)

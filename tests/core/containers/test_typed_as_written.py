@@ -5,6 +5,7 @@ import copy
 import dataclasses
 import inspect
 import pickle
+from collections.abc import Callable
 from dataclasses import FrozenInstanceError, field
 from typing import Any, Generic, NotRequired, TypeVar
 
@@ -285,6 +286,38 @@ def test_compiled_code_reads_and_sets_fields() -> None:
         return stack([made, made])[0].x
 
     assert torch.compile(program, fullgraph=True, backend="eager")(X).tolist() == [1, 2, 3]
+
+
+class Part(TensorClass):
+    y: Tensor
+
+
+class Cast(TensorClass, autocast=True):
+    x: Tensor
+    n: int
+    part: "Part | None" = None
+    later: "Later | None" = None  # type: ignore[name-defined]  # noqa: F821  # of what is not there
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x: Cast(x, 3.5, Part(x, batch_size=[3])),
+        lambda x: Cast(2.0, True, Part(x)),
+        lambda x: Cast.from_dict({"x": x, "n": "4", "part": {"y": x}}),
+        lambda x: Cast.from_tensordict(TensorDict({"x": x, "part": TensorDict({"y": x}, [3])})),
+    ],
+    ids=["values", "numbers", "from_dict", "from_tensordict"],
+)
+def test_compiled_code_casts_to_what_fields_are_declared_as(
+    program: Callable[[Tensor], Cast],
+) -> None:
+    expected = program(X)
+    Cast._kd_declared.hints.clear()  # as in a program that starts
+    made = torch.compile(program, fullgraph=True, backend="eager")(X)
+    assert type(made.part) is Part
+    assert (made.n, type(made.n)) == (expected.n, type(expected.n))
+    assert (made == expected).all()
 
 
 class Word(TensorClass):
