@@ -7,7 +7,7 @@ import inspect
 import pickle
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError, field
-from typing import Any, Generic, NotRequired, TypeVar
+from typing import Any, Generic, NotRequired, TypeVar, cast
 
 import pytest
 import torch
@@ -302,8 +302,8 @@ class Cast(TensorClass, autocast=True):
 @pytest.mark.parametrize(
     "program",
     [
-        lambda x: Cast(x, 3.5, Part(x, batch_size=[3])),
-        lambda x: Cast(2.0, True, Part(x)),
+        lambda x: Cast(x, cast(Any, 3.5), Part(x, batch_size=[3])),
+        lambda x: Cast(cast(Any, 2.0), True, Part(x)),
         lambda x: Cast.from_dict({"x": x, "n": "4", "part": {"y": x}}),
         lambda x: Cast.from_tensordict(TensorDict({"x": x, "part": TensorDict({"y": x}, [3])})),
     ],

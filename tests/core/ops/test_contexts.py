@@ -204,3 +204,29 @@ def test_members_of_a_stack_take_new_rows() -> None:
     with stack.transpose(0, 1) as view:
         view["b"] = view["a"] * 2
     assert members[1]["b"].tolist() == [0, 2, 4]
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "stacked"),
+    [
+        ("view", (6,), False),
+        ("view", (6,), True),
+        ("permute", (1, 0), False),
+        ("flatten_keys", (".",), False),
+        ("unflatten_keys", (".",), True),
+    ],
+)
+def test_a_scope_that_breaks_a_graph_carries_back(
+    name: str, args: tuple[object, ...], stacked: bool
+) -> None:
+    td = TensorDict({"a": torch.arange(6.0).reshape(2, 3), "n": {"b": torch.ones(2, 3)}}, [2, 3])
+    td = lazy_stack([*td.unbind(0)]) if stacked else td
+
+    def program(td: TensorDictBase) -> TensorDictBase:
+        td = td.clone()
+        with getattr(td, name)(*args) as made:
+            made["new"] = made["a"] + 1
+        return td
+
+    torch._dynamo.reset()
+    assert (torch.compile(program, backend="eager")(td) == program(td)).all()

@@ -173,6 +173,40 @@ def test_functions_of_the_user_are_called_with_containers() -> None:
     assert td["a"].grad is not None
 
 
+@pytest.mark.parametrize(
+    "values",
+    [
+        [torch.zeros(3), torch.ones(3)],
+        [torch.zeros(3), torch.ones(2)],
+        [torch.zeros(1), 2.0],
+        [{"a": torch.zeros(3)}, 1],
+        [[torch.zeros(3)], [torch.ones(3)]],
+        [(torch.zeros(2), 1)],
+    ],
+)
+def test_lists_are_converted_as_outside(values: list[object]) -> None:
+    def program() -> TensorDict:
+        return TensorDict.from_any({"values": values})
+
+    torch._dynamo.reset()
+    made = torch.compile(program, backend="eager", fullgraph=True)()
+    assert type(made.get("values")) is type(program().get("values"))
+    assert repr(made["values"]) == repr(program()["values"])
+
+
+def test_gradients_are_asked_for() -> None:
+    def slope(td: TensorDict) -> torch.Tensor:
+        asking = td.clone().requires_grad_()
+        return torch.autograd.grad((asking["a"] ** 2).sum(), asking["a"])[0]
+
+    torch._dynamo.reset()
+    td = TensorDict({"a": torch.tensor([1.0, 2.0])})
+    assert torch.compile(slope, backend="eager")(td).tolist() == [2, 4]
+    assert torch.compile(
+        lambda td: td.clone().requires_grad_()["a"].requires_grad, backend="eager", fullgraph=True
+    )(td)
+
+
 FAILING: dict[str, Callable[[Any], object]] = {
     "a missing key": lambda td: td["zzz"],
     "a nested one": lambda td: td["n", "bb"],

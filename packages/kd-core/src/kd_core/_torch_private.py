@@ -72,18 +72,17 @@ _strategy: Callable[[object, object], object] = private_name(
     _EVAL, "_FrameExecStrategy", lambda frame, below: None
 )
 _SKIP: object = private_name(_EVAL, "_FrameAction.SKIP", None)
-_DEFAULT: object = private_name(_EVAL, "_FrameAction.DEFAULT", None)
 
 
 def run_alone_eagerly(*functions: Callable[..., object]) -> None:
-    """Let dynamo trace functions inside of others, and never compile one of them alone.
+    """Let dynamo trace functions inside of others, and compile none alone, nor what they call.
 
     What one writes into a `threading.local` there is lost. `torch.compiler.disable` would
     break the graph where such a function is called, and load the compiler. Fallback: after a
     graph break in a scope that compiled code enters, the scope has no effect.
     """
     for function in functions:
-        _set_strategy(cast("FunctionType", function).__code__, _strategy(_SKIP, _DEFAULT))
+        _set_strategy(cast("FunctionType", function).__code__, _strategy(_SKIP, _SKIP))
 
 
 def _lacking(name: str, feature: str) -> Callable[..., NoReturn]:

@@ -6,6 +6,7 @@ import importlib
 import json
 from collections import namedtuple
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from functools import cache
 from pathlib import Path
@@ -85,12 +86,19 @@ def branch_of(value: object) -> object:
 
 def entry_of_list(values: list[object]) -> Entry:
     """Return a list of numbers as a tensor, any other list as one value for each item."""
-    try:
-        return torch.tensor(values)
-    except (TypeError, ValueError, RuntimeError):
-        shape = shape_of_lists(values)
-        rows = values_of_rows(values, shape, "the list")
-        return registry.wrap_rows(rows, None, describe(shape))
+    if _may_be_numbers(values):  # else compiled code would stack tensors, or fail
+        with suppress(TypeError, ValueError, RuntimeError):
+            return torch.tensor(values)
+    shape = shape_of_lists(values)
+    rows = values_of_rows(values, shape, "the list")
+    return registry.wrap_rows(rows, None, describe(shape))
+
+
+def _may_be_numbers(value: object) -> bool:
+    """Return whether `torch.tensor` may make a number, or lists of numbers, of a value."""
+    if isinstance(value, list):
+        return all(_may_be_numbers(item) for item in value)
+    return value.numel() == 1 if isinstance(value, Tensor) else _parts_of(value) is None
 
 
 def _parts_of(value: object) -> Iterator[tuple[str, object]] | None:

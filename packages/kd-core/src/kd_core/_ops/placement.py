@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
-from torch.compiler import is_compiling
+from torch.compiler import is_compiling, is_dynamo_compiling
 
 from kd_core import _registry as registry
 from kd_core._descriptor import LOCKED_BY_SHARING, describe, device_of, dtype_of
@@ -591,13 +591,15 @@ class Autograd(AbstractContainer):
             InvalidValue: if a leaf cannot have gradients; then nothing is changed.
         """
         leaves = leaves_of(self)
+        # Compiled code, which cannot ask, has no inference tensors but those it is given.
+        asks = requires_grad and not (is_dynamo_compiling() or torch.is_inference_mode_enabled())
         for leaf in leaves:
             if requires_grad and not (leaf.is_floating_point() or leaf.is_complex()):
                 raise InvalidValue(
                     f"{name_in(self, leaf)} must have a floating point or complex dtype to require "
                     f"gradients, got {leaf.dtype}. `exclude` it first, or cast it."
                 )
-            if requires_grad and leaf.is_inference() and not torch.is_inference_mode_enabled():
+            if asks and leaf.is_inference():
                 raise InvalidValue(
                     f"{name_in(self, leaf)} must not be an inference tensor to require gradients. "
                     "`clone` the container first."

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from inspect import isfunction
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Generic, TypeAlias, TypeVar
 from weakref import ReferenceType, ref
@@ -34,7 +35,7 @@ from kd_core._protocol import (
     unlock_all,
 )
 from kd_core._shapes import numel, unchanged
-from kd_core._torch_private import traced_as
+from kd_core._torch_private import run_alone_eagerly, traced_as
 
 if TYPE_CHECKING:
     from typing import Protocol, Self
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
             """Return an entry of the result as it is stored in the source."""
 
     G = TypeVar("G")
+    K = TypeVar("K")
     W = TypeVar("W", bound=AbstractContainer)
 
 
@@ -130,6 +132,19 @@ def made_by(how: Plan, container: AbstractContainer, result: W) -> W:
     with suppress(AttributeError, TypeError):  # a kind that has no place for it
         result._kd_scope = ref(container), Moved, how
     return result
+
+
+run_alone_eagerly(record, moved, made_by)  # as `recording` says
+
+
+def recording(kind: type[K]) -> type[K]:
+    """Let dynamo trace methods that record how they are undone, and compile none of them alone.
+
+    After a graph break in a function with a `with` statement, its calls are compiled one by one.
+    What they make records nothing, and could not be entered.
+    """
+    run_alone_eagerly(*[method for method in vars(kind).values() if isfunction(method)])
+    return kind
 
 
 class Moved:

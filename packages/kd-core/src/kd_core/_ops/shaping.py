@@ -23,7 +23,7 @@ from kd_core._keys import format_key
 from kd_core._leaves.loops import finder
 from kd_core._naming import also_named
 from kd_core._ops.description import become, check_names, set_names
-from kd_core._ops.scopes import made_by, moved
+from kd_core._ops.scopes import made_by, moved, recording
 from kd_core._protocol import AbstractContainer, Composite, engine, locked_as, unlock
 from kd_core._shapes import (
     Grown,
@@ -293,6 +293,7 @@ def flip_plan(batch: Batch, dims: tuple[Dims, ...]) -> Plan:
     return plan(batch, lambda leaf: leaf.flip(along), batch)
 
 
+@recording
 class Shape(AbstractContainer):
     """The methods that change the shape of the batch."""
 
@@ -746,6 +747,7 @@ def _cannot_view(
 # The number, the orientation and the names of batch dimensions.
 
 
+@recording
 class Dimensions(AbstractContainer):
     """The methods that add batch dimensions, turn the batch, or name its dimensions.
 

@@ -39,7 +39,7 @@ from kd_core._ops.access import (
     store_moved,
 )
 from kd_core._ops.description import named, put_on, resize, take_batch_size
-from kd_core._ops.scopes import Flattened, Unflattened, record
+from kd_core._ops.scopes import Flattened, Unflattened, record, recording
 from kd_core._protocol import (
     AbstractContainer,
     Composite,
@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     W = TypeVar("W", bound=AbstractContainer)
 
 
+@recording
 class Structure(AbstractContainer):
     """Changes of keys."""
 

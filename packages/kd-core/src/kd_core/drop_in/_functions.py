@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, NoReturn, TypeVar
 
 import torch
 from torch import Size
+from torch.compiler import is_dynamo_compiling
 
 import kd_core
 from kd_core import (
@@ -121,7 +122,7 @@ _dispatching: Final = ContextVar("_dispatching", default=True)
 
 def dispatching() -> bool:
     """Return whether methods decorated by `dispatch` make a container of what is not one."""
-    return _dispatching.get()
+    return is_dynamo_compiling() or _dispatching.get()
 
 
 @contextmanager
