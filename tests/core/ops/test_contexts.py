@@ -219,7 +219,9 @@ def test_members_of_a_stack_take_new_rows() -> None:
 def test_a_scope_that_breaks_a_graph_carries_back(
     name: str, args: tuple[object, ...], stacked: bool
 ) -> None:
-    td = TensorDict({"a": torch.arange(6.0).reshape(2, 3), "n": {"b": torch.ones(2, 3)}}, [2, 3])
+    td: TensorDictBase = TensorDict(
+        {"a": torch.arange(6.0).reshape(2, 3), "n": {"b": torch.ones(2, 3)}}, [2, 3]
+    )
     td = lazy_stack([*td.unbind(0)]) if stacked else td
 
     def program(td: TensorDictBase) -> TensorDictBase:
