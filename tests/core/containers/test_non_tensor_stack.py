@@ -324,12 +324,12 @@ def test_a_scatter_moves_rows_and_a_number_moves_none() -> None:
         assert each.scatter(0, index, 1)["n", "s"] == ["0", "1", "2"]
 
 
-def test_where_takes_rows_of_both_and_none_where_one_lacks_the_key() -> None:
+def test_where_takes_rows_of_both_and_all_where_one_lacks_the_key() -> None:
     td, keep = make((3,)), torch.tensor([True, False, False])
     holds(td.where(keep, td.flip(0), pad=0))
     alone = TensorDict({"x": torch.zeros(3)}, [3])
-    assert td.where(keep, alone, pad=0)["n", "s"] == ["0", None, None]
-    assert alone.where(keep, td, pad=0)["n", "s"] == [None, "1", "2"]
+    assert td.where(keep, alone, pad=0)["n", "s"] == ["0", "1", "2"]
+    assert alone.where(keep, td, pad=0)["n", "s"] == ["0", "1", "2"]
 
 
 def test_new_rows_have_no_value() -> None:
