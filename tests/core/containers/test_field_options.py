@@ -440,3 +440,24 @@ def test_a_field_that_is_set_later_may_be_without_a_value_again() -> None:
     assert list(one.keys()) == ["obs"]
     with pytest.raises(InvalidValue, match="`obs` of `Checked` must be of type `Tensor`, got None"):
         one.obs = None  # type: ignore[assignment]  # as above
+
+
+class Blank(TensorClass):
+    pass
+
+
+class Holds(TensorClass, autocast=True):
+    inner: Inner
+    blank: Blank | None = None
+
+
+def test_autocast_leaves_containers_that_a_class_has_no_fields_for() -> None:
+    make: Any = Holds
+    fits, other = TensorDict({"x": torch.ones(2)}), TensorDict({"b": torch.ones(2)})
+    assert type(make(fits).inner) is Inner
+    held = make(other, fits)
+    assert type(held.inner) is type(held.blank) is TensorDict
+    held.blank = other
+    assert list(held.keys(True)) == ["inner", ("inner", "b"), "blank", ("blank", "b")]
+    with pytest.raises(UnknownField, match="`b` is not a field of `Inner`"):
+        make({"b": torch.ones(2)})
