@@ -133,9 +133,10 @@ CLASSES = {
     """,
     "Arithmetic": """Arithmetic with a number, a tensor over the batch dimensions, or a container.
 
-    Two containers must have the same keys, and the same batch size or one of them (). With
-    `default` their keys may differ: it is the number that stands for a leaf that one of them lacks,
-    or `"intersection"`, and only the keys that both have are kept.
+    Two containers must have the same keys, and batch sizes that torch broadcasts, of which the
+    shorter one must not fit the first dimensions of the other, too. With `default` their keys may
+    differ: it is the number that stands for a leaf that one of them lacks, or `"intersection"`, and
+    only the keys that both have are kept.
 
     Example:
         >>> import torch
