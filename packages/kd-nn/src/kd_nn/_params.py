@@ -220,15 +220,7 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both
             source = TensorDict(**entries)  # type: ignore[arg-type]  # checked by the class
         if not isinstance(source, TensorDictBase):
             source = TensorDict(source)
-        start: dict[str, object] = {
-            "_descriptor": describe(tuple(source.batch_size), source.device),
-            "_data": {},
-            "_kd_order": {},
-            "_get_hooks": OrderedDict(),
-            "no_convert": no_convert,
-        }
-        for name, value in start.items():  # no tensors or modules, for which torch would look
-            object.__setattr__(self, name, value)
+        self._kd_begin(source, no_convert)
         self._kd_fill(source, {})
         if lock:
             self.lock_()
@@ -525,6 +517,18 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both
             return self._buffers, value
         return self._parameters, nn.Parameter(value.detach())
 
+    def _kd_begin(self, like: TensorDictBase, no_convert: bool) -> None:
+        """Set what a level has before its entries; batch size and device are those of another."""
+        start: dict[str, object] = {
+            "_descriptor": describe(tuple(like.batch_size), like.device),
+            "_data": {},
+            "_kd_order": {},
+            "_get_hooks": OrderedDict(),
+            "no_convert": no_convert,
+        }
+        for name, value in start.items():  # no tensors or modules, for which torch would look
+            object.__setattr__(self, name, value)
+
     def _kd_fill(self, source: TensorDictBase, memo: Memo) -> None:
         """Store the entries of a container; one that has several keys becomes one module."""
         for key, value in source._kd_entries.items():
@@ -623,8 +627,9 @@ def _is_whole(leaf: object) -> bool:
 
 def _level_of(source: TensorDictBase, no_convert: bool, memo: Memo) -> TensorDictParams:
     if id(source) not in memo:
-        made = TensorDictParams(no_convert=no_convert)
-        made._kd_describe(describe(tuple(source.batch_size), source.device))
+        made = TensorDictParams.__new__(TensorDictParams)
+        nn.Module.__init__(made)
+        made._kd_begin(source, no_convert)
         made._kd_fill(source, memo)
         memo[id(source)] = source, made  # with the source, whose id no other may have
     return memo[id(source)][1]
