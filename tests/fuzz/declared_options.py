@@ -124,8 +124,13 @@ class Kind:
         if "checked" in self.options and "autocast" not in self.options:
             self.check(kinds, value)
         if "autocast" in self.options and len(hints) == 1:
-            plainly = hints[0] in ("Tensor", "Inner") or len(kinds) == 1
+            optional = len(kinds) > 1
+            plainly = hints[0] == "Tensor" or not optional
+            plainly = plainly or (hints[0] == "Inner" and not isinstance(value, TensorDict))
             value = self.cast(hints[0], value, batch) if plainly else value
+        if "autocast" in self.options and name in self.fields and hints != ["Inner"]:
+            # A list or a dict that is not cast is one value.
+            value = NonTensorData(value) if type(value) in (list, dict) else value
         if "autocast" in self.options and "checked" in self.options:
             self.check(kinds, value)
         stored = isinstance(value, (Tensor, Mapping, TensorDictBase, NonTensorData))
@@ -197,8 +202,17 @@ class Kind:
                 continue
             if isinstance(row, Tensor) and "list" in kinds:
                 continue
-            if not (whole and {"int", "float", "bool", "complex"} & set(kinds)):
+            if not (whole and isinstance(row, Tensor) and kinds_of(row) & set(kinds)):
                 raise Refused
+
+
+def kinds_of(numbers: Tensor) -> set[str]:
+    """Return the types of which the numbers of a tensor are, as type checkers compare them."""
+    if numbers.is_complex():
+        return {"complex"}
+    if numbers.is_floating_point():
+        return {"complex", "float"}
+    return {"complex", "float", "int"} | ({"bool"} if numbers.dtype is torch.bool else set())
 
 
 def flat_rows(value: NonTensorStack) -> list[object]:

@@ -50,6 +50,7 @@ LEFT_OUT = {
     "to_arrow": "makes a table of another library: `tests/core/convert`",
     "to_h5": "writes a file: `tests/core/convert`",
     "to_store": "needs a server: `tests/interop/test_redis.py`",
+    "__class_getitem__": "of annotations: `tests/core/containers/test_typed_as_written.py`",
     "attrs": "describes leaves, as `schema` does: `tests/core/containers/test_attributes.py`",
     "to_pandas": "makes a table of another library: `tests/core/convert`",
     "to_mds": "writes files of another library: `tests/core/convert`",

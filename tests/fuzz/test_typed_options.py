@@ -122,12 +122,14 @@ def write(rng: Random, kind: Kind, ours: TensorClass, model: TensorDict) -> Pair
         lambda: METHODS.set(ours, (name,), value),
     ]
     after = content(model)
-    new = None if frozen else with_field(kind, model, name, value)
     way = rng.randrange(len(ways))
     if isinstance(model.get(name), TensorDictBase) and way == 3:
         way = 2  # `update` merges containers
     if value is None:
         way = min(way, 2)  # the others store `None` as data
+    # A copy is not locked, and takes values by key.
+    kept = frozen and (way == 0 or ours.is_locked)
+    new = None if kept else with_field(kind, model, name, value)
     try:
         ways[way]()
         done = True
@@ -204,6 +206,11 @@ def converted(rng: Random, kind: Kind, ours: TensorClass, model: TensorDict) -> 
     values = [model.get_non_tensor(key) for key, _ in model.non_tensor_items()]
     wrapped = [each for each in values if not isinstance(each, (str, type(None)))]
     plainly = not wrapped and rng.random() < 0.5
+    for name, value in [*whole.items()]:
+        hints = {*kind.fields[name].kinds} - {"None"}
+        kept = plainly and "autocast" in kind.options and hints != {"Inner"}
+        if kept and isinstance(value, TensorDictBase):  # a dict that is not cast is one value
+            whole.set(name, NonTensorData(value.to_dict()))
     refused = False
     try:
         entries: Iterable[tuple[str, object]] = whole.items()
