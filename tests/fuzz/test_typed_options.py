@@ -206,11 +206,12 @@ def converted(rng: Random, kind: Kind, ours: TensorClass, model: TensorDict) -> 
     values = [model.get_non_tensor(key) for key, _ in model.non_tensor_items()]
     wrapped = [each for each in values if not isinstance(each, (str, type(None)))]
     plainly = not wrapped and rng.random() < 0.5
-    for name, value in [*whole.items()]:
-        hints = {*kind.fields[name].kinds} - {"None"}
-        kept = plainly and "autocast" in kind.options and hints != {"Inner"}
-        if kept and isinstance(value, TensorDictBase):  # a dict that is not cast is one value
-            whole.set(name, NonTensorData(value.to_dict()))
+    if plainly and "autocast" in kind.options:
+        for name, declared in kind.fields.items():
+            value = whole.get(name)
+            cast_to_inner = {*declared.kinds} - {"None"} == {"Inner"}
+            if isinstance(value, TensorDictBase) and not cast_to_inner:
+                whole.set(name, NonTensorData(value.to_dict()))  # a dict that is not cast
     refused = False
     try:
         entries: Iterable[tuple[str, object]] = whole.items()
