@@ -208,10 +208,10 @@ def converted(rng: Random, kind: Kind, ours: TensorClass, model: TensorDict) -> 
     plainly = not wrapped and rng.random() < 0.5
     if plainly and "autocast" in kind.options:
         for name, declared in kind.fields.items():
-            value = whole.get(name)
+            held: object = whole.get(name)
             cast_to_inner = {*declared.kinds} - {"None"} == {"Inner"}
-            if isinstance(value, TensorDictBase) and not cast_to_inner:
-                whole.set(name, NonTensorData(value.to_dict()))  # a dict that is not cast
+            if isinstance(held, TensorDictBase) and not cast_to_inner:
+                whole.set(name, NonTensorData(held.to_dict()))  # a dict that is not cast
     refused = False
     try:
         entries: Iterable[tuple[str, object]] = whole.items()
