@@ -6,7 +6,6 @@ import importlib
 import json
 from collections import namedtuple
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from functools import cache
 from pathlib import Path
@@ -87,8 +86,10 @@ def branch_of(value: object) -> object:
 def entry_of_list(values: list[object]) -> Entry:
     """Return a list of numbers as a tensor, any other list as one value for each item."""
     if _may_be_numbers(values):  # else compiled code would stack tensors, or fail
-        with suppress(TypeError, ValueError, RuntimeError):
+        try:  # dynamo of torch 2.10 traces no `suppress`
             return torch.tensor(values)
+        except (TypeError, ValueError, RuntimeError):
+            pass
     shape = shape_of_lists(values)
     rows = values_of_rows(values, shape, "the list")
     return registry.wrap_rows(rows, None, describe(shape))

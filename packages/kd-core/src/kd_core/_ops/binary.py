@@ -253,7 +253,9 @@ def lined_up(td: W, other: C) -> tuple[W, C]:
     One without batch dimensions stays as it is.
     """
     mine, theirs = td._kd_desc, other._kd_desc
-    if mine is theirs or not mine.ndim or not theirs.ndim or mine.batch == theirs.batch:
+    if mine is theirs or not mine.ndim or not theirs.ndim:
+        return td, other
+    if without_names(mine.batch) == without_names(theirs.batch):  # dynamo of 2.10 compares no names
         return td, other
     wide = widened(td, other)
     td = td if wide is None else wide
