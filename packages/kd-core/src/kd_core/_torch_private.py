@@ -75,11 +75,12 @@ _SKIP: object = private_name(_EVAL, "_FrameAction.SKIP", None)
 
 
 def run_alone_eagerly(*functions: Callable[..., object]) -> None:
-    """Let dynamo trace functions inside of others, and compile none alone, nor what they call.
+    """Let dynamo trace functions where others call them, and never compile them on their own.
 
-    What one writes into a `threading.local` there is lost. `torch.compiler.disable` would
-    break the graph where such a function is called, and load the compiler. Fallback: after a
-    graph break in a scope that compiled code enters, the scope has no effect.
+    The same holds for what they call. What a function that was compiled alone writes into a
+    `threading.local`, or records on its result, would be lost. `torch.compiler.disable` would break
+    the graph where it is called, and load the compiler. Fallback: after a graph break, a scope has
+    no effect, and the result of an operation cannot be entered by `with`.
     """
     for function in functions:
         _set_strategy(cast("FunctionType", function).__code__, _strategy(_SKIP, _SKIP))

@@ -391,7 +391,11 @@ def _is_stored(value: object) -> bool:
 
 def hint_of(cls: type, key: str) -> object:
     """Return the declared type of a field without `None`; `object` if it cannot be resolved."""
-    rest = [arg for arg in hints_of(cls, key) if arg is not type(None)]
+    return _alone_in(hints_of(cls, key))
+
+
+def _alone_in(hints: tuple[object, ...]) -> object:
+    rest = [arg for arg in hints if arg is not type(None)]
     return rest[0] if len(rest) == 1 else object
 
 
@@ -401,17 +405,17 @@ def hints_of(cls: type, key: str) -> tuple[object, ...]:
     return _declaration_of(cls).hints.get(key, (object,))
 
 
-@assume_constant_result  # dynamo traces no annotations, and takes no class from it
+@assume_constant_result  # dynamo traces no annotations; the classes are read from the dict
 def _read_hints(cls: type) -> None:
-    """Read the types of all fields, but for those that name what is not defined, or not yet."""
+    """Read the types of all fields; one that names what is not defined yet is left for later."""
     declaration = _declaration_of(cls)
     hints = declaration.hints
     if len(hints) == len(declaration.fields):
         return
     for key, spec in declaration.fields.items():
-        owner = next((base for base in cls.__mro__ if key in annotations_of(base)), None)
         if key in hints:
             continue
+        owner = next((base for base in cls.__mro__ if key in annotations_of(base)), None)
         if owner is None:
             hints[key] = (object,)
             continue
@@ -419,7 +423,7 @@ def _read_hints(cls: type) -> None:
         module = vars(sys.modules[owner.__module__]) if owner.__module__ in sys.modules else {}
         try:
             hint = get_type_hints(alone, dict(vars(owner)), module)[key]
-        except (NameError, AttributeError, TypeError, SyntaxError):  # it may be defined later
+        except (NameError, AttributeError, TypeError, SyntaxError):
             continue
         hints[key] = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
 
@@ -428,7 +432,7 @@ def _cast(cls: type, key: str, value: object, desc: Descriptor) -> object:
     if value is None:
         return value
     hints = hints_of(cls, key)
-    hint = hint_of(cls, key)
+    hint = _alone_in(hints)
     plain = hint if len(hints) == 1 else object  # a number that may be missing stays a tensor
     if is_data(value):
         return _cast_data(cls, key, value, plain, desc)

@@ -519,7 +519,7 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
 
         # Hidden from type checkers, so that they report a misspelt field.
         def __getattr__(self, name):
-            if name in _STORAGE:  # of an instance without a start: nobody reads what was meant
+            if name in _STORAGE:  # of an instance that is being made: no user reads the error
                 raise AttributeError(name)
             raise explain_attribute(type(self), name) or _unknown(type(self), name)
 
