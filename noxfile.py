@@ -192,7 +192,8 @@ def clients(session: nox.Session) -> None:
     install(session, "test", "clients")
     # Without their dependencies: some ask for an older peer, some bring another torch.
     session.install("--no-deps", *CLIENTS)
-    session.run("pytest", "benchmarks/clients/test_clients.py", *session.posargs)
+    # What tests print is their figures: shown at the end, for those that pass, too.
+    session.run("pytest", "-rP", "benchmarks/clients/test_clients.py", *session.posargs)
 
 
 @nox.session
