@@ -217,8 +217,10 @@ def fuzz(session: nox.Session) -> None:
     minutes, *options = session.posargs or ["5"]
     if not minutes.isdecimal():
         session.error(f"expected a number of minutes first, got `{minutes}`: `nox -s fuzz -- 30`")
-    install(session, "suite")
-    session.run("pytest", "tests/fuzz", *options, env={"KD_FUZZ_MINUTES": minutes})
+    install(session, "suite", "peer")
+    beside_the_peer = [f"tests/interop/test_{name}.py" for name in ("programs", "chains_of_calls")]
+    tests = ("tests/fuzz", *beside_the_peer)
+    session.run("pytest", *tests, *options, env={"KD_FUZZ_MINUTES": minutes})
 
 
 @nox.session
