@@ -12,6 +12,7 @@ Knows how programs are made, run and shrunk; `ALLOWED` says which differences ar
 
 import argparse
 import collections
+import contextlib
 import re
 import warnings
 from collections.abc import Callable, Iterator
@@ -163,9 +164,10 @@ class Sharing:
         self.names: dict[int, str] = {}
         self.kept: list[torch.Tensor] = []  # what a stack makes to be read: no other gets its place
         for name, value in world.items():
-            for path, tensor in leaves(value, lib):
-                self.kept.append(tensor)
-                self.names.setdefault(self._pointer(tensor), f"{name}{path}")
+            with contextlib.suppress(Exception):  # what cannot be read is told as that
+                for path, tensor in leaves(value, lib):
+                    self.kept.append(tensor)
+                    self.names.setdefault(self._pointer(tensor), f"{name}{path}")
 
     @staticmethod
     def _pointer(tensor: torch.Tensor) -> int:
@@ -251,6 +253,8 @@ def first_difference(lines: list[str]) -> tuple[Found | None, int]:
             return None, count  # the peer meant another error
         if "error" in theirs and ("error" not in ours or ours["after"] != theirs["after"]):
             return None, count  # no program relies on it, or the peer left half of it done
+        if "unreadable" in str(theirs["after"]):
+            return None, count  # the peer cannot read what it wrote
         what = difference(ours, theirs)
         if what is not None:
             told = [str(each.get("text", each.get("result")))[:400] for each in (ours, theirs)]

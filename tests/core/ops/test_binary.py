@@ -90,6 +90,14 @@ def test_comparisons_compare_data_and_mappings() -> None:
     assert (plain == {"a": torch.arange(2), "n": {"b": 1}}).all()
     assert (plain != {"a": torch.zeros(2), "n": {"b": 2}})["a"].tolist() == [False, True]
     assert (plain < {"a": torch.ones(2), "n": {"b": 2}})["a"].tolist() == [True, False]
+    rows = TensorDict({"x": torch.ones(2, 3), "n": {"y": torch.arange(2)}, "s": ["a", "b"]}, [2])
+    beside = {"x": torch.arange(3), "n": {"y": 1}, "s": ["a", "c"]}  # a row, a number, words
+    assert (rows == beside)["x"].tolist() == [[False, True, False]] * 2
+    assert (rows == beside)["n", "y"].tolist() == [False, True]
+    assert (rows == beside)["s"].tolist() == [True, False]
+    assert (lazy_stack([rows, rows]).exclude("s") > {"x": 0, "n": {"y": 0}})["x"].all()
+    with pytest.raises(ShapeMismatch, match=r"entry `x`: its shape must start with \(2,\)"):
+        rows == {**beside, "x": torch.arange(4)}  # noqa: B015  # the error is the promise
     with pytest.raises(KeySetMismatch):
         plain == {"a": torch.arange(2)}  # noqa: B015  # the error is the promise
     with pytest.raises(InvalidArgument, match="a number, a tensor or a container"):

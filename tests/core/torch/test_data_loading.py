@@ -1,13 +1,13 @@
 """A container goes through loaders and trainers that know mappings of tensors only."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Subset, random_split
+from torch.utils.data import DataLoader, Subset, default_collate, random_split
 
-from kd_core import InvalidArgument, TensorDict, collate, lazy_stack, stack
+from kd_core import InvalidArgument, TensorDict, collate, lazy_stack, stack, tensorclass
 
 BATCH = TensorDict({"input_ids": torch.arange(6).reshape(2, 3), "label": torch.tensor([0, 1])}, [2])
 
@@ -43,6 +43,21 @@ def test_a_collator_puts_its_rows_together() -> None:
         batch = collated(features)
         assert torch.equal(batch["input_ids"], BATCH["input_ids"])
         assert batch["labels"].tolist() == [0, 1]
+
+
+def test_rows_of_a_typed_container_are_put_together_as_containers() -> None:
+    """The default function of torch copies the first row and writes the batch into it."""
+
+    @tensorclass
+    class Step:
+        x: torch.Tensor
+
+    assert issubclass(TensorDict, MutableMapping)
+    first = TensorDict({"step": Step(torch.ones(3))})
+    batch = default_collate([first, first])
+    assert isinstance(batch, TensorDict)
+    assert isinstance(batch["step"], Step)
+    assert batch["step"].x.shape == (2, 3)
 
 
 def test_the_length_is_that_of_the_first_batch_dimension() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import MutableMapping, Sequence
 from types import GenericAlias
 from typing import TYPE_CHECKING, ClassVar, Generic, TypeGuard, overload
 
@@ -874,7 +874,7 @@ class TensorDictBase(Concerns):
 
 
 TensorDictBase._kd_engine = TensorDictBase  # type: ignore[type-abstract]  # only methods are asked for
-Mapping.register(TensorDictBase)  # type: ignore[type-abstract]  # it is abstract, and a mapping
+MutableMapping.register(TensorDictBase)  # type: ignore[type-abstract]  # it is abstract, and one
 
 
 TensorCollection = TensorDictBase  # the name of the base of all kinds in tensordict

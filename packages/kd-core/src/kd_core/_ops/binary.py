@@ -591,7 +591,7 @@ def compared(td: W, other: object, fn: _LeafOp) -> W:
     """
     # A container is asked for first: `Mapping` is an abstract class, which answers slowly.
     if not isinstance(other, AbstractContainer) and isinstance(other, Mapping):
-        other = registry.nest_mapping(other, td._kd_desc.unlocked(), ())
+        other = registry.nest_mapping(_beside(td, other), td._kd_desc.unlocked(), ())
     with_data = False
     if fn in _EQUALITIES and isinstance(other, AbstractContainer):
         td, other, with_data = _alike(*lined_up(td, other))
@@ -601,6 +601,20 @@ def compared(td: W, other: object, fn: _LeafOp) -> W:
     if with_data and isinstance(other, AbstractContainer):
         _compare_data(td, other, result, fn is torch.eq)
     return result
+
+
+def _beside(td: AbstractContainer, given: Mapping[str, object]) -> dict[str, object]:
+    """Return a mapping whose numbers and tensors have the shapes of the entries beside them."""
+    made = dict(given)
+    for key, value in made.items():
+        entry = td._kd_entries.get(key)
+        if isinstance(entry, AbstractContainer) and isinstance(value, Mapping):
+            made[key] = _beside(entry, value)
+        elif isinstance(entry, Tensor) and isinstance(value, _OPERANDS[1:]):
+            tensor = torch.as_tensor(value, device=entry.device)
+            if broadcasts_to(tuple(tensor.shape), tuple(entry.shape)):
+                made[key] = tensor.expand(entry.shape)
+    return made
 
 
 _EQUALITIES: Final = (torch.eq, torch.ne)
