@@ -322,7 +322,7 @@ def describe_on(batch: Batch, device: DeviceLike | None) -> Descriptor:
     """Return the unlocked descriptor of a batch size and a device as users name it."""
     if device is None:
         return describe(batch)
-    if device == "cpu" and not is_dynamo_compiling():  # hashing a device is slow
+    if (device == "cpu" or device == _CPU) and not is_dynamo_compiling():
         try:
             return _ON_CPU[batch]
         except (KeyError, TypeError):
@@ -345,12 +345,14 @@ def device_of(device: DeviceLike) -> torch.device:
                 text = f"{device!r} is not a valid device. Did you mean `cuda`?"
             named = type(device) is int or isinstance(device, str)
             raise (InvalidValue if named else InvalidArgument)(text) from None
-        if str(found) == "cuda" and torch.cuda.is_available():
+        if found == _CUDA and torch.cuda.is_available():
             found = torch.device("cuda", torch.cuda.current_device())
     return found
 
 
-_DEVICES: Final = {"cpu": torch.device("cpu")}
+_CPU: Final = torch.device("cpu")
+_CUDA: Final = torch.device("cuda")
+_DEVICES: Final = {"cpu": _CPU}
 
 
 def dtype_of(dtype: DtypeLike | None) -> torch.dtype:

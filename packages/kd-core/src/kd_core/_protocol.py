@@ -248,10 +248,7 @@ class AbstractContainer(Node):
 
     def _kd_as_entry(self, key: str, value: object, path: tuple[str, ...] = ()) -> Entry:
         """Check and convert a value for this container; messages name its path."""
-        entry = as_entry(key, value, self._kd_desc, path)
-        if not isinstance(entry, Tensor):
-            refuse_cycle(key, entry, self, path)
-        return entry
+        return as_entry(key, value, self._kd_desc, path, self)
 
     def _kd_put(self, key: str, value: object) -> None:
         """Check a value and store it: `td[key] = value`."""

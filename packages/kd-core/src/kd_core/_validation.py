@@ -44,11 +44,25 @@ MAX_DEPTH = 64
 """The most levels of nesting; every operation, also of torch, must work with this many."""
 
 
-def as_entry(key: str, value: object, desc: Descriptor, path: tuple[str, ...] = ()) -> Entry:
+def as_entry(
+    key: str,
+    value: object,
+    desc: Descriptor,
+    path: tuple[str, ...] = (),
+    holder: Node | None = None,
+) -> Entry:
     """Check and convert a value to store under `key` in a container with descriptor `desc`.
+
+    Args:
+        key: the key.
+        value: the value.
+        desc: the descriptor of the container.
+        path: the path of the container, for messages.
+        holder: the container, if it exists: it must not contain itself.
 
     Raises:
         ShapeMismatch: if its shape does not start with the batch size.
+        InvalidValue: if it contains the container, or has too many levels.
     """
     if isinstance(value, Tensor):
         if value.__class__ is not Tensor:
@@ -62,16 +76,19 @@ def as_entry(key: str, value: object, desc: Descriptor, path: tuple[str, ...] = 
             return value
         return _tensor_as_entry(key, value, desc, path)
     if type(value) is not dict and is_node(value):
-        return _node_as_entry(key, value, desc, path)
+        return _node_as_entry(key, value, desc, path, holder)
     if is_foreign(value):
-        return _node_as_entry(key, registry.foreign_node(value), desc, path)
+        return _node_as_entry(key, registry.foreign_node(value), desc, path, holder)
     if type(value) is dict or isinstance(value, Mapping):
-        return mapping_as_entry(key, value, desc, path)
+        made = mapping_as_entry(key, value, desc, path)
+        if holder is not None:
+            refuse_cycle(key, made, holder, path)
+        return made
     converted = _as_tensor(key, value, desc.batch, path)
     if converted is None:
         stacked = _as_stack(value)
         if stacked is not None:
-            return _node_as_entry(key, stacked, desc, path)
+            return _node_as_entry(key, stacked, desc, path, holder)
         rows = _rows_of(value) if list_to_stack() else None
         if rows is not None and not desc.batch:  # a list has rows of its own, a tuple is one value
             listed = isinstance(value, list) and bool(value)
@@ -144,14 +161,17 @@ def refuse_cycle(key: str, value: Node, holder: Node | None, path: tuple[str, ..
         depth += 1
         if depth > MAX_DEPTH:
             raise too_deep((*path, key))
-        for node in nodes:
+        below: list[Node] = []
+        for node in nodes:  # loops: each field of a tensor class that is set comes here
             if node is holder:
                 raise InvalidValue(
                     f"entry {format_key((*path, key))} would contain itself. Store "
                     "`clone(recurse=False)`, which shares the tensors."
                 )
-        below = [inner for node in nodes for inner in node._kd_below() if id(inner) not in seen]
-        seen.update(map(id, below))
+            for inner in node._kd_below():
+                if id(inner) not in seen:
+                    seen.add(id(inner))
+                    below.append(inner)
         nodes = below
 
 
@@ -166,15 +186,21 @@ def _tensor_as_entry(key: str, value: Tensor, desc: Descriptor, path: tuple[str,
     return value
 
 
-def _node_as_entry(key: str, value: Node, desc: Descriptor, path: tuple[str, ...]) -> Node:
+def _node_as_entry(
+    key: str,
+    value: Node,
+    desc: Descriptor,
+    path: tuple[str, ...],
+    holder: Node | None = None,
+) -> Node:
     own = value._kd_desc
     if is_unbatched(value):
         place = desc.device
         if place is not None and value._tensor.device != place:
             value = value._kd_map_each(lambda leaf: leaf.to(place))
         return value if own is desc else value._kd_with_descriptor(desc)
-    if value._kd_below():
-        refuse_cycle(key, value, None, path)
+    if holder is not None or value._kd_below():
+        refuse_cycle(key, value, holder, path)
     if own is desc:
         return value
     if desc.named and not own.named and (entries_of(value) is not None or is_data(value)):
@@ -183,7 +209,7 @@ def _node_as_entry(key: str, value: Node, desc: Descriptor, path: tuple[str, ...
         own = value._kd_desc
     ndim = desc.ndim
     batch, device = own.batch, own.device
-    smaller = own.size[:ndim] != desc.size
+    smaller = ndim > 0 and own.size[:ndim] != desc.size
     if smaller:
         one_value = is_data(value) and not is_row_data(value)  # it has whichever batch size
         if not one_value and (own.size != desc.size[: own.ndim] or is_row_data(value)):

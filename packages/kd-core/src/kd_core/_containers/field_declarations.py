@@ -66,6 +66,7 @@ class Declaration:
         by_position: the arguments that the constructor takes by position.
         hidden: keywords of the constructor that are fields of this class.
         converts: whether options change or check the values of fields.
+        keeps: whether tensors and containers are stored as they are.
         frozen: whether fields cannot be set after construction.
         by_attribute: whether the constructor sets fields by the `__setattr__` of the author.
         as_dataclass: what `dataclass_fields` made of it.
@@ -83,6 +84,7 @@ class Declaration:
             "hidden",
             "hints",
             "init_vars",
+            "keeps",
         ),
         *("more_keys", "options", "taken"),
     )
@@ -100,6 +102,7 @@ class Declaration:
         self.fields, self.init_vars, self.taken = fields, init_vars, dict(taken)
         self.options, self.more_keys = options, more_keys
         self.converts = not options.isdisjoint(_CONVERTING)
+        self.keeps = options <= _KEEPING
         self.frozen = "frozen" in options
         self.by_attribute = by_attribute
         self.as_dataclass: dict[str, Field[object]] | None = None

@@ -122,7 +122,8 @@ class _FieldOf(Generic[T]):
         return value if isinstance(value, Tensor) else value._kd_item()
 
     def __set__(self, instance: TensorClass, value: T) -> None:
-        if value.__class__ is Tensor:
+        kind = value.__class__
+        if kind is Tensor or kind is TensorDict:
             instance._kd_put(self._name, value)
         else:
             _set_field(instance, self._name, value)
@@ -163,7 +164,7 @@ def _of_members(instance: object, name: str) -> list[object] | None:
 
 
 def _set_field(instance: TensorClass, name: str, value: object) -> None:
-    """Set a field to a value that is not a plain tensor; `None` removes its entry."""
+    """Set a field to a value that may be no entry; `None` removes its entry."""
     declaration = _declaration_of(instance)
     if not declaration.more_keys:
         if value is None:
@@ -177,11 +178,10 @@ def _set_field(instance: TensorClass, name: str, value: object) -> None:
 def _clear_field(instance: TensorClass, name: str) -> None:
     """Remove the entry of a field that is set to `None`."""
     declaration = _declaration_of(instance)
-    cls = instance._kd_tensor_class
     instance._kd_check_unlocked(f"set {format_key(name)}")
-    if (
-        declaration.converts and declaration.fields[name].init
-    ):  # others have none until they are set
+    # A field that is not in the constructor has no entry until it is set.
+    if not declaration.keeps and declaration.fields[name].init:
+        cls = instance._kd_tensor_class
         converted(cls, declaration.options, name, None, instance._kd_desc.unlocked())
     _remove(instance, name)
 
@@ -680,14 +680,19 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
         self._kd_set_entry(key, self._kd_as_entry(key, value))
 
     def _kd_as_entry(self, key: str, value: object, path: tuple[str, ...] = ()) -> Entry:
-        self._kd_check_key(key)
-        if type(self)._kd_declared.converts:
-            value = _as_declared(self, key, value)
-        value = _beside_rows(type(self), key, value, self._kd_desc)
+        declaration = type(self)._kd_declared
+        if key not in declaration.fields:
+            self._kd_check_key(key)
+        kind = value.__class__
+        if not declaration.keeps or (kind is not Tensor and kind is not TensorDict):
+            if declaration.converts:
+                value = _as_declared(self, key, value)
+            value = _beside_rows(type(self), key, value, self._kd_desc)
         return super()._kd_as_entry(key, value, path)
 
     def _kd_set_entry(self, key: str, value: Entry) -> None:
-        self._kd_check_key(key)
+        if key not in type(self)._kd_declared.fields:
+            self._kd_check_key(key)
         super()._kd_set_entry(key, value)
 
     def _kd_set_leaves(self, leaves: Mapping[str, Tensor]) -> None:

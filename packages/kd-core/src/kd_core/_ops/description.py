@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
 from kd_core._descriptor import LOCKED_BY_ARENA, LOCKED_BY_SHARING, LOCKED_WITH_ROWS, describe
 from kd_core._errors import (
@@ -427,9 +428,10 @@ def _grow_children(level: AbstractContainer, desc: Descriptor, inferred: bool = 
 def resize(td: AbstractContainer, batch_size: BatchSize) -> None:
     """Set the batch size of a container, and of those in it that start with the old one."""
     _refuse_frozen(td)
-    if td._kd_desc.open and batch_of(batch_size) == td._kd_desc.size:
-        return  # as users see it
-    desc = td._kd_desc.with_batch(_with_same_names(batch_of(batch_size), td._kd_desc.batch))
+    batch, old = batch_of(batch_size), td._kd_desc
+    if (old.open or not is_dynamo_compiling()) and batch == old.size:
+        return  # as users see it; while dynamo traces, comparing sizes would add guards
+    desc = old.with_batch(_with_same_names(batch, old.batch))
     td._kd_with_descriptor(desc)  # refuses what does not fit, before anything is changed
     _grow_children(td, desc)
     redescribe(td, desc)

@@ -64,7 +64,8 @@ if TYPE_CHECKING:
     Moved: TypeAlias = tuple[nn.Module, Store, Store, Store]
     """A module, and what its parameters, its buffers and some of its other attributes were."""
     Taken: TypeAlias = tuple[list[tuple[Store, Store]], list[RNNBase], list[Moved]]
-    Place: TypeAlias = tuple[nn.Module, KeyPath, Tensor]
+    Level: TypeAlias = tuple[KeyPath, nn.Module, dict[str, Tensor]]
+    """A module, its path, and the tensors that it takes."""
     Change: TypeAlias = tuple[Store, str, Tensor | None, Tensor]
     """Where a module keeps a tensor, which one it is, and which one takes its place."""
 
@@ -291,7 +292,7 @@ class MovingScope(ModuleScope):
     It changes which names are parameters, so it keeps no route.
     """
 
-    __slots__ = ("_places", "_preserves", "_take_back")
+    __slots__ = ("_levels", "_moved", "_preserves", "_take_back")
 
     def __init__(self, entries: Entries, module: nn.Module, preserves: bool) -> None:
         self._preserves = preserves
@@ -299,40 +300,40 @@ class MovingScope(ModuleScope):
         super().__init__(entries, module)
 
     def _install(self, loan: _Loan) -> Taken:
-        places: list[Place] = []
-        _find_places(self._kd_entries, self._module, (), places)
-        self._places = [(path, _held_by(module, path[-1])) for module, path, _ in places]
+        levels: list[Level] = []
+        _find_levels(self._kd_entries, self._module, (), levels)
         moved: dict[nn.Module, Moved] = {}
+        self._levels, self._moved = levels, moved
         first: dict[int, Tensor] = {}
         waiting: dict[nn.Module, dict[str, StackedUninitialized]] = {}
-        for (module, path, new), (_, old) in zip(places, self._places, strict=True):
+        for _, module, given in levels:
             attributes: Store = module.__dict__
             parameters, buffers = _stores_of(module)
-            kept = parameters, buffers, attributes
-            name = path[-1]
             if module not in moved:
                 moved[module] = (module, dict(parameters), dict(buffers), {})
-            elif name in moved[module][3]:
-                continue  # a sub-module under two names takes the entries of the first
-            moved[module][3][name] = attributes.get(name)
-            if old is not None:
-                new = first.setdefault(id(old), new)
-            if self._preserves and type(new) is Tensor and name in parameters:
-                new = _as_parameter(new, old)
-            elif self._preserves and type(new) is nn.Parameter and name in buffers:
-                new = new.view_as(new)
-            if isinstance(new, nn.Parameter):
-                home = parameters
-            elif name in buffers or isinstance(module, AbstractContainer):
-                home = buffers  # a container has no plain attributes
-            else:
-                home = attributes
-            for other in kept:
-                if other is not home:
-                    other.pop(name, None)
-            home[name] = new
-            if isinstance(new, StackedUninitialized) and new._kd_level is not None:
-                waiting.setdefault(module, {})[name] = new
+            before = moved[module][3]
+            # A container has no plain attributes.
+            elsewhere = buffers if isinstance(module, AbstractContainer) else attributes
+            for name, new in given.items():
+                if name in before:
+                    continue  # a sub-module under two names takes the entries of the first
+                before[name] = attributes.get(name)
+                old = _held_by(moved[module], name)
+                if old is not None:
+                    new = first.setdefault(id(old), new)
+                if self._preserves and type(new) is Tensor and name in parameters:
+                    new = _as_parameter(new, old)
+                elif self._preserves and type(new) is nn.Parameter and name in buffers:
+                    new = new.view_as(new)
+                home = buffers if name in buffers else elsewhere
+                if _is_parameter(new):
+                    home = parameters
+                for other in (parameters, buffers, attributes):
+                    if other is not home:
+                        other.pop(name, None)
+                home[name] = new
+                if isinstance(new, StackedUninitialized) and new._kd_level is not None:
+                    waiting.setdefault(module, {})[name] = new
         self._take_back = [read_by_row(*each) for each in waiting.items()]
         recurrent = [module for module in moved if isinstance(module, RNNBase)]
         for module in recurrent:
@@ -348,34 +349,43 @@ class MovingScope(ModuleScope):
     def replaced(self) -> dict[str, object]:
         """Return the tensors that were in the module, nested."""
         made: dict[str, object] = {}
-        for path, old in self._places:
-            _set_nested(made, path, old)
+        for path, module, given in self._levels:
+            for name in given:
+                _set_nested(made, (*path, name), _held_by(self._moved[module], name))
         return _like_entries(self._kd_entries, made)
 
 
-def _find_places(entries: Entries, module: nn.Module, path: KeyPath, places: list[Place]) -> None:
-    """Add for each tensor of some entries the module that takes it, and its path."""
+def _find_levels(entries: Entries, module: nn.Module, path: KeyPath, levels: list[Level]) -> None:
+    """Add a level for the module that takes some entries, and one for each module below."""
+    given: dict[str, Tensor] = {}
+    levels.append((path, module, given))
+    attributes = module.__dict__
     for name in _in_order(entries, _names_of(module)):
-        entry, here = entries[name], (*path, name)
-        if not isinstance(entry, Tensor):
-            _find_places(*_child(module, name, entry, here), here, places)
-            continue
-        if not isinstance(module.__dict__.get(name), Tensor):
-            _home_of(module, name, here)
-        places.append((module, here, entry))
+        entry = entries[name]
+        if isinstance(entry, Tensor):
+            if not isinstance(attributes.get(name), Tensor):
+                _home_of(module, name, path)
+            given[name] = entry
+        else:
+            _find_levels(*_child(module, name, entry, path), (*path, name), levels)
 
 
-def _held_by(module: nn.Module, name: str) -> Tensor | None:
-    stores = (module._parameters, module._buffers, module.__dict__)
-    return next((held[name] for held in stores if name in held), None)
+def _held_by(moved: Moved, name: str) -> Tensor | None:
+    """Return the tensor that a module had under a name."""
+    _, parameters, buffers, attributes = moved
+    return next((held[name] for held in (parameters, buffers) if name in held), attributes[name])
+
+
+def _is_parameter(tensor: Tensor) -> bool:
+    kind = tensor.__class__  # a plain tensor is none; torch asks others in Python
+    return kind is nn.Parameter or (kind is not Tensor and isinstance(tensor, nn.Parameter))
 
 
 def _changes_kinds(entries: Entries, module: nn.Module) -> bool:
     """Return whether some entry cannot take its place as a parameter, or as a buffer."""
     for name, entry in entries.items():
         if isinstance(entry, Tensor):
-            is_parameter = entry.__class__ is nn.Parameter or isinstance(entry, nn.Parameter)
-            if is_parameter is not (name in module._parameters):
+            if _is_parameter(entry) is not (name in module._parameters):
                 return True
             continue
         inner, child = entries_of(entry), module._modules.get(name)
@@ -576,10 +586,10 @@ class _Route:
         for name in _in_order(entries, names):
             entry = entries[name]
             if not isinstance(entry, Tensor):
-                inner, child = _child(module, name, entry, (*path, name))
+                inner, child = _child(module, name, entry, path)
                 shares |= self._visit(inner, child, (index, name), (*path, name), owners, seen)
                 continue
-            home = _home_of(module, name, (*path, name))
+            home = _home_of(module, name, path)
             if home not in rows:
                 rows[home] = len(self.rows)
                 self.rows.append((*level, home, []))
@@ -713,13 +723,15 @@ def _restore(taken: Taken) -> None:
 
 
 def _child(module: nn.Module, name: str, entry: Entry, path: KeyPath) -> tuple[Entries, nn.Module]:
+    """Return a nested container and the sub-module that takes it; `path` is that of the module."""
     entries = None if isinstance(entry, Tensor) else entries_of(entry)
     if entries is None:
         _home_of(module, name, path)  # a module that lacks it says so
-        raise _not_a_tensor(path)
+        raise _not_a_tensor((*path, name))
     child = module._modules.get(name)
     if child is None:
-        raise _unknown(path, "sub-module", module, [n for n, m in module._modules.items() if m])
+        names = [each for each, member in module._modules.items() if member]
+        raise _unknown((*path, name), "sub-module", module, names)
     return entries, child
 
 
@@ -735,7 +747,8 @@ def _home_of(module: nn.Module, name: str, path: KeyPath) -> str:
         return "_parameters"
     if name in module._buffers:
         return "_buffers"
-    raise _unknown(path, "parameter or buffer", module, [*module._parameters, *module._buffers])
+    names = [*module._parameters, *module._buffers]
+    raise _unknown((*path, name), "parameter or buffer", module, names)
 
 
 def _unknown(path: KeyPath, what: str, module: nn.Module, names: list[str]) -> KeyNotFound:
@@ -802,12 +815,11 @@ def _exchange_traced(entries: Entries, module: nn.Module) -> Callable[[], None]:
 def _refuse(entries: Entries, module: nn.Module, path: KeyPath) -> None:
     """Raise for the first entry that a module has no place for."""
     for name, entry in entries.items():
-        below = (*path, name)
         if isinstance(entry, Tensor):
-            _home_of(module, name, below)
+            _home_of(module, name, path)
         else:
-            inner, child = _child(module, name, entry, below)
-            _refuse(inner, child, below)
+            inner, child = _child(module, name, entry, path)
+            _refuse(inner, child, (*path, name))
 
 
 # Parameters and buffers of a module as entries of a container.

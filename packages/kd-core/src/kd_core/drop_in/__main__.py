@@ -7,18 +7,14 @@ import atexit
 import os
 import runpy
 import sys
-from collections.abc import Sequence
 from pathlib import Path
+from types import CodeType, ModuleType
 
 from kd_core.drop_in import _finder
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a program with the drop-in installed.
-
-    Args:
-        arguments: the words of the command line; `None`: those of the process.
-    """
+def arguments() -> argparse.Namespace:
+    """Return what the command line says."""
     parser = argparse.ArgumentParser(
         prog="python -m kd_core.drop_in",
         usage="python -m kd_core.drop_in [--report] (PROGRAM | -m MODULE) [ARGUMENT ...]",
@@ -32,17 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("-m", dest="module", action="store_true", help="run a module, not a file")
     parser.add_argument("program", help="the file, or the module, to run")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="what the program is given")
-    options = parser.parse_args(arguments)
-    if options.report:
-        report_at_exit()
-    _finder.install()
-    sys.argv = [options.program, *options.arguments]
-    if options.module:
-        sys.path[0] = str(Path.cwd())
-        runpy.run_module(options.program, run_name="__main__", alter_sys=True)
-    else:
-        sys.path[0] = str(Path(options.program).resolve().parent)
-        runpy.run_path(options.program, run_name="__main__")
+    return parser.parse_args()
 
 
 def report_at_exit() -> None:
@@ -58,5 +44,24 @@ def report_at_exit() -> None:
     atexit.register(report)
 
 
+def main_module(path: str) -> tuple[CodeType, dict[str, object]]:
+    """Make a file the main module, as Python does; return its code, and where that is to run."""
+    module = ModuleType("__main__")
+    module.__file__ = path
+    sys.modules["__main__"] = module
+    return compile(Path(path).read_bytes(), path, "exec", dont_inherit=True), vars(module)
+
+
 if __name__ == "__main__":
-    main()
+    options = arguments()
+    if options.report:
+        report_at_exit()
+    _finder.install()
+    sys.argv = [options.program, *options.arguments]
+    if options.module:
+        sys.path[0] = str(Path.cwd())
+        runpy.run_module(options.program, run_name="__main__", alter_sys=True)
+    else:
+        sys.path[0] = str(Path(options.program).resolve().parent)
+        # In this frame: torch writes down the whole stack whenever it is seeded.
+        exec(*main_module(options.program))
