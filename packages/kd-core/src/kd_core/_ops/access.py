@@ -875,13 +875,17 @@ def _is_same_data(current: Entry, value: object) -> bool:
     return is_data(current) and current._agrees(value)
 
 
-def stage_writes(
-    level: AbstractContainer, source: object, path: KeyPath, how: Update, stage: Staged
+def add_writes(
+    writes: list[Write],
+    level: AbstractContainer,
+    source: object,
+    only: list[KeyPath] | None = None,
+    path: KeyPath = (),
 ) -> None:
-    """Stage the writes of a source into entries that exist."""
+    """Append the writes of a source into entries that exist, of some paths alone."""
     kinds = kinds_by_key(level._kd_entries)
     for key, value in _entries_for(level, source, "update_"):
-        taken, below = _narrowed(how.only, key, value)
+        taken, below = _narrowed(only, key, value)
         if not taken:
             continue
         if key not in kinds:
@@ -890,9 +894,9 @@ def stage_writes(
             raise missing_key((*path, key), len(path), entries, entries, path)
         current = kinds[key]
         if isinstance(current, AbstractContainer) and isinstance(value, _LEVELS):
-            stage_writes(current, value, (*path, key), how.below(below), stage)
+            add_writes(writes, current, value, below, (*path, key))
         elif not _is_same_data(current, value):
-            stage.append(_staged_write(level, (*path, key), value, how.non_blocking))
+            writes += level._kd_writes(key, value, (*path, key))
 
 
 KeyFn: TypeAlias = Callable[[str], str]

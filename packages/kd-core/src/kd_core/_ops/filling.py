@@ -15,8 +15,16 @@ from kd_core._descriptor import describe, describe_on, device_of
 from kd_core._errors import InvalidArgument, KeySetMismatch, listed
 from kd_core._keys import path_of
 from kd_core._leaves.loops import finder
-from kd_core._leaves.writes import check_write, collect_writes, copy_over, copy_pairs, putting_back
-from kd_core._ops.access import Staged, Update, commit_all, sources_of, stage_writes
+from kd_core._leaves.writes import (
+    Write,
+    check_write,
+    collect_writes,
+    copy_over,
+    copy_pairs,
+    putting_back,
+    write_all,
+)
+from kd_core._ops.access import add_writes, sources_of
 from kd_core._ops.binary import binary_, blended, unary_
 from kd_core._ops.description import put_on
 from kd_core._ops.indexing import check_mask, from_the_first
@@ -280,10 +288,10 @@ class Filling(AbstractContainer):
 
 def _copy_some(td: W, source: object, non_blocking: bool) -> W:
     """Write the values of a source, which may have fewer keys."""
-    stage: Staged = []
+    writes: list[Write] = []
     for each in sources_of(source, {}):
-        stage_writes(td, each, (), Update(False, True, None, non_blocking), stage)
-    commit_all(stage)
+        add_writes(writes, td, each)
+    write_all(writes, non_blocking)
     return td
 
 

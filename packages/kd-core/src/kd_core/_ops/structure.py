@@ -26,16 +26,15 @@ from kd_core._errors import (
 )
 from kd_core._keys import KeyPath, format_key, is_prefix, path_of, plain_str, several
 from kd_core._leaves.loops import find_entry, has_entry
-from kd_core._leaves.writes import Targets, collect_writes, copy_pairs
+from kd_core._leaves.writes import Targets, Write, collect_writes, copy_pairs, write_all
 from kd_core._nodes import is_data, is_node, tensor_of
 from kd_core._ops.access import (
     Update,
-    commit_all,
+    add_writes,
     merge,
     paths_to_update,
     renamed,
     sources_of,
-    stage_writes,
     store_moved,
 )
 from kd_core._ops.description import named, put_on, resize, take_batch_size
@@ -58,7 +57,7 @@ if TYPE_CHECKING:
 
     from kd_core._descriptor import Descriptor
     from kd_core._nodes import AnyKey, Entries, Entry, Source
-    from kd_core._ops.access import IsLeaf, KeyFn, Staged
+    from kd_core._ops.access import IsLeaf, KeyFn
     from kd_core._types import BatchSize, DeviceLike, NestedKey, NoDefault
 
     A = TypeVar("A", bound=AbstractContainer)
@@ -159,10 +158,10 @@ class Structure(AbstractContainer):
                 return self
         given = sources_of(input_dict_or_td, entries)
         only = None if keys_to_update is None or not given else paths_to_update(keys_to_update)
-        stage: Staged = []
+        writes: list[Write] = []
         for each in given:
-            stage_writes(self, each, (), Update(clone, True, only, non_blocking), stage)
-        commit_all(stage)
+            add_writes(writes, self, each, only)
+        write_all(writes, non_blocking)
         return self
 
     def replace(self, source: Source[AnyKey] | None = None, /, **entries: object) -> Self:
