@@ -376,17 +376,23 @@ class LazyStackedTensorDict(MemberStorage):
             write_all(writes)
 
     def _write_new_keys(self, index: object, value: object) -> bool:
-        """Write a container into whole members, some of which lack keys of it.
+        """Write a container, or a mapping, into whole members, some of which lack keys of it.
 
         Returns:
-            Whether the index selects whole members, and the value is a container with their rows.
+            Whether the index selects whole members, and the value has their rows.
         """
         picked = pick(index, self._kd_desc.batch, self._dim)
         if picked is None or picked.inner or not picked.distinct:
             return False
+        members = self._picked(picked)
         if not isinstance(value, AbstractContainer):
-            return False
-        members, rows = self._picked(picked), [value]
+            if not isinstance(value, Mapping) or not members:
+                return False
+            batch = members[0]._kd_desc.batch
+            if not isinstance(picked.rows, int):
+                batch = (*batch[: picked.dim], len(members), *batch[picked.dim :])
+            value = registry.nest_mapping(value, describe(batch), ())
+        rows = [value]
         if not isinstance(picked.rows, int):
             if value._kd_desc.batch[picked.dim : picked.dim + 1] != (len(members),):
                 return False

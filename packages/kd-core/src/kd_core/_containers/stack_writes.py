@@ -334,11 +334,21 @@ def _stacked(stack: Composite, key: str, found: list[Entry]) -> Entry:
     batches = [node._kd_desc.batch for node in nodes]
     batch = batches[0]
     if any(other != batch for other in batches):
-        return _data_of_sizes(stack, key, nodes)
+        if stack._kd_desc.open or not all(map(is_row_data, nodes)):
+            return _data_of_sizes(stack, key, nodes)
+        batch = stack._members[0]._kd_desc.batch
+        nodes = [_as_lists(node, stack._members[0]._kd_desc) for node in nodes]
     batch = (*batch[: stack._dim], len(nodes), *batch[stack._dim :])
     desc = describe(batch, stack._kd_desc.device)
     joined: Data = nodes[0]._join(nodes, torch.stack, stack._dim, desc, (key,))
     return joined
+
+
+def _as_lists(node: Data, desc: Descriptor) -> Data:
+    """Return values of rows of which each is the list of what is behind the batch size."""
+    values = values_of_rows(node._kd_item(), desc.batch, "the data")
+    made: Data = registry.wrap_rows(values, None, describe(desc.batch))
+    return made if desc.ndim else registry.wrap_data(values[0], describe(()))
 
 
 def _data_of_sizes(stack: Composite, key: str, found: list[Data]) -> Entry:

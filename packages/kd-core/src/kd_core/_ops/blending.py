@@ -89,6 +89,23 @@ def binary_with_default(
     return locked_as(td, _Join(fn, default).level(wide, other, ()))
 
 
+def select(td: W, other: AbstractContainer, selection: Selection, pad: float | None) -> W:
+    """Return rows of two containers; data that one of them lacks is that of the other.
+
+    Raises:
+        KeySetMismatch: if one of them lacks a tensor, and there is no `pad`.
+    """
+    if pad is not None:
+        return binary_with_default(td, other, selection, pad)
+    try:
+        return td._kd_zip_each(other, selection)
+    except KeySetMismatch as error:
+        try:
+            return locked_as(td, _Join(selection, None).level(td, other, ()))
+        except KeySetMismatch:
+            raise error from None
+
+
 def _check_default(default: object) -> None:
     if isinstance(default, str):
         if default != _SHARED:
@@ -107,8 +124,9 @@ def _check_default(default: object) -> None:
 class _Join:
     """One traversal of two containers by key."""
 
-    def __init__(self, fn: _Fn, default: Default, in_stack: bool = False) -> None:
+    def __init__(self, fn: _Fn, default: Default | None, in_stack: bool = False) -> None:
         self.fn, self.default = fn, default
+        """What stands for a missing leaf; `None`: nothing does, only data may be missing."""
         self.in_stack = in_stack
         """Whether leaves are those of members, which have a dimension less than their stack."""
 
@@ -182,6 +200,8 @@ class _Join:
 
     def _one(self, entry: Entry, on_the_right: bool) -> Entry:
         """Return the result for an entry that only one container has."""
+        if self.default is None and (isinstance(entry, Tensor) or is_unbatched(entry)):
+            raise KeySetMismatch("expected the same keys.")  # `select` says which
         if isinstance(entry, Tensor):
             return self._with_default(entry, on_the_right)
         if isinstance(entry, Composite):
@@ -194,7 +214,8 @@ class _Join:
             return entry._kd_like(found, entry._kd_desc.unlocked())
         if is_unbatched(entry):
             return self._unbatched(entry, on_the_right)
-        return entry._kd_shallow()  # data that is not a tensor has nothing to be padded with
+        # data that is not a tensor has nothing to be padded with
+        return entry._kd_with_descriptor(entry._kd_desc.unlocked())
 
     def _unbatched(self, entry: TensorData, on_the_right: bool) -> Entry:
         """Return the result for a tensor without batch dimensions that one container has."""

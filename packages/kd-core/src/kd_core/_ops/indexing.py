@@ -826,7 +826,8 @@ class _Rows:
             entry = new._kd_with_descriptor(desc)
         else:
             rows = registry.wrap_data(None, desc)._spread(desc)
-            self.stage_data(level, rows, new, path, writes)
+            lists = is_row_data(new) and new._kd_desc.ndim > given.ndim  # as values of rows
+            self.stage_data(level, rows, new._kd_item() if lists else new, path, writes)
             entry = rows
         self.added.append((level, path[-1], entry))
 
@@ -1037,12 +1038,9 @@ def selected(
                 f"batch sizes must be equal, got {batch} and {other._kd_desc.batch} in `other` of "
                 "`where`."
             )
-        selection = _selection(td, other, condition, batch)
-        if pad is not None:
-            from kd_core._ops.blending import binary_with_default
+        from kd_core._ops.blending import select
 
-            return binary_with_default(td, other, selection, pad)
-        return td._kd_zip_each(other, selection)
+        return select(td, other, _selection(td, other, condition, batch), pad)
     new = spread(other, batch, "a tensor") if isinstance(other, Tensor) and other.ndim else None
     refuse_unbatched(td, "written at some rows")
     if not keeps_batch(td):
