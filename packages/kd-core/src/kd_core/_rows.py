@@ -79,13 +79,14 @@ def pad_sequence(
 ) -> C:
     """Stack containers of different lengths, the shorter ones padded at one side.
 
-    Containers without a batch, as data sets give them, are padded leaf by leaf: each leaf to its
-    own longest. A leaf that lacks dimension `pad_dim` is stacked as it is.
+    Containers of one batch size, as data sets give them, may be padded behind it, leaf by leaf:
+    each leaf to its own longest. A leaf that lacks dimension `pad_dim` is stacked as it is.
 
     Args:
         list_of_tensordicts: containers of the same keys, whose batch sizes differ in `pad_dim` at
             most.
-        pad_dim: the batch dimension that is padded; without a batch, the dimension of each leaf.
+        pad_dim: the batch dimension that is padded; of containers of one batch size, the dimension
+            of each leaf.
         padding_value: what the new rows hold.
         return_mask: also say which rows are real: a container of masks, one for each entry, at the
             key `"masks"`, or at the key given.
@@ -114,11 +115,13 @@ def pad_sequence(
             )
     _check_side(padding_side)
     left = padding_side == "left"
-    if not first._kd_desc.ndim and pad_dim >= 0:
+    ndim = first._kd_desc.ndim
+    alike = len({each._kd_desc.size for each in list_of_tensordicts}) == 1
+    if alike and not 0 <= pad_dim < ndim:
         return written_to(
             out, _pad_leaves(list_of_tensordicts, pad_dim, padding_value, return_mask, left)
         )
-    at = wrap_dim(pad_dim, first._kd_desc.ndim)
+    at = wrap_dim(pad_dim, ndim)
     lengths = [each._kd_desc.batch[at] for each in list_of_tensordicts]
     longest = max(lengths)
     padded = []
@@ -226,37 +229,36 @@ def _no_field(argument: str, result: TensorDictBase, path: tuple[str, ...]) -> I
 def _pad_leaves(
     sequences: Sequence[C], dim: int, value: float, return_mask: bool | str, left: bool
 ) -> C:
-    """Stack containers without a batch, each leaf padded to its own longest in a dimension."""
+    """Stack containers of one batch size, each leaf padded to its own longest in a dimension."""
+    sequences = [each._kd_engine.contiguous(each) for each in sequences]  # not member by member
     longest: dict[NestedKey, int] = {}
     for each in sequences:
         for key, leaf in each._kd_engine.items(each, True, True):
-            longest[key] = max(longest.get(key, 0), *leaf.shape[dim : dim + 1], 0)
+            if -leaf.ndim <= dim < leaf.ndim:
+                longest[key] = max(longest.get(key, 0), leaf.shape[dim])
 
-    def padded(key: NestedKey, leaf: Tensor, fill: float = value) -> Tensor:
-        if leaf.ndim <= dim:
-            return leaf
-        missing = longest[key] - leaf.shape[dim]
+    def padded(leaf: Tensor, size: int, fill: float, at: int = dim) -> Tensor:
+        missing = size - leaf.shape[at]
         rows = [missing, 0] if left else [0, missing]
-        return torch.constant_pad_nd(leaf, [0, 0] * (leaf.ndim - dim - 1) + rows, fill)
+        after = leaf.ndim - 1 - at % leaf.ndim
+        return torch.constant_pad_nd(leaf, [0, 0] * after + rows, fill)
+
+    def values(key: NestedKey, leaf: Tensor) -> Tensor:
+        has_dim = -leaf.ndim <= dim < leaf.ndim
+        return padded(leaf, longest[key], value) if has_dim else leaf
 
     def mask(key: NestedKey, leaf: Tensor) -> Tensor:
-        real = leaf.new_ones((), dtype=torch.bool).expand(leaf.shape[: dim + 1])
-        return padded(key, real, False)
+        real, batch = leaf.new_ones((), dtype=torch.bool), leaf.shape[: sequences[0]._kd_desc.ndim]
+        if not -leaf.ndim <= dim < leaf.ndim:
+            return real.expand(batch)
+        return padded(real.expand(*batch, leaf.shape[dim]), longest[key], False, -1)
 
     result = stack(
-        [
-            each._kd_engine.named_apply(each, padded, nested_keys=True, batch_size=())
-            for each in sequences
-        ]
+        [each._kd_engine.named_apply(each, values, nested_keys=True) for each in sequences]
     )
     if return_mask is False:
         return result
-    masks = stack(
-        [
-            each._kd_engine.named_apply(each, mask, nested_keys=True, batch_size=())
-            for each in sequences
-        ]
-    )
+    masks = stack([each._kd_engine.named_apply(each, mask, nested_keys=True) for each in sequences])
     return _with_masks(result, masks.filter_non_tensor_data(), return_mask)
 
 
