@@ -1,5 +1,6 @@
 """Switches that programs of tensordict set."""
 
+import numpy
 import pytest
 import torch
 
@@ -39,7 +40,13 @@ def test_a_list_can_be_one_value_for_all_rows() -> None:
     assert list_to_stack()
     words: object = td.get("words")
     assert isinstance(words, NonTensorData)
-    assert (words.data, words.batch_size) == (["to", "be"], (2,))
+    assert isinstance(words.data, numpy.ndarray)
+    assert (words.data.tolist(), words.data.dtype.kind) == (["to", "be"], "U")
+    assert words.batch_size == (2,)
+    with set_list_to_stack(False):  # numbers beside words stay numbers
+        mixed = TensorDict({"a": ["to", 1], "b": [["to"], ["b", "e"]], "c": ("to", "be")})
+    assert [mixed[key].tolist() for key in ("a", "b")] == [["to", 1], [["to"], ["b", "e"]]]
+    assert isinstance(mixed.get_non_tensor("c"), numpy.ndarray)
     assert torch.equal(td["x"], torch.tensor([1, 2]))
     setting = set_list_to_stack(False)
     with setting, setting:

@@ -191,6 +191,8 @@ def test_empty_lists_are_tensors_as_in_torch() -> None:
     assert td["n", "none"].shape == (1, 1, 0)
     assert TensorDict(x=[])["x"].dtype is torch.float32
     assert TensorDict({"words": [[], ["a"]]}, [2])["words"] == [[], ["a"]]
-    assert TensorDict(turns=[[], [0.5]])["turns"] == [[], [0.5]]  # torch would drop the number
-    assert TensorDict(turns=[[], [[]]])["turns"] == [[], [[]]]
-    assert TensorDict({"words": []}, [0])["words"] == []
+    turns = TensorDict(turns=[[], [0.5]])["turns"]  # torch would drop the number
+    assert [each.tolist() for each in turns] == [[], [0.5]]
+    assert [each.shape for each in TensorDict(turns=[[], [[]]])["turns"]] == [(0,), (1, 0)]
+    assert TensorDict({"none": []}, [0])["none"].shape == (0,)
+    assert TensorDict({"words": []}, [0, 2])["words"] == []

@@ -5,6 +5,7 @@ import re
 import types
 from collections import OrderedDict, UserDict
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -160,12 +161,18 @@ def test_anything_else_is_data(value: object) -> None:
 
 
 @pytest.mark.parametrize("batch_size", [[], [2]])
-def test_lists_of_numbers_of_other_lengths_are_kept_and_noted(batch_size: list[int]) -> None:
+def test_lists_of_numbers_of_other_lengths_are_tensors_and_noted(
+    batch_size: list[int], tmp_path: Path
+) -> None:
     said = r"entry `\('n', 'a'\)` holds lists of numbers of different lengths, .*lazy_stack"
     with pytest.warns(UserWarning, match=said) as noted:
         td = TensorDict({"n": {"a": [[1, 2], [3]]}}, batch_size)
     assert noted[0].filename == __file__
-    assert td["n", "a"] == [[1, 2], [3]]
+    td.save(tmp_path / "td")
+    for each in (td, TensorDict.load(tmp_path / "td")):
+        values = each["n", "a"]
+        assert [type(value) for value in values] == [Tensor, Tensor]
+        assert [value.tolist() for value in values] == [[1, 2], [3]]
     assert TensorDict({"a": NonTensorStack([1, 2], [3])}, [2])["a"] == [[1, 2], [3]]
 
 

@@ -296,6 +296,10 @@ def test_arrays_of_numpy_come_back(tmp_path: Path) -> None:
         {"r": ["numpy.ndarray", ["O", [1], {"b": "AAAAAAAAAAA="}]]},
         {"r": ["numpy.ndarray", ["<i8", [2], {"b": "AAAAAAAAAAA="}]]},
         {"r": ["numpy.ndarray", ["<i8", [1], 10**12]]},
+        {"r": ["torch.Tensor", ["load", [1], {"b": "AAAAAAAAAAA="}]]},
+        {"r": ["torch.Tensor", ["int64", [2], {"b": "AAAAAAAAAAA="}]]},
+        {"r": ["torch.Tensor", ["int64", [1], 10**12]]},
+        {"r": ["torch.Tensor", ["int64", [10**12], {"b": ""}]]},
         {"r": ["datetime.datetime", "no"]},
         {"r": ["os.system", "true"]},
         {"d": [[[1], 2]]},
@@ -494,8 +498,15 @@ def test_a_value_with_tensors_is_in_arenas_and_buffers_too(tmp_path: Path) -> No
         td.append_to(tmp_path / "rows")
     with pytest.raises(InvalidValue, match="cannot be resized"):
         store.resize(tmp_path / "arena", 5)
-    with pytest.raises(InvalidArgument, match="holds a `Tensor`, which cannot be saved"):
-        TensorDict({"o": NonTensorStack({0: torch.ones(2)}, {})}, [2]).save(tmp_path / "x")
+    rows = TensorDict({"o": NonTensorStack({0: torch.ones(2)}, torch.zeros(0, 3))}, [2])
+    rows.save(tmp_path / "x")
+    first, second = TensorDict.load(tmp_path / "x")["o"]
+    assert first[0].tolist() == [1, 1]
+    assert second.shape == (0, 3)
+    with pytest.raises(InvalidArgument, match="holds a `Parameter`, which cannot be saved"):
+        TensorDict({"o": NonTensorStack(torch.nn.Parameter(torch.ones(2)), {})}, [2]).save(
+            tmp_path / "y"
+        )
 
 
 @pytest.mark.parametrize("number", [7, -1, "0", True, None, [0]])

@@ -57,7 +57,7 @@ class _Switch(ContextDecorator):
 class set_list_to_stack(_Switch):  # noqa: N801  # its name is used as that of a function
     """Set whether a list that is stored in a batch is one value per row: `True`, as it is in kd.
 
-    With `False` such a list is one value for all rows, as `NonTensorData(values)` is.
+    With `False` such a list is one value for all rows: an array of numpy.
 
     Args:
         mode: whether it is one value per row.
@@ -66,7 +66,7 @@ class set_list_to_stack(_Switch):  # noqa: N801  # its name is used as that of a
         >>> from kd_core import TensorDict, set_list_to_stack
         >>> with set_list_to_stack(False):
         ...     td = TensorDict({"words": ["to", "be"]}, [2])
-        >>> td[0]["words"]
+        >>> td[0]["words"].tolist()
         ['to', 'be']
     """
 

@@ -86,10 +86,14 @@ def as_entry(
         return made
     converted = _as_tensor(key, value, desc.batch, path)
     if converted is None:
+        if isinstance(value, (list, tuple)) and _holds_numbers(value, empty=True):
+            value = _lists_as_tensors(value, max(len(desc.batch), 1))
         stacked = _as_stack(value)
         if stacked is not None:
             return _node_as_entry(key, stacked, desc, path, holder)
-        rows = _rows_of(value) if list_to_stack() else None
+        if not list_to_stack():
+            return registry.wrap_data(_as_array(value), desc)
+        rows = _rows_of(value)
         if rows is not None and not desc.batch:  # a list has rows of its own, a tuple is one value
             listed = isinstance(value, list) and bool(value)
             desc = desc.with_batch(shape_of_lists(rows)) if listed else desc
@@ -241,14 +245,13 @@ def _as_tensor(
             ) from error
     if isinstance(value, (list, tuple)) and value and _holds_numbers(value):
         try:
-            return torch.as_tensor(value)
+            return torch.as_tensor(value if list_to_stack() else _as_array(value))
         except (ValueError, TypeError):
             _note_ragged((*path, key))
             return None
-    if 0 not in batch:  # where there are no rows, nothing tells numbers from words
-        shape = _shape_of_nothing(value)
-        if shape is not None:
-            return torch.empty(shape)
+    shape = _shape_of_nothing(value)
+    if shape is not None and (0 not in batch or shape[: len(batch)] == batch):
+        return torch.empty(shape)
     from kd_core._leaves.packing import tensor_of_array, tensor_of_list
 
     try:
@@ -275,8 +278,9 @@ def _note_ragged(path: tuple[str, ...]) -> None:
     if not is_dynamo_compiling():
         warn_caller(
             f"entry {format_key(path)} holds lists of numbers of different lengths, which are kept "
-            "as Python values, not as a tensor. Pad them to one length, keep the rows as members "
-            "of `lazy_stack`, or pass `NonTensorStack(*rows)` if the lists themselves are meant."
+            "as a list of tensors, not as a tensor. Pad them to one length, keep the rows as "
+            "members of `lazy_stack`, or pass `NonTensorStack(*rows)` if the lists themselves are "
+            "meant."
         )
 
 
@@ -290,6 +294,18 @@ def _as_stack(value: object) -> Node | None:
         return None
     stacked: Node = value[0]._kd_engine.maybe_dense_stack(value)
     return stacked
+
+
+def _as_array(value: object) -> object:
+    """Return a list or tuple as an array of text or of objects; numbers in text stay numbers."""
+    if not isinstance(value, (list, tuple)) or hasattr(value, "_fields"):
+        return value
+    import numpy as np
+
+    array = np.array(value, dtype=object)
+    kinds = {*map(type, array.flat)}
+    alike = kinds == {str} or kinds <= set(_NUMBERS)
+    return np.array(value) if alike else array
 
 
 def _rows_of(value: Any) -> Sequence[object] | None:
@@ -345,12 +361,26 @@ def _rows_differ(where: str, batch: Batch, found: object, dim: int) -> ShapeMism
     )
 
 
-def _holds_numbers(values: list[object] | tuple[object, ...]) -> bool:
+def _holds_numbers(values: list[object] | tuple[object, ...], empty: bool = False) -> bool:
+    """Return whether nested lists hold numbers alone; `empty`: some of them may hold nothing."""
     return all(
         isinstance(value, _NUMBERS)
-        or (isinstance(value, (list, tuple)) and bool(value) and _holds_numbers(value))
+        or (isinstance(value, (list, tuple)) and (_holds_numbers(value, empty) if value else empty))
         for value in values
     )
+
+
+def _lists_as_tensors(value: object, depth: int) -> object:
+    """Return lists of numbers of different lengths as lists of tensors, at least `depth` deep."""
+    if not isinstance(value, list):
+        return value
+    if depth <= 0:
+        try:
+            return torch.as_tensor(value)
+        except (ValueError, TypeError):
+            pass
+    alike = depth > 1 or all(isinstance(each, list) for each in value)
+    return [_lists_as_tensors(each, depth - 1) for each in value] if alike else value
 
 
 def _shape_of_nothing(value: object) -> Batch | None:

@@ -490,6 +490,22 @@ _built(
     lambda items: timedelta(*_list(items)),
 )
 
+
+def _tensor_written(tensor: Tensor) -> object:
+    plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    octets = plain.reshape(-1).view(torch.uint8).numpy().tobytes() if plain.numel() else b""
+    return [str(plain.dtype).removeprefix("torch."), list(plain.shape), octets]
+
+
+def _tensor_read(parts: object) -> Tensor:
+    name, shape, octets = _list(parts)
+    dtype, memory = _dtype_of(name), bytearray(memoryview(octets))
+    flat = torch.frombuffer(memory, dtype=dtype) if memory else torch.empty(0, dtype=dtype)
+    return flat.reshape(_list(shape))
+
+
+_built(Tensor, _tensor_written, _tensor_read)
+
 _ARRAY: Final = "numpy.ndarray"
 _SCALAR: Final = "numpy.generic"
 
