@@ -81,7 +81,7 @@ def test_an_empty_container_is_filled_entry_by_entry(tmp_path: Path) -> None:
     td = TensorDict({}, [3])
     td.memmap_(tmp_path / "td")
     assert td.saved_path == tmp_path / "td"
-    assert not td.is_memmap()
+    assert td.is_memmap()
     td.make_memmap("x", torch.tensor([3, 0]))
     td.make_memmap("y", (3,))[1] = 5
     assert_same(TensorDict.load_memmap(tmp_path / "td"), td)

@@ -401,12 +401,14 @@ class Placement(AbstractContainer):
         return lock(self, LOCKED_BY_SHARING)
 
     def is_shared(self) -> bool:
-        """Return whether all leaves, at least one, are in shared memory.
+        """Return whether all leaves are in shared memory; without any, whether it was shared.
 
         See `is_memmap` for those in an arena.
         """
         parts = [part for leaf in leaves_of(self) for part in stored_in(leaf)]
-        return bool(parts) and all(part.is_shared() for part in parts)
+        if not parts:
+            return self._kd_desc.lock == LOCKED_BY_SHARING
+        return all(part.is_shared() for part in parts)
 
     def clone(self, recurse: bool = True) -> Self:
         """Copy the container; the copy is not locked.

@@ -784,7 +784,7 @@ class MemoryMaps(AbstractContainer):
         return self._kd_engine.update(self, load(prefix), inplace=True)
 
     def is_memmap(self) -> bool:
-        """Return whether all leaves are in one arena; `False` if none has elements.
+        """Return whether all leaves are in one arena; if none has elements, whether it is one.
 
         Example:
             >>> from kd_core import TensorDict
@@ -792,7 +792,9 @@ class MemoryMaps(AbstractContainer):
             >>> td.is_memmap(), td.memmap("is.arena").is_memmap()
             (False, True)
         """
-        return _path_of_leaves(self) is not None
+        if any(map(Tensor.numel, leaves_of(self))):
+            return _path_of_leaves(self) is not None
+        return self._kd_desc.lock == LOCKED_BY_ARENA
 
     @property
     def saved_path(self) -> Path | None:
