@@ -28,6 +28,7 @@ from torch.nn import functional
 
 from kd_core import InvalidArgument, InvalidValue
 from kd_core.extending import public_in
+from kd_nn._torch_private import is_watched
 
 PositiveMap: TypeAlias = Callable[[Tensor], Tensor]
 
@@ -90,41 +91,6 @@ def expln(x: Tensor) -> Tensor:
     return torch.where(x > 0, x.clamp_min(0).log1p() + 1, x.clamp_max(0).exp())
 
 
-class _BiasedSoftplus:
-    """`softplus(x + shift) + min_val`, with cached constants for eager float32."""
-
-    __slots__ = ("_min", "_shift", "bias", "min_val", "shift")
-
-    def __init__(self, bias: float, min_val: float) -> None:
-        if not 0 <= min_val < bias:
-            raise InvalidValue(
-                "a biased softplus must have 0 <= min_val < bias, "
-                f"got bias={bias!r} and min_val={min_val!r}."
-            )
-        self.bias, self.min_val = bias, min_val
-        self.shift = inv_softplus(bias - min_val)
-        self._shift, self._min = _constant(self.shift), _constant(min_val)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        # Tested first: dynamo would guard everything that is read before.
-        if not is_compiling():
-            shift, low = self._shift, self._min
-            if (
-                shift is not None
-                and low is not None
-                and x.__class__ is Tensor
-                and x.dtype is torch.float32
-            ):
-                return functional.softplus(x + shift).add_(low)
-        return functional.softplus(x + self.shift) + self.min_val
-
-    def __repr__(self) -> str:
-        return f"biased_softplus(bias={self.bias}, min_val={self.min_val})"
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return mappings, (f"biased_softplus_{self.bias}_{self.min_val}",)  # both are public
-
-
 def _constant(value: float) -> Tensor | None:
     """Return a number as a 0-dim float32 tensor; None while a mode makes fake tensors."""
     tensor = torch.tensor(value, dtype=torch.float32, device="cpu")
@@ -151,17 +117,32 @@ class biased_softplus(nn.Module):  # noqa: N801 - the usual name
 
     def __init__(self, bias: float, min_val: float = 0.01) -> None:
         super().__init__()
-        self._map = _BiasedSoftplus(bias, min_val)
-        self.bias = self._map.shift
-        self.min_val = min_val
+        if not 0 <= min_val < bias:
+            raise InvalidValue(
+                "a biased softplus must have 0 <= min_val < bias, "
+                f"got bias={bias!r} and min_val={min_val!r}."
+            )
+        self._at_zero, self.min_val = bias, min_val
+        self.bias = inv_softplus(bias - min_val)
+        self._constants = _constant(self.bias), _constant(min_val)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map `x`, shape kept."""
-        return self._map(x)
+        # Tested first: dynamo would guard everything that is read before.
+        if not is_compiling():
+            shift, low = self._constants
+            if (
+                shift is not None
+                and low is not None
+                and x.__class__ is Tensor
+                and x.dtype is torch.float32
+            ):
+                return functional.softplus(x + shift).add_(low)
+        return functional.softplus(x + self.bias) + self.min_val
 
     def extra_repr(self) -> str:
         """Name the two settings for the module's printed form."""
-        return f"bias={self._map.bias}, min_val={self.min_val}"
+        return f"bias={self._at_zero}, min_val={self.min_val}"
 
 
 @public_in("kd_nn._pickled")
@@ -178,7 +159,7 @@ _REGISTRY: dict[str, PositiveMap | None] = {
     "biased_softplus": None,
     "none": identity,
 }
-"""Mappings by name; `None` is one that holds tensors, which is built when it is asked for."""
+"""Mappings by name; `None` is a module, of which every extractor has its own."""
 _OWN: Final = tuple(filter(None, _REGISTRY.values()))
 """The functions that are known by name from the start."""
 
@@ -206,21 +187,21 @@ def mappings(key: str | PositiveMap) -> PositiveMap:
     if callable(key):
         return key
     found = _REGISTRY.get(key)
-    if found is None and key in _REGISTRY:
-        found = _REGISTRY[key] = _BiasedSoftplus(1.0, 0.01)
     return _parametrised(key) if found is None else found
 
 
 def _parametrised(key: str) -> PositiveMap:
     """Build `biased_softplus_<bias>[_<min>]`, or raise that the name is unknown."""
     prefix = "biased_softplus_"
+    if key == "biased_softplus":
+        return biased_softplus(1.0)
     if key.startswith(prefix):
         try:
             numbers = [float(part) for part in key.removeprefix(prefix).split("_")]
         except ValueError:
             numbers = []
         if len(numbers) in (1, 2):
-            return _BiasedSoftplus(numbers[0], numbers[1] if len(numbers) == 2 else 0.01)
+            return biased_softplus(*numbers)
     nearest = get_close_matches(key, _REGISTRY, n=1)
     hint = f" Did you mean `{nearest[0]}`?" if nearest else ""
     known = ", ".join(f"`{name}`" for name in _REGISTRY)
@@ -250,7 +231,7 @@ def add_custom_mapping(name: str, mapping: PositiveMap) -> None:
     """
     if not callable(mapping):
         raise InvalidArgument(f"mapping `{name}` must be callable, got {type(mapping).__name__}.")
-    if _REGISTRY.get(name, mapping) is not mapping:
+    if name in _REGISTRY and _REGISTRY[name] is not mapping:
         raise InvalidValue(
             f"the name `{name}` is taken by {mappings(name)!r}. Choose another name."
         )
@@ -289,7 +270,7 @@ class NormalParamExtractor(nn.Module):
         scale_lb: float = 1e-4,
     ) -> None:
         super().__init__()
-        self.scale_mapping = mappings(scale_mapping)
+        self.scale_mapping: PositiveMap = mappings(scale_mapping)
         self.scale_lb = _checked_bound(scale_lb)
 
     def forward(self, tensor: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
@@ -313,12 +294,16 @@ class NormalParamExtractor(nn.Module):
                 "Give the last layer 2 n outputs."
             )
         loc, raw = tensor.chunk(2, -1)
+        mapping = self._modules.get("scale_mapping")
+        if type(mapping) is biased_softplus and not is_compiling() and not is_watched(mapping):
+            # The default, not called as a module: on the hot path.
+            return (loc, mapping.forward(raw).clamp_min(self.scale_lb), *others)
         return (loc, self.scale_mapping(raw).clamp_min(self.scale_lb), *others)
 
     def _kd_maps_rows(self) -> bool:
         """Return whether each row is mapped by itself, as the mappings that are named here do."""
         mapping = self.scale_mapping  # of a user, it may have no hash
-        known = type(mapping) is _BiasedSoftplus or any(mapping is own for own in _OWN)
+        known = type(mapping) is biased_softplus or any(mapping is own for own in _OWN)
         return known and type(self).forward is _SPLIT
 
 
@@ -412,7 +397,7 @@ class AddStateIndependentNormalScale(nn.Module):
             self.state_independent_scale = nn.Parameter(raw)
         else:
             self.register_buffer("state_independent_scale", raw)
-        self.scale_mapping = mappings(scale_mapping)
+        self.scale_mapping: PositiveMap = mappings(scale_mapping)
         self.scale_lb = _checked_bound(scale_lb)
 
     def forward(self, loc: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
