@@ -519,6 +519,105 @@ def words_in_a_dict_give_a_batch(lib: Library, tmp: Path) -> None:
     assert lib.TensorDict.from_dict(plain, auto_batch_size=True).batch_size[:1] == (2,)
 
 
+@program
+def where_keeps_the_words_that_one_side_lacks(lib: Library, tmp: Path) -> None:
+    rows = torch.tensor([True, False, True])
+    plain: Any = lib.TensorDict({"a": torch.ones(3)}, [3])
+    for words in ("x", ["x", "y", "z"]):
+        td = lib.TensorDict({"a": torch.zeros(3), "n": {"w": words}}, [3])
+        made: list[Any] = [td.where(rows, plain), plain.where(rows, td)]
+        assert [each["n", "w"] for each in (*made, torch.where(rows, td, plain))] == [words] * 3
+        beside = plain.clone().set("b", torch.ones(3))
+        raises(KeyError, lambda td=td, beside=beside: td.where(rows, beside))  # type: ignore[misc]  # of the loop
+
+
+@program
+def lists_as_values_of_rows(lib: Library, tmp: Path) -> None:
+    td = lib.TensorDict({"a": torch.zeros(3)}, [3])
+    td[0] = {"w": ["x", "y"]}
+    assert td[0]["w"] == ["x", "y"]
+    stack = lib.lazy_stack([lib.TensorDict({"a": torch.zeros(2)}, [2]) for _ in range(3)])
+    stack[0] = {"w": "word", ("n", "b"): torch.ones(2)}
+    assert stack[0]["w"] == "word"
+    assert stack[0]["n", "b"].tolist() == [1, 1]
+    stack[:] = {"b": torch.ones(3, 2)}
+    assert stack["b"].shape == (3, 2)
+    ragged = lib.lazy_stack([lib.TensorDict({"w": ["x", "y"]}), lib.TensorDict({"w": ["z"]})])
+    assert ragged["w"] == [["x", "y"], ["z"]]
+
+
+@program
+def lists_of_numbers_of_other_lengths_are_tensors(lib: Library, tmp: Path) -> None:
+    for batch in ([], [2]):
+        td = lib.TensorDict({"a": [[1, 2], [3]], "b": [[], [1.0]], "c": [(1, 2), (3,)]}, batch)
+        assert [each.tolist() for each in td["a"]] == [[1, 2], [3]]
+        assert [each.shape for each in td["b"]] == [(0,), (1,)]
+        assert td["c"] == [(1, 2), (3,)]
+        td.memmap(tmp / f"m{len(batch)}")
+        read = lib.TensorDict.load_memmap(tmp / f"m{len(batch)}")["a"]
+        assert [each.tolist() for each in read] == [[1, 2], [3]]
+    assert lib.TensorDict({"a": []}, [0])["a"].shape == (0,)
+
+
+@program
+def lists_that_are_not_stacks_are_arrays(lib: Library, tmp: Path) -> None:
+    with lib.set_list_to_stack(False):
+        td = lib.TensorDict({"w": ["x", "y"], "o": [None, {"k": 1}], "f": [0.5, 2]}, [2])
+    assert td["w"].dtype.kind == td[0]["w"].dtype.kind == "U"
+    assert td["o"].tolist() == [None, {"k": 1}]
+    assert td["f"].dtype is torch.float64
+
+
+@program
+def containers_without_tensors_are_shared_and_mapped(lib: Library, tmp: Path) -> None:
+    for number, content in enumerate(({}, {"w": "word"})):
+        assert lib.TensorDict(content, [3]).share_memory_().is_shared()
+        assert lib.TensorDict(content, [3]).memmap_(tmp / f"{number}").is_memmap()
+        assert not lib.TensorDict(content, [3]).lock_().is_shared()
+        assert not lib.TensorDict(content, [3]).lock_().is_memmap()
+
+
+@program
+def sequences_are_padded_behind_the_batch(lib: Library, tmp: Path) -> None:
+    def padded(*shapes: tuple[int, ...], batch: list[int], **options: Any) -> Any:
+        parts = [
+            lib.TensorDict({"n": {"a": torch.ones(shape)}, "w": "x"}, batch) for shape in shapes
+        ]
+        return lib.pad_sequence(parts, **options)
+
+    made = padded((2, 1), (2, 3), batch=[2], pad_dim=1, return_mask=True, padding_side="left")
+    assert made.batch_size == (2, 2)
+    assert made["n", "a"].tolist() == [[[0, 0, 1]] * 2, [[1, 1, 1]] * 2]
+    assert made["masks", "n", "a"].tolist() == (made["n", "a"] == 1).tolist()
+    assert made["w"] == [["x"] * 2] * 2
+    made = padded((2, 3, 1), (2, 3, 4), batch=[2], pad_dim=2, padding_value=7, return_mask="m")
+    assert made["n", "a"].sum() == 2 * 3 * (1 + 3 * 7 + 4)
+    assert made["m", "n", "a"].sum(-1).tolist() == [[1, 1], [4, 4]]
+    for dim in (-1, 2):
+        assert padded((2, 3, 1), (2, 3, 4), batch=[2], pad_dim=dim)["n", "a"].shape == (2, 2, 3, 4)
+        assert padded((2, 3, 1), (2, 3, 4), batch=[], pad_dim=dim)["n", "a"].shape == (2, 2, 3, 4)
+    stacks = [lib.lazy_stack([lib.TensorDict({"a": torch.ones(n)})] * 2) for n in (1, 3)]
+    assert lib.pad_sequence(stacks, pad_dim=1)["a"].shape == (2, 2, 3)
+
+
+@program
+def the_mapping_of_a_scale_is_a_module(lib: Library, tmp: Path) -> None:
+    extractors: list[Any] = [
+        lib.NormalParamExtractor(name)
+        for name in ("biased_softplus_1.0", "biased_softplus_0.5", "softplus")
+    ]
+    found = [[type(each).__name__ for each in made.children()] for made in extractors]
+    assert found == [["biased_softplus"], ["biased_softplus"], []]
+    assert [dict(made.named_modules()).get("scale_mapping") for made in extractors[:2]] == [
+        made.scale_mapping for made in extractors[:2]
+    ]
+    assert extractors[0].state_dict() == {}
+    seen: list[int] = []
+    extractors[0].scale_mapping.register_forward_hook(lambda *args: seen.append(len(args)))
+    assert extractors[0](torch.zeros(4))[1].tolist() == [1, 1]
+    assert seen == [3]
+
+
 # What examples in docstrings of TorchRL do
 
 
