@@ -282,6 +282,15 @@ CALLS = [
      "['TensorDictBase', 'TensorDictBase']"),
     ("[import_module(f'tensordict.{n}').TensorDict is TensorDict for n in ('testing', 'tabular')]",
      "[True, True]"),
+    ("[hasattr(import_module(f'tensordict.{n}'), k) for n in ('_td', 'base', 'utils')"
+     " for k in ('CompatibleType', 'DeviceType', 'IndexType')]", str([True] * 9)),
+    ("isinstance('cpu', import_module('tensordict.utils').DeviceType)", "True"),
+    ("[import_module('tensordict.base')._is_tensor_collection(k)"
+     " for k in (TensorDict, NonTensorData, torch.Tensor)]", "[True, True, False]"),
+    ("import_module('tensordict.utils').prod(torch.Size([2, 3]))", "6"),
+    ("import_module('tensordict.tensorclass')._getitem(TensorDict(a=1), 'a')", "tensor(1)"),
+    ("import_module('tensordict.tensorclass')._eq(TensorDict(a=1), TensorDict(a=1))['a']",
+     "tensor(True)"),
     ("TensorDict(a=1)._get_str('a', None)", "tensor(1)"),
     ("TensorDict(a=1)._get_str('b', None)", "None"),
     ("TensorDict()._set_str('a', torch.ones(()), inplace=False, validated=True)['a']",

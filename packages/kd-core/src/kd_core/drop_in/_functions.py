@@ -6,6 +6,7 @@ Written on the public interface of kd; what is in `kd_nn` is found by name when 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
@@ -36,6 +37,10 @@ _ACCEPTED_CLASSES: Final = (torch.Tensor, TensorDictBase)
 logger: Final = logging.getLogger("kd")
 Buffer: Final = torch.nn.Buffer
 T = TypeVar("T", bound=TensorDictBase)
+# What annotations of programs name.
+CompatibleType: Final = torch.Tensor | TensorDictBase
+DeviceType: Final = torch.device | str | int
+IndexType: Final = slice | str | torch.Tensor | list[object] | tuple[object, ...] | int | None
 PYTREE_REGISTERED_TDS: Final = True
 
 
@@ -48,6 +53,21 @@ def _default_is_leaf(cls: type) -> bool:
 
 def _is_leaf_nontensor(cls: type) -> bool:
     return is_leaf_nontensor(cls) or not issubclass(cls, TensorDictBase)
+
+
+def _is_tensor_collection(cls: type) -> bool:
+    return issubclass(cls, TensorDictBase | NonTensorDataBase)
+
+
+# Methods of tensor classes whose annotations programs correct.
+
+
+def _eq(self: TensorDictBase, other: object) -> object:
+    return self == other
+
+
+def _getitem(self: TensorDictBase, item: NestedKey | Index) -> object:
+    return self[item]
 
 
 _is_tensorclass = is_tensorclass
@@ -96,6 +116,11 @@ def _maybe_correct_neg_dim(dim: int, shape: Sequence[int] | None, ndim: int | No
     if not 0 <= positive < count:
         raise IndexError(f"dimension {dim} is out of range for a container with shape {shape}.")
     return positive
+
+
+def prod(sequence: Iterable[int]) -> int:
+    """Return the product of sizes, 1 of none."""
+    return math.prod(sequence)
 
 
 def is_seq_of_nested_key(seq: object) -> bool:
@@ -164,7 +189,8 @@ def _drawing_from(generator: torch.Generator) -> Iterator[None]:
 
 SERVED: Final = frozenset(
     """
-    Buffer T unravel_key unravel_key_to_tuple NO_DEFAULT PYTREE_REGISTERED_TDS logger
+    Buffer T CompatibleType DeviceType IndexType prod _is_tensor_collection _eq _getitem
+    unravel_key unravel_key_to_tuple NO_DEFAULT PYTREE_REGISTERED_TDS logger
     _default_is_leaf _is_leaf_nontensor _unravel_key_to_tuple _is_tensorclass _TensorClassMeta
     _zip_strict _is_non_tensor _getitem_batch_size _shape _ACCEPTED_CLASSES _maybe_correct_neg_dim
     is_seq_of_nested_key _NESTED_TENSORS_AS_LISTS _NESTED_TENSORS_AS_LISTS_NONTENSOR
