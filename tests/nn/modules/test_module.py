@@ -95,6 +95,16 @@ def test_two_outputs_come_as_tuple_list_or_mapping(function: Callable[[Tensor], 
     assert same(down, X - 1)
 
 
+def test_a_dict_may_name_outputs_by_whole_keys() -> None:
+    module = TensorDictModule(lambda x: {("a", "b"): x + 1, "c": x}, ["x"], ["c", ("a", "b")])
+    assert same(module(TensorDict(x=X))["a", "b"], X + 1)
+    assert same(module(X)[1], X + 1)
+    alone = TensorDictModule(lambda x: {("a", "b"): x + 1}, ["x"], [("a", "b")])
+    assert same(alone(x=X), X + 1)
+    with pytest.raises(OutputMismatch, match=r"mapping of `.'a', 'b'.`, without `c`"):
+        TensorDictModule(lambda x: {("a", "b"): x}, ["x"], ["c", ("a", "b")])(x=X)
+
+
 def test_discarded_output_is_not_written() -> None:
     module = TensorDictModule(split, ["x"], ["_", "down"])
     assert set(module(TensorDict(x=X)).keys()) == {"x", "down"}

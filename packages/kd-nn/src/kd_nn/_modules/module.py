@@ -446,7 +446,7 @@ class TensorDictModule(TensorDictModuleBase):
         "_kd_split_outputs": _kd_split_outputs,
     }
 
-    def _kd_names_fields(self, found: Mapping[str, object] | None) -> bool:
+    def _kd_names_fields(self, found: Mapping[NestedKey, object] | None) -> bool:
         """Return whether the out keys are fields of a named tuple, in whatever order."""
         keys = self._kd_own_out_keys()
         if found is None or all(key == DISCARD or key in found for key in keys):
@@ -463,7 +463,9 @@ class TensorDictModule(TensorDictModuleBase):
             )
         return False
 
-    def _kd_from_mapping(self, result: object, found: Mapping[str, object]) -> tuple[object, ...]:
+    def _kd_from_mapping(
+        self, result: object, found: Mapping[NestedKey, object]
+    ) -> tuple[object, ...]:
         keys = self._kd_own_out_keys()
         values = [None if key == DISCARD else _look_up(found, key) for key in keys]
         missing = [key for key, value in zip(keys, values, strict=True) if value is _ABSENT]
@@ -478,7 +480,7 @@ class TensorDictModule(TensorDictModuleBase):
         )
 
     def _kd_named(
-        self, names: tuple[str, ...], result: object, found: Mapping[str, object] | None
+        self, names: tuple[str, ...], result: object, found: Mapping[NestedKey, object] | None
     ) -> tuple[object, ...]:
         """Return the outputs that `out_keys` takes by name."""
         missing = [name for name in names if found is None or found.get(name) is None]
@@ -498,7 +500,7 @@ class TensorDictModule(TensorDictModuleBase):
 _ABSENT: Final = object()
 
 
-def _by_name(result: object) -> Mapping[str, object] | None:
+def _by_name(result: object) -> Mapping[NestedKey, object] | None:
     """Return outputs by name; None where a module returned something else."""
     if isinstance(result, TensorDictBase):
         return {str(key): value for key, value in result.items()}
@@ -533,9 +535,11 @@ def _flattened(outputs: Sequence[object]) -> Iterator[object]:
             yield output
 
 
-def _look_up(found: Mapping[str, object], key: NestedKey) -> object:
-    """Return the value at a nested key, `_ABSENT` if there is none."""
+def _look_up(found: Mapping[NestedKey, object], key: NestedKey) -> object:
+    """Return the value at a nested key, `_ABSENT` if there is none; a dict may have whole keys."""
     head, *rest = unravel_key_to_tuple(key)
+    if rest and key in found:
+        return _as_entry(found[key])
     value = found.get(head, _ABSENT)
     if not rest or value is _ABSENT:
         return _as_entry(value)
