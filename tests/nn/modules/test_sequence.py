@@ -324,6 +324,20 @@ def test_steps_are_found_by_index_name_and_slice() -> None:
         model["q"]
 
 
+def test_steps_are_attributes_by_name() -> None:
+    first = TensorDictModule(nn.Linear(2, 2), ["x"], ["y"])
+    listed = TensorDictSequential(first, TensorDictModule(torch.neg, ["y"], ["z"]))
+    named = TensorDictSequential(
+        {"first": first, "last": TensorDictModule(torch.neg, ["y"], ["z"])}
+    )
+    assert listed.get_submodule("0.module") is first.module
+    assert named.first is first is getattr(listed, "0")
+    assert named.get_parameter("first.module.weight") is first.module.weight
+    with pytest.raises(AttributeError, match="2"):
+        listed.get_submodule("2")
+    assert not hasattr(named, "0")
+
+
 def test_editing_recomputes_the_keys() -> None:
     model = chain()
     model.append(TensorDictModule(add(1), ["e"], ["f"]))

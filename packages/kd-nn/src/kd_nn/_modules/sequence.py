@@ -716,7 +716,16 @@ class TensorDictSequential(StepList, TensorDictModule):  # type: ignore[misc]  #
 
         # What `TensorDictModule` says of the one module that it wraps.
         _kd_node_label = _kd_described_as = _kd_run_on_values = None
-        __getattr__ = TensorDictModuleBase.__getattr__
+
+        def __getattr__(self, name: str) -> Tensor | nn.Module:
+            """Return an attribute, else the step of that name, as `get_submodule("0")` asks."""
+            try:
+                return TensorDictModuleBase.__getattr__(self, name)
+            except AttributeError:
+                steps = self.__dict__.get("_modules", {}).get("module")
+                if steps is None or name not in steps._modules:
+                    raise
+                return steps._modules[name]
 
     @staticmethod
     def _kd_keys_of(modules: Iterable[Modules]) -> tuple[list[NestedKey], list[NestedKey]]:
