@@ -233,6 +233,17 @@ def test_copies_are_independent_and_of_the_same_kind(copied) -> None:  # type: i
     assert isinstance(again["0", "weight"], nn.Parameter)
 
 
+def test_a_deep_copy_is_not_locked() -> None:
+    params = TensorDictParams.of_module(network()).lock_()
+    again = copy.deepcopy(nn.ModuleDict({"params": params}))["params"]
+    assert isinstance(again, TensorDictParams)
+    assert params.is_locked
+    assert not again.is_locked
+    assert not any(getattr(each, "is_locked", False) for each in again.values())
+    again["0", "more"] = torch.ones(2)
+    assert "0.more" in dict(again.named_buffers())
+
+
 def test_writing_an_entry_registers_it_and_deleting_removes_it() -> None:
     params = TensorDictParams({"a": torch.ones(2)})
     params["b", "c"] = torch.zeros(3)

@@ -9,6 +9,7 @@ container was made from. Results of operations on it (`params + 1`, `params.data
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -440,6 +441,14 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both
     def __getstate__(self) -> dict[str, object]:
         """Return the attributes without the references to what holds it locked."""
         return {name: each for name, each in vars(self).items() if name != "_kd_holders"}
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Self:
+        """Copy all levels, unlocked, as of every container."""
+        new = type(self).__new__(type(self))
+        memo[id(self)] = new
+        new.__dict__.update(copy.deepcopy(self.__getstate__(), memo))
+        new._kd_describe(describe(self._descriptor.batch, self._descriptor.device))
+        return new
 
     def __setattr__(self, name: str, value: object) -> None:
         """Set an attribute; a tensor with the name of one that is there becomes an entry."""
