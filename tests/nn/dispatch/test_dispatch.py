@@ -244,6 +244,22 @@ def test_missing_declaration_says_what_to_do() -> None:
         Bare()(x=X)
 
 
+def test_a_method_without_keys_for_its_outputs_does_not_run_with_tensors() -> None:
+    class Meter:
+        errors = 0
+
+        @dispatch(source=["got", "wanted"])
+        def accumulate(self, tensordict):  # type: ignore[no-untyped-def]  # as users write it
+            self.errors += int((tensordict["got"] != tensordict["wanted"]).sum())
+
+    meter: Any = Meter()
+    with pytest.raises(AttributeError, match="has no `out_keys`"):
+        meter.accumulate(torch.ones(2), torch.zeros(2))
+    assert meter.errors == 0
+    meter.accumulate(TensorDict(got=torch.ones(2), wanted=torch.zeros(2)))
+    assert meter.errors == 2
+
+
 def test_module_dies_with_its_last_reference_after_calls() -> None:
     module = Add()
     module(X, Y)

@@ -579,6 +579,9 @@ class Dispatched(Generic[M]):
             return describe(module)
 
         bound = names.bind(args, kwargs, who)
+        dest = self.dest  # asked for at once: a method that may do things for good runs after it
+        if isinstance(dest, str) and not hasattr(type(module), dest):
+            keys_of(module, dest)
         try:
             if not extras:
                 run = getattr(type(module), "_kd_run_on_values", None)
