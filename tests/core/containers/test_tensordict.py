@@ -4,7 +4,7 @@ import pickle
 import re
 import types
 from collections import OrderedDict, UserDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from kd_core import (
     NonTensorStack,
     ShapeMismatch,
     TensorDict,
+    lazy_stack,
     make_tensordict,
 )
 
@@ -62,10 +63,38 @@ def test_tuple_keys_make_nested_containers() -> None:
     assert list(td.keys(True, True)) == ["c", ("a", "b"), ("a", "d", "e", "f")]  # tuples last
     assert inner(td, "a").batch_size == (3,)
     assert list(TensorDict(td).update({("z", "y"): x, "d": x}).keys()) == ["c", "a", "z", "d"]
-    with pytest.raises(KeyCollision, match="makes `a` a container, and another key makes it"):
-        TensorDict({("a", "b"): x, "a": {"c": x}})
-    with pytest.raises(KeyCollision, match="makes `a` a container, and another key makes it"):
-        TensorDict({"a": x, ("a", "b"): x})
+    for value in (x, NonTensorData("x")):
+        both: dict[Any, Any] = {"a": value, ("a", "b"): x}
+        with pytest.raises(KeyCollision, match="makes `a` a container, and another key makes it"):
+            TensorDict(both)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        dict,
+        UserDict,
+        lambda made: TensorDict(made, [3]).lock_(),
+        lambda made: lazy_stack([*TensorDict(made, [3])]),
+    ],
+)
+def test_tuple_keys_reach_into_what_other_keys_give(kind: Callable[..., Any]) -> None:
+    x = torch.zeros(3)
+    given = kind({"b": x, "n": {"c": x}})
+    keys = [("a", "b"), ("a", "n", "c"), ("a", "n", "d"), ("a", "z")]
+    more: dict[Any, Any] = {"a": given, ("a", "z"): x, ("a", "n", "d"): x}
+    again: dict[Any, Any] = {("a", "n", "d"): x, "a": given, ("a", ("z",)): x}
+    for source in (more, again):
+        assert sorted(TensorDict(source, [3]).keys(True, True)) == keys
+        assert sorted(TensorDict({}, [3]).update(source).keys(True, True)) == keys
+    row = TensorDict(more, [3]).clone()
+    written: dict[Any, Any] = {"a": {"b": 1.0}, ("a", "z"): 2.0}
+    row[0] = written
+    assert [row["a", "b"][0].item(), row["a", "z"][0].item()] == [1, 2]
+    assert sorted(given.keys()) == ["b", "n"]  # those of the program stay as they are
+    twice: dict[Any, Any] = {"a": given, ("a", "b"): x}
+    with pytest.raises(KeyCollision, match=r"`\('a', 'b'\)` is given twice"):
+        TensorDict(twice, [3])
 
 
 def test_a_container_as_source_gives_its_tensors_and_no_batch_size() -> None:

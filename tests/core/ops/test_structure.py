@@ -84,7 +84,7 @@ def test_update_refuses_what_is_no_mapping_and_conflicts() -> None:
     with pytest.raises(KeyCollision, match="makes `q` a container, and another key makes it a val"):
         td.update(both)
     twice: dict[NestedKey, object] = {("n", "b"): torch.zeros(3), "n": {"b": torch.ones(3)}}
-    with pytest.raises(KeyCollision, match="`n` is given twice"):
+    with pytest.raises(KeyCollision, match=r"`\('n', 'b'\)` is given twice"):
         td.update(twice)
 
 

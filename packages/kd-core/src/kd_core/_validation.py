@@ -412,29 +412,49 @@ def with_plain_keys(source: Mapping[str, object], path: tuple[str, ...] = ()) ->
                 f"a key must be a string or a tuple of strings, got {key!r} of type "
                 f"`{type(key).__name__}`{f' in {format_key(path)}' if path else ''}.{remedy}"
             )
-    items = sorted(source.items(), key=lambda item: isinstance(item[0], tuple))
-    return spread_keys(cast("Mapping[NestedKey, object]", dict(items)))
+    return _spread(cast("Mapping[NestedKey, object]", source))
 
 
 def spread_keys(source: Mapping[NestedKey, object]) -> dict[str, object]:
     """Return a copy of a mapping in which tuple keys are spread into nested dicts.
 
+    A tuple key that goes through a dict or container of the mapping is put into a copy of it.
+
     Raises:
         KeyCollision: if a key is given twice, or is a value and a container at once.
     """
+    tree = _spread(source)
+    return {head: tree[head] for head in dict.fromkeys(path_of(key)[0] for key in source)}
+
+
+def _spread(source: Mapping[NestedKey, object]) -> dict[str, object]:
     tree: dict[str, object] = {}
-    for key, value in source.items():
-        level = tree
-        *above, last = path_of(key)
-        for part in above:
-            inner = level.setdefault(part, Branch())
-            if inner.__class__ is not Branch:
-                raise is_both(key, part, "container")
-            level = inner
-        if last in level:
-            raise given_twice(format_key(key))
-        level[last] = value
+    for key, value in sorted(source.items(), key=lambda item: isinstance(item[0], tuple)):
+        _plant(tree, path_of(key), value)
     return tree
+
+
+def _plant(level: dict[str, object], path: tuple[str, ...], value: object) -> None:
+    """Put a value at a path of nested dicts."""
+    *above, last = path
+    for at, part in enumerate(above, 1):
+        inner: Any = level.setdefault(part, Branch())
+        if isinstance(inner, Mapping) and not is_node(inner):
+            inner = inner if inner.__class__ is Branch else spread_keys(inner)
+        elif is_node(inner) and entries_of(inner) is not None:
+            container: Any = inner._kd_shallow()
+            level[part] = container
+            if path[at:] in container._kd_engine.keys(container, True):
+                raise given_twice(format_key(path))
+            container._kd_engine.set(container, path[at:], value)
+            return
+        else:
+            raise is_both(path, part, "container")
+        level[part] = inner
+        level = inner
+    if last in level:
+        raise given_twice(format_key(path))
+    level[last] = value
 
 
 class Branch(dict[str, object]):
