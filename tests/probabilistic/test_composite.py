@@ -72,6 +72,15 @@ def test_log_prob_of_each_component_and_their_sum(shape: tuple[int, ...]) -> Non
     torch.testing.assert_close(both["sample_log_prob"], dist.log_prob(sample, aggregate=True))
 
 
+def test_containers_of_scores_have_the_device_of_the_values_and_draws_have_none() -> None:
+    params = TensorDict({"a": {"loc": torch.zeros(3), "scale": torch.ones(3)}}, [3], "cpu")
+    dist = CompositeDistribution(params, {"a": torch.distributions.Normal}, aggregate=False)
+    draw = dist.sample()
+    assert draw.device is dist.entropy_composite().device is dist.log_prob_composite(draw).device
+    assert draw.device is None
+    assert dist.log_prob_composite(draw.to("cpu")).device == torch.device("cpu")
+
+
 def test_the_argument_of_the_distribution_decides_unless_the_call_says_otherwise() -> None:
     dist = composite(aggregate=True, log_prob_key="total", entropy_key=("n", "h"))
     value, score = dist.sample_and_log_prob()

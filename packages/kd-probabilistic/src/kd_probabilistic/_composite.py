@@ -109,13 +109,10 @@ class Components:
     Args:
         parts: The distributions by key; taken, not copied.
         batch_shape: What their batch shapes start with.
-        device: The device of containers of values, None for any.
     """
 
-    def __init__(
-        self, parts: dict[NestedKey, Distribution], batch_shape: Size, device: torch.device | None
-    ) -> None:
-        self._parts, self._batch_shape, self._device = parts, batch_shape, device
+    def __init__(self, parts: dict[NestedKey, Distribution], batch_shape: Size) -> None:
+        self._parts, self._batch_shape = parts, batch_shape
 
     def __getitem__(self, item: NestedKey) -> Distribution:
         found = self.get(item)
@@ -235,21 +232,27 @@ class Components:
         self, sample_shape: Sequence[int], of: Callable[[Distribution], Tensor]
     ) -> TensorDict:
         """Collect a value of each component."""
-        made = TensorDict(batch_size=(*sample_shape, *self._batch_shape), device=self._device)
+        made = TensorDict(batch_size=(*sample_shape, *self._batch_shape))
         for key, value in self._each("such value", lambda _, part: of(part)).items():
             made.set(key, value)
         return made
 
     def _named(
-        self, parts: Mapping[NestedKey, Tensor], suffix: str, events: bool = False
+        self,
+        parts: Mapping[NestedKey, Tensor],
+        suffix: str,
+        device: torch.device | None = None,
+        events: bool = False,
     ) -> TensorDict:
         """Collect quantities of the components at their keys with a suffix; see `collected`."""
-        return self.collected(parts, {key: with_suffix(key, suffix) for key in parts}, events)
+        keys = {key: with_suffix(key, suffix) for key in parts}
+        return self.collected(parts, keys, device, events)
 
     def collected(
         self,
         parts: Mapping[NestedKey, Tensor],
         keys: Mapping[NestedKey, NestedKey],
+        device: torch.device | None = None,
         events: bool = False,
     ) -> TensorDict:
         """Collect tensors of shape (*sample_shape, *batch_shape of each component).
@@ -257,6 +260,7 @@ class Components:
         Args:
             parts: The tensors by key of the component.
             keys: Where each is written.
+            device: The device of the container, None for any.
             events: Whether the shapes end with those of the events.
         """
         batch = self._batch_shape
@@ -264,7 +268,7 @@ class Components:
             own = len(self[key].batch_shape) + (len(self[key].event_shape) if events else 0)
             batch = value.shape[: value.ndim - own + len(self._batch_shape)]
             break
-        made = TensorDict(batch_size=batch, device=self._device)
+        made = TensorDict(batch_size=batch, device=device)
         for key, value in parts.items():
             made.set(keys[key], value)
         return made
@@ -534,7 +538,7 @@ class CompositeDistribution(Components, Distribution):  # type: ignore[misc]  # 
                     "parameters with these dimensions in front, or a container with a smaller "
                     "batch size."
                 )
-        Components.__init__(self, parts, batch, params.device)
+        Components.__init__(self, parts, batch)
         self._log_prob_key = (
             "sample_log_prob" if log_prob_key is None else unravel_key(log_prob_key)
         )
@@ -565,7 +569,7 @@ class CompositeDistribution(Components, Distribution):  # type: ignore[misc]  # 
             for key, part in self.items()
         }
         new = type(self).__new__(type(self))
-        empty = TensorDict(batch_size=batch_shape, device=self._device)
+        empty = TensorDict(batch_size=batch_shape)
         new._assemble(empty, parts, self.log_prob_key, self.entropy_key, self.aggregate)
         return new
 
@@ -627,7 +631,7 @@ class CompositeDistribution(Components, Distribution):  # type: ignore[misc]  # 
         parts = self._log_probs(sample)
         if self._sums(aggregate):
             return self.summed(parts)
-        return self._named(parts, "_log_prob")
+        return self._named(parts, "_log_prob", sample.device)
 
     def log_prob_composite(
         self, sample: TensorDictBase, *, include_sum: bool = False
@@ -642,7 +646,7 @@ class CompositeDistribution(Components, Distribution):  # type: ignore[misc]  # 
             InvalidArgument: If the log-probability of a component has that key.
         """
         parts = self._log_probs(sample)
-        made = self._named(parts, "_log_prob")
+        made = self._named(parts, "_log_prob", sample.device)
         return self._with_sum(made, parts, self.log_prob_key) if include_sum else made
 
     @overload  # type: ignore[override]  # one value per component
