@@ -466,14 +466,12 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both
 
     @property
     def _kd_entries(self) -> Mapping[str, Entry]:
-        entries: dict[str, Any] = {
-            **self._parameters,
-            **self._buffers,
-            **self._modules,  # which are containers
-            **self._data,
-        }
-        order = self._kd_order
-        if len(order) != len(self._parameters):  # of one kind, they are in their order anyway
+        parameters, buffers, modules = self._parameters, self._buffers, self._modules
+        # The modules are containers.
+        entries: dict[str, Any] = {**parameters, **buffers, **modules, **self._data}
+        count = len(entries)
+        if count not in (len(parameters), len(buffers), len(modules)):
+            order = self._kd_order  # of several kinds; else they are in their order anyway
             entries = {key: entries[key] for key in order if key in entries} | entries
         for leaf in entries.values():
             if leaf is None:  # as torch notes a parameter that was taken away
