@@ -197,6 +197,11 @@ def write_all(writes: Sequence[Write], non_blocking: bool = False) -> None:
     Raises:
         InvalidValue: if one of them cannot be written to.
     """
+    if len(writes) > 1 and not non_blocking:
+        targets, sources = [each[0] for each in writes], [each[1] for each in writes]
+        if _are_common(targets, sources):
+            run_copies(targets, sources, False)
+            return
     commit(writes, _copy_later if non_blocking else _copy)
 
 
@@ -227,11 +232,6 @@ def putting_back(
 ) -> AbstractContextManager[None]:
     """Return a context that writes the old values back if one of several copies fails in it."""
     return kept(targets, sources)
-
-
-def write_checked(writes: Sequence[Write], non_blocking: bool) -> None:
-    """Copy plain tensors into plain tensors; `check_write` has passed each write."""
-    _write_each(writes, _copy_later if non_blocking else _copy)
 
 
 def _write_each(writes: Sequence[Write], write: Callable[[Tensor, Tensor], object]) -> None:

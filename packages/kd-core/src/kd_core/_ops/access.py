@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, ItemsView, Iterable, KeysView, Mapping, Sequence, ValuesView
+from collections.abc import Callable, ItemsView, Iterable, KeysView, Mapping, ValuesView
 from typing import TYPE_CHECKING, Any, Final, Literal, SupportsIndex, TypeAlias, cast, overload
 
 import torch
 from torch import Tensor
-from torch.compiler import is_compiling
 
 from kd_core import _registry as registry
 from kd_core._errors import (
@@ -21,7 +20,6 @@ from kd_core._errors import (
     wrong_type,
 )
 from kd_core._keys import KeyPath, format_key, is_key, path_of, plain_str, several
-from kd_core._leaves.foreach import PLAIN
 from kd_core._leaves.loops import (
     all_fit,
     find_entry,
@@ -40,7 +38,7 @@ from kd_core._leaves.views import (
     NestedKeys,
     NestedValues,
 )
-from kd_core._leaves.writes import Write, check_write, write_all, write_checked
+from kd_core._leaves.writes import Write, write_all
 from kd_core._nodes import as_read, is_any_data, is_data, is_row_data, is_unbatched, tensor_of
 from kd_core._ops.description import check_has_keys
 from kd_core._protocol import (
@@ -642,11 +640,10 @@ def list_of(
 
 # What an update does to each entry: checked and noted first, then done.
 #
-# The functions append to a stage, a list of calls that the caller makes when everything is
-# checked. New names for keys, and entries that move between levels, stand here, too.
+# The functions append to a stage: writes, and calls that store entries, which the caller makes when
+# everything is checked. New names for keys, and entries that move between levels, stand here, too.
 
-_Commit: TypeAlias = "Callable[[], None]"
-Staged: TypeAlias = "list[_Commit | _Deciding]"
+Staged: TypeAlias = "list[Callable[[], None] | list[Write]]"
 LeafTest: TypeAlias = Callable[[type], bool]
 _LEVELS: Final = (AbstractContainer, Mapping)
 _TENSORS: Final = (AbstractContainer, Tensor)
@@ -738,9 +735,9 @@ def merge(td: AbstractContainer, sources: Iterable[object], how: Update) -> None
     in_stack = [stage_merge(td, each, (), how, stage) for each in sources]
     if any(in_stack):
         with unchanged_on_error(td):
-            commit_all(stage)
+            _commit_all(stage, how.non_blocking)
     else:
-        commit_all(stage)
+        _commit_all(stage, how.non_blocking)
 
 
 def stage_merge(
@@ -802,7 +799,7 @@ def _stage_update(
         if value.__class__ is Branch and key in kinds:  # as `set` does; a mapping replaces a leaf
             raise walk_error((*path, key, next(iter(value))), len(path) + 1, current)
         if how.inplace and _can_be_written(level, current):
-            stage.append(_staged_write(level, (*path, key), value, how.non_blocking))
+            stage.append(level._kd_writes(key, value, (*path, key)))
             continue
         level._kd_check_unlocked(f"update {format_key((*path, key))}")
         if how.non_blocking and isinstance(value, Tensor):
@@ -814,49 +811,17 @@ def _stage_update(
     return in_stack
 
 
-def commit_all(stage: Staged) -> None:
-    """Run what was staged."""
-    commits = cast("list[_Commit]", stage) if is_compiling() else _after_deciding(stage)
-    for commit in commits:
-        commit()
+def _commit_all(stage: Staged, non_blocking: bool) -> None:
+    """Write what was staged, all or none; then store the rest, which does not fail."""
+    writes = [each for staged in stage if isinstance(staged, list) for each in staged]
+    write_all(writes, non_blocking)
+    for store in stage:
+        if not isinstance(store, list):
+            store()
 
 
-def _after_deciding(stage: Staged) -> list[_Commit]:
-    """Run the staged writes that may fail, all or none; return what else was staged."""
-    doubtful = [each for each in stage if isinstance(each, _Deciding)]
-    if doubtful:
-        write_all([each for staged in doubtful for each in staged.writes], doubtful[0].non_blocking)
-    return [each for each in stage if not isinstance(each, _Deciding)]
-
-
-class _Deciding:
-    """The staged writes of a value, of which one is not of a plain tensor into another."""
-
-    __slots__ = ("non_blocking", "writes")
-
-    def __init__(self, writes: Sequence[Write], non_blocking: bool) -> None:
-        self.writes = writes
-        self.non_blocking = non_blocking
-
-
-def _staged_set(level: AbstractContainer, key: str, entry: Entry) -> _Commit:
+def _staged_set(level: AbstractContainer, key: str, entry: Entry) -> Callable[[], None]:
     return lambda: level._kd_set_entry(key, entry)
-
-
-def _staged_write(
-    level: AbstractContainer, path: KeyPath, value: object, non_blocking: bool = False
-) -> _Commit | _Deciding:
-    writes = level._kd_writes(path[-1], value, path)
-    if is_compiling():
-        return lambda: write_all(writes, non_blocking)
-    plain = True
-    for target, source, where in writes:
-        check_write(target, source, where)
-        if target.__class__ not in PLAIN or source.__class__ not in PLAIN:
-            plain = False
-    if plain:
-        return lambda: write_checked(writes, non_blocking)
-    return _Deciding(writes, non_blocking)
 
 
 def _can_be_written(level: AbstractContainer, current: Entry | None) -> bool:
