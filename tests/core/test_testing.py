@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kd_core import TensorDict, lazy_stack
+from kd_core import TensorDict, UnbatchedTensor, lazy_stack
 from kd_core.testing import assert_allclose_td, assert_close
 
 TD = TensorDict({"a": torch.zeros(3), "n": {"b": torch.ones(3, 2), "word": "x"}}, [3])
@@ -51,3 +51,11 @@ def test_nan_intersection_message_and_prefix() -> None:
         assert_close(left, right, intersection=True, equal_nan=False, prefix="run")
     with pytest.raises(AssertionError, match=r"`\('b', 'c'\)`"):
         assert_allclose_td(right, {**right.to_dict(), "b": {"c": torch.tensor(2)}})
+
+
+def test_tensors_of_the_whole_batch_are_compared_by_their_values() -> None:
+    td = TensorDict({"u": UnbatchedTensor(torch.ones(5))}, [3])
+    assert_close(td.clone(), td)
+    other = TensorDict({"u": UnbatchedTensor(torch.zeros(5))}, [3])
+    with pytest.raises(AssertionError, match="`u`"):
+        assert_close(other, td)

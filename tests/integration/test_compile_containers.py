@@ -1,7 +1,9 @@
 """Container operations compile whole, and compile once."""
 
+import copy
+import dataclasses
 from collections.abc import Callable, Iterator
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import pytest
 import torch
@@ -410,3 +412,61 @@ def test_compiled_code_asks_whether_a_tensor_is_a_container(kind: type) -> None:
     run = compiled(lambda td: td["a"] if isinstance(td["a"], kind) else td["a"] + 1)
     td = make(2)
     assert torch.equal(run(td), td["a"] + 1)  # type: ignore[arg-type]  # a tensor
+
+
+class Marked(TensorDict):
+    """A class whose instances have attributes of their own."""
+
+    mark: object
+
+
+def marked() -> Marked:
+    td = Marked({"a": torch.ones(3), "n": {"b": torch.zeros(3)}}, [3])
+    td.mark = ["mine"]
+    return td
+
+
+class Numbered(TensorClass):
+    x: Tensor
+    number: int
+    word: str = "w"
+
+
+def numbered() -> Numbered:
+    return Numbered(x=torch.ones(3), number=3, batch_size=[3])
+
+
+COPIED: dict[str, Callable[[], Any]] = {
+    "dense": lambda: make().set("word", "w").lock_(),
+    "own attributes": marked,
+    "typed": numbered,
+    "lazy": lambda: lazy_stack([make(), make()]),
+    "unbatched": lambda: make().set("u", UnbatchedTensor(torch.ones(5))),
+}
+
+
+@pytest.mark.parametrize("name", COPIED)
+@pytest.mark.parametrize("how", [copy.copy, copy.deepcopy])
+def test_copies_are_made_in_compiled_code(name: str, how: Callable[[Any], Any]) -> None:
+    if torch.__version__ < "2.13":
+        pytest.skip("dynamo of this version of torch traces no `copy`")
+    source = COPIED[name]()
+    found: Any = compiled(how)(source)
+    expected = how(source)
+    same(found, expected)
+    assert type(found) is type(expected)
+    assert found.is_locked == expected.is_locked
+    assert getattr(found, "mark", None) == getattr(expected, "mark", None)
+    pairs = zip(found.values(True, True), source.values(True, True), strict=True)
+    shared = {mine.data_ptr() == its.data_ptr() for mine, its in pairs if isinstance(mine, Tensor)}
+    assert shared == {how is copy.copy} or name == "lazy"  # an entry of a stack is stacked anew
+
+
+def test_fields_are_replaced_in_compiled_code() -> None:
+    def moved(sample: Numbered) -> Numbered:
+        return dataclasses.replace(sample, x=sample.x + 1)
+
+    found = torch.compile(moved, backend="eager", fullgraph=True)(numbered())
+    assert isinstance(found, Numbered)
+    assert (found.x.tolist(), found.number, found.word) == ([2, 2, 2], 3, "w")
+    assert found.batch_size == (3,)

@@ -16,6 +16,7 @@ from kd_nn import (
     EnsembleModule,
     NormalParamExtractor,
     TensorDictModule,
+    TensorDictParams,
     TensorDictSequential,
     set_skip_existing,
 )
@@ -277,3 +278,86 @@ def test_copies_of_an_ensemble_are_traced_once(
     assert torch.equal(run(td.clone())["y"], ensemble(td.clone())["y"])
     with set_skip_existing(True):
         assert torch.equal(run(td.clone())["y"], ensemble(td.clone())["y"])
+
+
+def exchanged_back(net: nn.Module, params: TensorDict) -> tuple[object, ...]:
+    before = params.to_module(net)
+    made = net(X)
+    kept = before["0", "weight"] * 1  # what is read later is what was there
+    before.to_module(net)
+    return made, kept, net(X), list(before.keys(True, True))
+
+
+def exchanged_twice(net: nn.Module, params: TensorDict) -> tuple[object, ...]:
+    with params.to_module(net) as before:
+        inside = net(X), before["1", "bias"] + 1
+    with before:
+        again = net(X)
+    return *inside, again, net(X)
+
+
+def exchanged_into(net: nn.Module, params: TensorDict) -> tuple[object, ...]:
+    return params.to_module(net, swap_dest=TensorDict())["0", "bias"], net(X)
+
+
+@pytest.mark.parametrize("program", [exchanged_back, exchanged_twice, exchanged_into])
+def test_an_exchange_of_parameters_holds_those_before(
+    program: Callable[[nn.Module, TensorDict], tuple[object, ...]],
+) -> None:
+    nets = [nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)) for _ in range(2)]
+    nets[1].load_state_dict(nets[0].state_dict())
+    params = TensorDict.from_module(nets[0]).data * 2
+    expected = program(nets[0], params)
+    got = torch.compile(program, fullgraph=True, backend="eager")(nets[1], params)
+    torch.testing.assert_close(got[:-1], expected[:-1])
+    assert isinstance(got[-1], Tensor) or got[-1] == expected[-1]
+
+
+def test_an_exchange_leaves_compiled_code_with_the_tensors_before() -> None:
+    net = nn.Linear(3, 4)
+    weight, params = net.weight, TensorDict.from_module(net).data * 2
+    before = torch.compile(lambda: params.to_module(net), fullgraph=True, backend="eager")()
+    assert before["weight"] is weight
+    assert torch.equal(net.weight, weight * 2)
+    before.to_module(net)
+    assert net.weight is weight
+
+
+def test_parameters_in_a_module_are_made_in_one_graph() -> None:
+    net = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+
+    def shrunk() -> Tensor:
+        params = TensorDictParams.of_module(net)
+        weight: Tensor = params["0", "weight"]
+        return weight * len(list(params.parameters()))
+
+    run, _ = compiled(shrunk)
+    torch.testing.assert_close(run(), shrunk())
+
+
+def err(run: Callable[[], object]) -> str:
+    try:
+        run()
+    except RuntimeError:
+        return "caught"
+    return ""
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_an_error_of_a_module_is_caught_in_compiled_code(alone: bool) -> None:
+    model = make()[0] if alone else make()
+
+    def run(td: TensorDict) -> str:
+        return err(lambda: model(td))
+
+    td = TensorDict({"x": X}, [2]).lock_()
+    assert torch.compile(run, fullgraph=True, backend="eager", dynamic=True)(td) == "caught"
+    assert list(td.keys()) == ["x"]
+
+
+def test_vmap_calls_a_sequence_in_one_graph() -> None:
+    model = make()
+    run, counter = compiled(torch.vmap(model))
+    td = TensorDict({"x": X}, [2])
+    torch.testing.assert_close(run(td.clone())["loc"], model(td)["loc"])  # type: ignore[index]  # of the form that was called
+    assert counter.frame_count == 1

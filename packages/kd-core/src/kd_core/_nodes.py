@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard, TypeVar
 
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
-from kd_core._torch_private import without_torch_function
+from kd_core._torch_private import assume_constant_result, without_torch_function
 from kd_core._types import NestedKey
 
 if TYPE_CHECKING:
@@ -172,11 +173,19 @@ def is_unbatched(value: object) -> TypeIs[TensorData]:
     return issubclass(type(value), TensorData)
 
 
+@assume_constant_result
+def _has_place(kind: type) -> bool:
+    """Return whether instances of a class have a `__dict__`."""
+    return kind.__dictoffset__ != 0
+
+
 def own_attributes(node: Node) -> dict[str, object] | None:
     """Return the attributes of an instance beside its entries; `None` if it has no place for them.
 
     A class may find something else as `__dict__`, which is not asked.
     """
+    if is_dynamo_compiling():  # which traces no `object.__getattribute__`
+        return node.__dict__ if _has_place(type(node)) else None
     try:
         found: dict[str, object] = object.__getattribute__(node, "__dict__")
     except AttributeError:

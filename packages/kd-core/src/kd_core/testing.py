@@ -35,6 +35,7 @@ from kd_core._ops.joining import cat, stack
 from kd_core._protocol import AbstractContainer, Composite
 from kd_core._torch_private import torch_tree
 from kd_core._types import NestedKey
+from kd_core._unbatched import UnbatchedTensor
 
 # Comparison of containers in tests, with messages that name the key.
 
@@ -126,6 +127,8 @@ def _compare(
             continue
         inner = (*path, key)
         other = theirs[key]
+        if isinstance(value, UnbatchedTensor) and isinstance(other, UnbatchedTensor):
+            value, other = value.data, other.data
         if isinstance(value, Tensor) and isinstance(other, Tensor):
             _compare_leaves(value, other, how, inner)
         elif _is_level(value) and _is_level(other):

@@ -807,6 +807,8 @@ def _bare(outputs: list[object] | tuple[object, ...]) -> object:
 
 
 # The note that is added to the exception of a failing module: its keys, shapes and dtypes.
+#
+# dynamo, which shows the frames of a failing call itself, traces no notes: there is none.
 
 
 def add_step_note(
@@ -823,6 +825,8 @@ def add_step_note(
         step: The keyed module.
         inputs: The values it was given, by key.
     """
+    if is_dynamo_compiling():
+        return
     index, name = place
     named = "" if name == index else f" `{name}`"
     note = _note_of(step, inputs)
@@ -839,7 +843,7 @@ def add_call_note(
     error: BaseException, module: nn.Module, inputs: Mapping[NestedKey, object]
 ) -> None:
     """Add to an exception of torch, or of a user's function, which module raised it, as above."""
-    if not isinstance(error, KdError):  # whose messages name the module
+    if not (is_dynamo_compiling() or isinstance(error, KdError)):  # whose messages name the module
         error.add_note(_note_of(module, inputs))
 
 
@@ -850,6 +854,8 @@ def add_output_note(
     error: BaseException, module: nn.Module, inputs: Mapping[NestedKey, object]
 ) -> None:
     """Add to an exception which module made the output that a container refused, from what."""
+    if is_dynamo_compiling():
+        return
     error.add_note(_note_of(module, inputs))
     reads, writes = keys_of(module, "in_keys"), keys_of(module, "out_keys")
     if isinstance(error, ShapeMismatch) and reads and writes:

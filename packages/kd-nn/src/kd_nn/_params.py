@@ -205,7 +205,6 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both
         lock: bool = False,
         **entries: object,
     ) -> None:
-        nn.Module.__init__(self)
         if not isinstance(parameters, TensorDictBase) and hasattr(parameters, "named_parameters"):
             raise InvalidArgument(
                 f"the parameters must be a mapping or a container, got the module "
@@ -486,28 +485,30 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both
         object.__setattr__(self, "_descriptor", desc)  # torch would look for tensors
 
     def _kd_set_entry(self, key: str, value: Entry) -> None:
-        store, entry = self._kd_home_of(key, value)
-        unsaved = store is self._buffers and (
+        home, entry = self._kd_home_of(key, value)
+        unsaved = home == "_buffers" and (
             not entry.persistent
             if isinstance(entry, nn.Buffer)
             else key in self._non_persistent_buffers_set
         )
-        for other in (self._parameters, self._buffers, self._modules, self._data):
-            if other is not store and key in other:
-                del other[key]
-        store[key] = entry
+        for name in _HOMES:
+            store: dict[str, Entry] = getattr(self, name)
+            if name == home:
+                store[key] = entry
+            elif key in store:
+                del store[key]
         self._kd_order.setdefault(key)
         if unsaved:
             self._non_persistent_buffers_set.add(key)
         else:
             self._non_persistent_buffers_set.discard(key)
 
-    def _kd_home_of(self, key: str, value: Entry) -> tuple[dict[str, Any], Entry]:
-        """Return the dict that stores an entry, and the entry converted for it."""
+    def _kd_home_of(self, key: str, value: Entry) -> tuple[str, Entry]:
+        """Return the name of the dict that stores an entry, and the entry converted for it."""
         if isinstance(value, TensorDictParams):
-            return self._modules, value
+            return "_modules", value
         if isinstance(value, TensorDictBase):
-            return self._modules, TensorDictParams(value, no_convert=self.no_convert)
+            return "_modules", TensorDictParams(value, no_convert=self.no_convert)
         if isinstance(value, UnbatchedTensor):
             raise InvalidArgument(
                 f"entry {format_key(key)} must be a tensor or data to be stored in a module, got "
@@ -515,17 +516,18 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both
                 "container without batch dimensions."
             )
         if not isinstance(value, Tensor):
-            return self._data, value
+            return "_data", value
         if isinstance(value, nn.Parameter):
-            return self._parameters, value
+            return "_parameters", value
         # What takes the place of a parameter is one, whatever `no_convert` says of new entries.
         keeps = self.no_convert and key not in self._parameters
         if keeps or _is_whole(value) or isinstance(value, nn.Buffer):
-            return self._buffers, value
-        return self._parameters, nn.Parameter(value.detach())
+            return "_buffers", value
+        return "_parameters", nn.Parameter(value.detach())
 
     def _kd_begin(self, like: TensorDictBase, no_convert: bool) -> None:
         """Set what a level has before its entries; batch size and device are those of another."""
+        super().__init__()  # of a module; dynamo traces no other way to call it
         start: dict[str, object] = {
             "_descriptor": describe(tuple(like.batch_size), like.device),
             "_data": {},
@@ -595,6 +597,9 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both
         bfloat16 = _casting(nn.Module.bfloat16, TensorDictBase.bfloat16)
 
 
+_HOMES: Final = ("_parameters", "_buffers", "_modules", "_data")
+"""The dicts that hold the entries of one level."""
+
 _ATTRIBUTES: Final = frozenset({"_data", "_descriptor", "_get_hooks", "_kd_order", "no_convert"})
 
 
@@ -625,7 +630,7 @@ def _cloned(
 
 def _stores(params: TensorDictParams) -> list[dict[str, Any]]:
     """Return the dicts that hold the entries of one level."""
-    return [params._parameters, params._buffers, params._modules, params._data]
+    return [getattr(params, name) for name in _HOMES]
 
 
 def _is_whole(leaf: object) -> bool:
@@ -635,7 +640,6 @@ def _is_whole(leaf: object) -> bool:
 def _level_of(source: TensorDictBase, no_convert: bool, memo: Memo) -> TensorDictParams:
     if id(source) not in memo:
         made = TensorDictParams.__new__(TensorDictParams)
-        nn.Module.__init__(made)
         made._kd_begin(source, no_convert)
         made._kd_fill(source, memo)
         memo[id(source)] = source, made  # with the source, whose id no other may have

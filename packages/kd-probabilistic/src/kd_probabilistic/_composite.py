@@ -217,7 +217,8 @@ class Components:
             except NotImplementedError as error:
                 note = f"It is the component {format_key(key)} of a composite distribution."
                 if isinstance(error, EstimateNotOffered):
-                    error.add_note(note)
+                    if not torch.compiler.is_compiling():
+                        error.add_note(note)
                     raise
                 raise EstimateNotOffered(
                     f"`{type(part).__name__}` has no {what}. {note} Leave it out, or use a "
@@ -805,7 +806,8 @@ def _built(
     try:
         return Construction(builder, tuple(fed), extra)(list(fed.values()))
     except (TypeError, ValueError) as error:
-        error.add_note(f"This is the component {format_key(name)} of a composite.")
+        if not torch.compiler.is_compiling():
+            error.add_note(f"This is the component {format_key(name)} of a composite.")
         raise
 
 

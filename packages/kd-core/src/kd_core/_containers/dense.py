@@ -454,8 +454,11 @@ class Dense(TensorDictBase):
     def __deepcopy__(self, memo: dict[int, object]) -> Self:
         """Copy all levels, unlocked, as `clone` does."""
         desc = self._kd_desc
-        entries = copy.deepcopy(self._kd_entries, memo)
-        new = _built(self.__class__, entries, describe(desc.batch, desc.device), None)
+        if is_dynamo_compiling():  # which copies no tensor so
+            new = self._kd_engine.clone(self)
+        else:
+            entries = copy.deepcopy(self._kd_entries, memo)
+            new = _built(self.__class__, entries, describe(desc.batch, desc.device), None)
         memo[id(self)] = new
         own = own_attributes(self)
         if own:

@@ -140,6 +140,12 @@ def dataclass_fields(declaration: Declaration) -> dict[str, Field[object]]:
     return declaration.as_dataclass
 
 
+@assume_constant_result
+def prepare_dataclass_fields(cls: type) -> None:
+    """Make what `dataclass_fields` returns, which dynamo cannot trace, before dynamo reads it."""
+    dataclass_fields(_declaration_of(cls))
+
+
 def _declaration_of(cls: type) -> Declaration:
     """Return what the body of a tensor class declares."""
     found: Declaration = getattr(cls, "_kd_declared")  # noqa: B009  # tensor classes have it

@@ -37,6 +37,7 @@ from typing import (
 )
 
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
 from kd_core import _registry as registry
 from kd_core._base import TensorDictBase
@@ -54,6 +55,7 @@ from kd_core._containers.field_declarations import (
     inherited,
     is_none,
     left_out,
+    prepare_dataclass_fields,
     signature_of,
     split_options,
 )
@@ -207,7 +209,7 @@ def _beside_rows(cls: type[TensorClass], key: str, value: object, desc: Descript
         return value
     if cls._kd_declared.more_keys or cls._kd_declared.converts:
         return value
-    if _NUMBERS.isdisjoint(hints_of(cls, key)):
+    if not any(hint in _NUMBERS for hint in hints_of(cls, key)):  # 2.15 traces no `isdisjoint`
         return value
     return registry.wrap_data(value, desc.unlocked())
 
@@ -222,10 +224,16 @@ class _DataclassFields:
     that takes further keys is not a dataclass: its fields are not all that an instance holds.
     """
 
-    def __get__(self, instance: object, owner: type[TensorClass]) -> dict[str, Field[object]]:
-        if owner._kd_declared.more_keys:
+    def __get__(
+        self, instance: TensorClass | None, owner: type[TensorClass]
+    ) -> dict[str, Field[object]]:
+        kind = owner if instance is None else type(instance)  # dynamo knows where this one is from
+        declared: Declaration = kind._kd_declared
+        if declared.more_keys:
             raise AttributeError(f"`{owner.__name__}` is not a dataclass: it takes further keys.")
-        known, fields = dataclass_fields(owner._kd_declared), owner._kd_declared.fields
+        if is_dynamo_compiling():
+            prepare_dataclass_fields(kind)
+        known, fields = dataclass_fields(declared), declared.fields
         return known if instance is not None else {name: known[name] for name in fields}
 
 

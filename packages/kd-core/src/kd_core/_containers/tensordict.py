@@ -525,24 +525,22 @@ class _Swap(GeneralMethods, TensorDict):
     It is filled when it is read first: a `with` statement needs no container.
     """
 
-    __slots__ = ("_exchange",)
+    __slots__ = ("_exchange", "_replaced")
 
     _exchange: Scope
+    _replaced: dict[str, Entry] | None
 
     @property
     def _kd_entries(self) -> dict[str, Entry]:
-        try:
-            return _filled(self)
-        except AttributeError:
+        if self._replaced is None:
             made = TensorDict(self._exchange.replaced())
             self._exchange.settle()
-            _fill_slot(self, made._kd_entries)
-            self._kd_nested = made._kd_nested
-            return made._kd_entries
+            self._replaced, self._kd_nested = made._kd_entries, made._kd_nested
+        return self._replaced
 
     @_kd_entries.setter
     def _kd_entries(self, entries: dict[str, Entry]) -> None:
-        _fill_slot(self, entries)
+        self._replaced = entries
 
     def _kd_like(self, entries: dict[str, Entry], desc: Descriptor) -> Self:
         return registry.make_dense(entries, desc)
@@ -561,13 +559,10 @@ class _Swap(GeneralMethods, TensorDict):
         return make_dense(dict(self._kd_entries), self._kd_desc).__reduce_ex__(protocol)
 
 
-_filled: Callable[[_Swap], dict[str, Entry]] = Dense.__dict__["_kd_entries"].__get__
-_fill_slot: Callable[[_Swap, dict[str, Entry]], None] = Dense.__dict__["_kd_entries"].__set__
-
-
 def _swap_of(exchange: Scope) -> Node:
     made = object.__new__(_Swap)
-    made._kd_desc, made._kd_nested, made._exchange = describe(()), False, exchange
+    made._kd_desc, made._kd_nested = describe(()), False
+    made._exchange, made._replaced = exchange, None
     return made
 
 

@@ -66,8 +66,8 @@ if TYPE_CHECKING:
     Taken: TypeAlias = tuple[list[tuple[Store, Store]], list[RNNBase], list[Moved]]
     Level: TypeAlias = tuple[KeyPath, nn.Module, dict[str, Tensor]]
     """A module, its path, and the tensors that it takes."""
-    Change: TypeAlias = tuple[Store, str, Tensor | None, Tensor]
-    """Where a module keeps a tensor, which one it is, and which one takes its place."""
+    Change: TypeAlias = tuple[Store, str, Tensor | None, Tensor, KeyPath]
+    """Where a module keeps a tensor, which it is, what takes its place; the path of its level."""
 
 
 _PLAIN: Final = (Tensor, nn.Parameter)
@@ -147,12 +147,10 @@ class Modules(AbstractContainer):
         kind = type(module)
         if not isinstance(module, nn.Module):
             raise InvalidArgument(f"`module` must be an `nn.Module`, got {kind.__name__}.")
-        if is_compiling() and not (inplace or use_state_dict or swap_dest is not None):
-            made = object.__new__(TracedScope)  # calling a class is slow to trace
-            made.undo = _exchange_traced(self._kd_entries, module)
-            return cast("Self", made)
         if inplace or use_state_dict:
             scope: Scope = CopyingScope(self._kd_entries, module, use_state_dict, non_blocking)
+        elif is_compiling():
+            scope = _exchange_traced(self._kd_entries, module)
         elif not preserve_module_state and _changes_kinds(self._kd_entries, module):
             scope = MovingScope(self._kd_entries, module, False)
         else:
@@ -190,15 +188,40 @@ class Scope(Protocol):
 class TracedScope:
     """An exchange that a tracer follows."""
 
-    __slots__ = ("undo",)
+    __slots__ = ("_changes", "_is_made", "_kd_entries", "_recurrent")
 
-    undo: Callable[[], None]
+    _changes: list[Change]
+    _is_made: bool
+    _kd_entries: Entries
+    _recurrent: list[RNNBase]
 
-    def __enter__(self) -> None:
-        return None
+    def enter(self) -> None:
+        """Enter a block with the exchanged tensors; exchange them again after an earlier block."""
+        if not self._is_made:
+            for store, name, _, new, _ in self._changes:
+                store[name] = new
+            self._rebuild()
 
-    def __exit__(self, *exc_info: object) -> None:
-        self.undo()
+    def leave(self) -> None:
+        """Restore the module."""
+        for store, name, old, _, _ in self._changes:
+            store[name] = old
+        self._is_made = False
+        self._rebuild()
+
+    def _rebuild(self) -> None:
+        for member in self._recurrent:
+            rebuild_weights(member)
+
+    def settle(self) -> None:
+        """Do nothing: the module is not borrowed."""
+
+    def replaced(self) -> dict[str, object]:
+        """Return the tensors that were in the module, nested."""
+        made: dict[str, object] = {}
+        for _, name, old, _, path in self._changes:
+            _set_nested(made, (*path, name), old)
+        return _like_entries(self._kd_entries, made)
 
 
 class ModuleScope:
@@ -760,16 +783,16 @@ def _unknown(path: KeyPath, what: str, module: nn.Module, names: list[str]) -> K
     )
 
 
-def _exchange_traced(entries: Entries, module: nn.Module) -> Callable[[], None]:
-    """Exchange with plain loops, which a tracer can follow; return what undoes it."""
+def _exchange_traced(entries: Entries, module: nn.Module) -> TracedScope:
+    """Exchange with plain loops, which a tracer can follow."""
     # One function, and few calls within: a tracer pays for each.
     # What is not read has no guard: all entries of most modules are found among the parameters.
     changes: list[Change] = []
     recurrent: list[RNNBase] = []
     first: dict[Tensor, Tensor] = {}
-    left = [(entries, module)]
+    left: list[tuple[Entries, nn.Module, KeyPath]] = [(entries, module, ())]
     while left:
-        own, part = left.pop()
+        own, part, path = left.pop()
         count = len(own)
         for kind in ("_parameters", "_buffers"):
             if not count:
@@ -781,35 +804,27 @@ def _exchange_traced(entries: Entries, module: nn.Module) -> Callable[[], None]:
                 new = own.get(name)
                 if isinstance(new, Tensor):
                     # What shares a tensor takes one value, that of its first name.
-                    changes.append(
-                        (store, name, old, new if old is None else first.setdefault(old, new))
-                    )
+                    new = new if old is None else first.setdefault(old, new)
+                    changes.append((store, name, old, new, path))
                     count -= 1
         if count:
-            inside: list[tuple[Entries, nn.Module]] = []
+            inside: list[tuple[Entries, nn.Module, KeyPath]] = []
             for name, child in part._modules.items():
                 entry = own.get(name)
                 inner = None if isinstance(entry, Tensor) else getattr(entry, "_kd_entries", None)
                 if inner is not None and child is not None:
-                    inside.append((inner, child))
+                    inside.append((inner, child, (*path, name)))
             if len(inside) != count:
                 _refuse(entries, module, ())
             left.extend(inside[::-1])  # the next one is at the end
         if isinstance(part, RNNBase):
             recurrent.append(part)
-    back = changes[::-1]  # of a slot that is there twice, the first counts
-    for store, name, _, new in back:
-        store[name] = new
-    for member in recurrent:
-        rebuild_weights(member)
-
-    def undo() -> None:
-        for store, name, old, _ in back:
-            store[name] = old
-        for member in recurrent:
-            rebuild_weights(member)
-
-    return undo
+    made = object.__new__(TracedScope)  # calling a class is slow to trace
+    made._kd_entries, made._recurrent, made._is_made = entries, recurrent, False
+    made._changes = changes[::-1]  # of a slot that is there twice, the first counts
+    made.enter()
+    made._is_made = True
+    return made
 
 
 def _refuse(entries: Entries, module: nn.Module, path: KeyPath) -> None:

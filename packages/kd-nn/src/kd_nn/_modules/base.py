@@ -981,6 +981,13 @@ class TensorDictModuleBase(Flagged):
         """Return the key graph without what only people read: labels, counts of parameters."""
         return KeyGraph((key_node("0", self),), self.__dict__.get("_kd_selected"))
 
+    def __repr__(self) -> str:
+        if (
+            is_dynamo_compiling()
+        ):  # `vmap` asks for the name of what it calls; torch's is not traced
+            return type(self).__name__
+        return super().__repr__()
+
     def extra_repr(self) -> str:
         """Return the keys, for printing."""
         keys = (getattr(self, name, None) for name in ("in_keys", "out_keys"))

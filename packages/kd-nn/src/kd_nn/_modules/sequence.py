@@ -157,6 +157,8 @@ def _add_order_note(
     error: BaseException, sequence: StepList, idx: int, missing: list[NestedKey]
 ) -> None:
     """Add to an exception which later step writes what a step lacks."""
+    if is_dynamo_compiling():
+        return
     for later, (_, step) in enumerate(sequence._kd_named_steps()):
         found = [key for key in missing if later > idx and key in keys_of(step, "out_keys")]
         if found:

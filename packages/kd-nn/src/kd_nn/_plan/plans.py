@@ -17,6 +17,7 @@ from typing import ClassVar, Final, Protocol, cast
 import torch
 import torch.nn.functional as F  # as everywhere
 from torch import Tensor, nn
+from torch.compiler import is_dynamo_compiling
 
 from kd_core import (
     NestedKey,
@@ -508,6 +509,8 @@ def _note_output(
     program: Program, error: Exception, target: TensorDictBase, values: dict[str, object]
 ) -> None:
     """Add to an exception which call made the output that `target` refused."""
+    if is_dynamo_compiling():
+        return
     for key, slot in program.stored:
         value = values.get(f"_v{slot}")
         calls = [call for call in program.calls if slot in call.writes]
