@@ -17,7 +17,6 @@ from typing import ClassVar, Final, Protocol, cast
 import torch
 import torch.nn.functional as F  # as everywhere
 from torch import Tensor, nn
-from torch.compiler import is_dynamo_compiling
 
 from kd_core import (
     NestedKey,
@@ -163,7 +162,7 @@ class Calls:
         Args:
             inplace: Which container is written; see `destination`.
         """
-        text, program = self.text, self.program
+        text = self.text
         self.in_container = True
         text.add(0, "def _call(_root, _td):")
         self.write_guard()
@@ -172,6 +171,13 @@ class Calls:
         if inplace not in (True, None):
             text.name("_destination", destination)
             text.add(1, "_source = _td", f"_td = _destination(_td, {inplace!r}, None)")
+        self.write_results(inplace)
+        text.add(1, "return _td")
+        return text.function("_call")
+
+    def write_results(self, inplace: Inplace) -> None:
+        """Write the outputs into the container, with a note on what it refuses."""
+        text, program = self.text, self.program
         if program.is_sequence:  # the plan of one module must not hold its program, which holds it
             text.name("_note_output", partial(_note_output, program))
             text.add(1, "try:")
@@ -186,8 +192,6 @@ class Calls:
             given = ", ".join(f"{key!r}: {source}.get({key!r}, None)" for key, _ in program.inputs)
             text.add(1, "except _Exception as _error:")
             text.add(2, f"_note_own(_error, _root, {{{given}}})", "raise")
-        text.add(1, "return _td")
-        return text.function("_call")
 
     def tensors_function(self, names: CallNames) -> Callable[..., object] | None:
         """Return the function of tensors by position or keyword, which returns the outputs.
@@ -509,8 +513,6 @@ def _note_output(
     program: Program, error: Exception, target: TensorDictBase, values: dict[str, object]
 ) -> None:
     """Add to an exception which call made the output that `target` refused."""
-    if is_dynamo_compiling():
-        return
     for key, slot in program.stored:
         value = values.get(f"_v{slot}")
         calls = [call for call in program.calls if slot in call.writes]
@@ -1113,6 +1115,10 @@ class TracedCalls(Calls):
         dynamo cannot guard that one of the function has the batch size of one that was traced.
         """
         return f"{self.text.name('_TensorDict', TensorDict)}()"
+
+    def write_results(self, inplace: Inplace) -> None:
+        """Write the outputs into the container; dynamo traces no notes."""
+        self._write_outputs(1)
 
     def write_all(self) -> None:
         """Write all calls; what they raise has no note in compiled code."""
