@@ -7,7 +7,7 @@ import types
 import typing
 from collections.abc import Callable
 from dataclasses import KW_ONLY, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import pytest
 import torch
@@ -156,3 +156,26 @@ def test_what_containers_keep_for_themselves_begins_alike() -> None:
     private = {name for name in dir(TensorClass) if re.match("_[a-z]", name)}
     others = {name for name in private if not name.startswith(OWN)}
     assert others == {"_ipython_key_completions_", "_repr_html_", "_abc_impl"}
+
+
+def test_a_size_and_a_named_tuple_are_values_of_fields_as_they_are() -> None:
+    class Pair(NamedTuple):
+        left: int
+        right: int
+
+    class Sized(TensorClass):
+        x: Tensor
+        event: torch.Size
+        pair: Pair
+
+    class Cast(TensorClass, autocast=True):
+        x: Tensor
+        event: torch.Size
+
+    made = Sized(torch.zeros(2, 3), torch.Size([3]), Pair(1, 2), batch_size=[2])
+    assert type(made.event) is torch.Size
+    assert made[0].pair == Pair(1, 2)
+    made.event = torch.Size([4, 4])
+    made.set("pair", Pair(3, 4))
+    assert (made.event, made.pair, made.batch_size) == ((4, 4), Pair(3, 4), (2,))
+    assert type(Cast(torch.zeros(2), torch.Size([5]), batch_size=[2]).event) is torch.Size

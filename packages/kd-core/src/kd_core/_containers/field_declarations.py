@@ -335,7 +335,7 @@ _CONVERTING: Final = frozenset({"autocast", "nocast", "tensor_only", "checked"})
 _KEEPING: Final = OPTIONS - {"autocast", "checked"}
 """Types of values that a container stores as tensors, if they are numbers or lists of these."""
 _PLAIN: Final[tuple[Callable[..., object], ...]] = (int, float, complex, bool, str)
-_SEQUENCES: Final[tuple[Callable[..., object], ...]] = (list, tuple, set)
+_SEQUENCES: Final[tuple[Callable[..., object], ...]] = (list, tuple, set, torch.Size)
 
 
 def checked_options(name: str, options: Mapping[str, object]) -> frozenset[str]:
@@ -469,7 +469,7 @@ def _cast(cls: type, key: str, value: object, desc: Descriptor) -> object:
         build = getattr(hint, "from_dict")  # noqa: B009  # asked above
         return build(value, desc.batch)
     known = hint is not object or len(hints) > 1  # else its annotation may not be readable here
-    if type(value) is tuple or (known and _is_whole(value) and not hasattr(hint, "from_dict")):
+    if isinstance(value, tuple) or (known and _is_whole(value) and not hasattr(hint, "from_dict")):
         return registry.wrap_data(value, desc)
     return value
 

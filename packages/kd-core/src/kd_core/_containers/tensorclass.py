@@ -199,8 +199,8 @@ def _remove(node: AbstractContainer, name: str) -> None:
 
 def _whole(value: object, desc: Descriptor) -> object:
     """Wrap a dict or a tuple, which a field keeps as the object that it is."""
-    kind = type(value)
-    return registry.wrap_data(value, desc.unlocked()) if kind is dict or kind is tuple else value
+    kept = type(value) is dict or isinstance(value, tuple)
+    return registry.wrap_data(value, desc.unlocked()) if kept else value
 
 
 def _beside_rows(cls: type[TensorClass], key: str, value: object, desc: Descriptor) -> object:
