@@ -194,3 +194,50 @@ def test_none_is_a_value_of_a_field_with_the_name_of_a_keyword() -> None:
     assert Placed(x, names=None, batch_size=[2]).get("lock") == "closed"
     with pytest.raises(InvalidArgument, match="a value for `names`"):
         Placed(x, batch_size=[2])  # type: ignore[call-arg]  # what is lacking
+
+
+class Sized:
+    """A base that does not know the fields of what is made below it."""
+
+    def __init__(self) -> None:
+        raise AssertionError("a class with fields has a constructor of its own")
+
+    def total(self) -> float:
+        return float(cast("TensorClass", self).sum(reduce=True))
+
+
+def test_the_constructor_is_not_that_of_a_plain_base() -> None:
+    @tensorclass
+    class Below(Sized):
+        x: Tensor
+
+    class Mixed(Sized, TensorClass):
+        x: Tensor
+
+    made: list[Any] = [Below, Mixed]
+    for cls in made:
+        assert cls(torch.ones(2), batch_size=[2]).total() == 2
+
+
+def test_what_is_derived_of_a_class_before_it_is_decorated_has_its_fields() -> None:
+    class Plain:
+        x: Tensor
+        name: str = "plain"
+
+        def __init__(self, n: int) -> None:
+            self.x = torch.ones(n)
+            self.name = "made"
+
+        def __repr__(self) -> str:
+            return "its own"
+
+    class Derived(Plain):
+        y: Tensor | None = None
+
+    first: Any = tensorclass(Plain)
+    below: Any = tensorclass(Derived)
+    made = below(3)
+    assert (made.x.shape, made.y, made.name, repr(made)) == ((3,), None, "made", "its own")
+    assert [each.name for each in dataclasses.fields(below)] == ["x", "name", "y"]
+    assert repr(first(2)) == "its own"
+    assert cast("Any", tensorclass(Plain))(2).x.shape == (2,)

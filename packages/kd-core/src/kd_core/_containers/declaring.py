@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import inspect
@@ -110,7 +111,7 @@ def _made_of(plain: type, options: Mapping[str, bool]) -> type[TensorClass]:
     if not isinstance(plain, type):
         raise wrong_type("the argument of `tensorclass`", "a class", plain)
     hidden = {"__dict__", "__weakref__", "__dataclass_fields__", "__dataclass_params__"}
-    of_dataclass = "__dataclass_fields__" in vars(plain)
+    of_dataclass = "__dataclass_params__" in vars(plain)
     if of_dataclass:
         hidden |= {"__init__", "__repr__", "__eq__", "__hash__", "__match_args__", "__replace__"}
     namespace = {key: value for key, value in vars(plain).items() if key not in hidden}
@@ -123,6 +124,10 @@ def _made_of(plain: type, options: Mapping[str, bool]) -> type[TensorClass]:
     made = TensorClassMeta(plain.__name__, (*bases, TensorClass), namespace, **options)
     made.__qualname__ = plain.__qualname__
     _hand_over(plain, made, namespace.values())
+    if not of_dataclass:  # a class derived from the plain one inherits the fields, too
+        with contextlib.suppress(AttributeError, TypeError):  # of a class that refuses it
+            fields_too = getattr(made, "__dataclass_fields__")  # noqa: B009  # not an attribute for checkers
+            setattr(plain, "__dataclass_fields__", fields_too)  # noqa: B010
     return cast("type[TensorClass]", made)
 
 

@@ -344,14 +344,20 @@ def _declare(
     for name in init_only:
         if isinstance(namespace.get(name), Field) and taken[name].default is not MISSING:
             given[name] = taken[name].default
+    owner = next(base for base in cls.__mro__ if "__dataclass_fields__" in vars(base))
+    if not is_tensor_class(owner):
+        given["__dataclass_fields__"] = vars(TensorClass)["__dataclass_fields__"]
     given["__match_args__"] = namespace.get("__match_args__", cls._kd_declared.by_position)
-    for name in ("__init__", "__repr__", "__eq__"):  # those that `dataclass` wrote for a base
+    for name in ("__init__", "__repr__", "__eq__"):
         owner = next(base for base in cls.__mro__ if name in vars(base))
-        if "__dataclass_fields__" in vars(owner) and owner is not TensorClass:
-            given[name] = getattr(TensorClass, name)
-    start, assign = namespace.get("__init__"), namespace.get("__setattr__")
-    if isinstance(start, FunctionType):
-        given["__init__"] = _started(start)
+        by_dataclass = "__dataclass_params__" in vars(owner)  # else a class that was decorated
+        not_of_fields = name == "__init__" and "__dataclass_fields__" not in vars(owner)
+        if not is_tensor_class(owner) and (by_dataclass or not_of_fields):
+            given[name] = getattr(TensorClass, name)  # as a dataclass has it, whatever its bases do
+    start = given.get("__init__", cls.__init__)
+    if isinstance(start, FunctionType) and not hasattr(start, "__wrapped__"):
+        given["__init__"] = start if start is TensorClass.__init__ else _started(start)
+    assign = namespace.get("__setattr__")
     if isinstance(assign, FunctionType):
         given["__setattr__"] = _past_storage(assign)
     elif cls._kd_declared.frozen:
@@ -644,8 +650,8 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
 
         def set(self, key, value=NO_DEFAULT, inplace=False, *how, **named):
             """Store a value at `key`; a dict or a tuple is kept as it is, as by an attribute."""
-            kind = value.__class__
-            if (kind is dict or kind is tuple) and key.__class__ is str and not inplace:
+            kept = value.__class__ is dict or isinstance(value, tuple)
+            if kept and key.__class__ is str and not inplace:
                 declaration = self._kd_declared
                 if not declaration.more_keys and not declaration.converts:
                     value = _whole(value, self._kd_desc)
