@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 from tests.core.rows import assert_rows, container, numbers
+from torch import Tensor
 
-from kd_core import InvalidArgument, TensorDict
+from kd_core import InvalidArgument, TensorClass, TensorDict
 
 BATCH = (4, 3)
 ROWS: list[tuple[str, tuple[Any, ...]]] = [
@@ -85,3 +86,27 @@ def test_compiled_operators_with_a_tensor_on_the_left(operator: Callable[..., An
     tensor, td = torch.tensor([2.0, 3.0]), TensorDict({"a": torch.tensor([2.0, 0.5])}, [2])
     made = torch.compile(lambda node: operator(tensor, node), fullgraph=True, backend="eager")(td)
     assert torch.equal(made["a"], operator(tensor, td["a"]))
+
+
+class Scaled(TensorClass):
+    """A class with operators of its own, as a polynomial has."""
+
+    x: Tensor
+
+    def __rmul__(self, factor: object) -> Any:
+        return "multiplied", factor
+
+    def __rsub__(self, other: object) -> Any:
+        return "subtracted"
+
+    def __gt__(self, other: object) -> Any:
+        return "greater"
+
+
+def test_operators_of_a_class_answer_with_a_tensor_on_the_left() -> None:
+    tensor, made = torch.ones(2), Scaled(torch.ones(2), batch_size=[2])
+    product: Any = tensor * made
+    assert product[0] == "multiplied"
+    assert product[1] is tensor
+    answers: list[object] = [tensor - made, tensor < made, (tensor + made).x.tolist()]
+    assert answers == ["subtracted", "greater", [2, 2]]

@@ -1050,9 +1050,7 @@ def _call_method(
             f"the first argument of `{name_of(func)}` must be a container, got a "
             f"`{type(args[0]).__name__}`. Exchange the operands, or use `apply`."
         )
-    if isinstance(args[1], AbstractContainer) and args[1]._kd_tensor_class is not None:
-        return getattr(args[1]._kd_engine, names[1])(args[1], args[0], *args[2:], **kwargs)
-    return getattr(args[1], names[1])(args[0], *args[2:], **kwargs)
+    return getattr(type(args[1]), names[1])(args[1], args[0], *args[2:], **kwargs)
 
 
 @assume_constant_result

@@ -55,7 +55,14 @@ from kd_core._shapes import EVERYTHING, SAME_SHAPE, NamedSize, broadcasts_to, re
 from kd_core._torch_private import assume_constant_result, collate_as
 from kd_core._unbatched import UnbatchedTensor, restore_unbatched
 
-_MIRRORED = {"eq": "eq", "ne": "ne", "lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
+_MIRRORED = {
+    "eq": "__eq__",
+    "ne": "__ne__",
+    "lt": "__gt__",
+    "le": "__ge__",
+    "gt": "__lt__",
+    "ge": "__le__",
+}
 
 
 def _list_rows() -> None:
