@@ -113,6 +113,16 @@ def test_lists_of_tensors_of_one_shape_are_stacked() -> None:
     assert td["b"][0].tolist() == [[7.0, 7.0, 7.0]]
 
 
+def test_a_tuple_in_a_list_is_one_value() -> None:
+    td = TensorDict({"spans": [(1, 2), (3, 4)], "empty": [(), ()]}, [2])
+    found: list[object] = [td["spans"], td["empty"]]
+    assert found == [[(1, 2), (3, 4)], [(), ()]]
+    assert td[1]["spans"] == (3, 4)
+    assert TensorDict({"a": ((1, 2), (3, 4))})["a"].tolist() == [[1, 2], [3, 4]]
+    pairs = [(torch.ones(2), torch.zeros(2))]
+    assert isinstance(TensorDict({"a": pairs}, [1])["a"][0], tuple)
+
+
 def test_lists_of_tensors_that_cannot_be_stacked() -> None:
     ragged = TensorDict({"a": [torch.ones(1), torch.ones(2)]}, [2])
     assert [row.shape[0] for row in ragged["a"]] == [1, 2]

@@ -2,9 +2,9 @@
 
 A tensor that fits is stored as it is; a mapping becomes a nested container; numbers, lists of
 numbers, arrays of any library and lists of tensors of one shape become tensors; a list of
-containers becomes a stack; another list with an item for each row becomes one value per row;
-everything else becomes non-tensor data, one value for the whole batch. Knows tensors, numbers,
-arrays and the registry; must not know a container class.
+containers becomes a stack; another list with an item for each row, as one of tuples, becomes
+one value per row; everything else becomes non-tensor data, one value for the whole batch. Knows
+tensors, numbers, arrays and the registry; must not know a container class.
 """
 
 from __future__ import annotations
@@ -362,10 +362,14 @@ def _rows_differ(where: str, batch: Batch, found: object, dim: int) -> ShapeMism
 
 
 def _holds_numbers(values: list[object] | tuple[object, ...], empty: bool = False) -> bool:
-    """Return whether nested lists hold numbers alone; `empty`: some of them may hold nothing."""
+    """Return whether nested lists hold numbers alone; a tuple in a list is one value.
+
+    `empty`: some of them may hold nothing.
+    """
+    inner = list if isinstance(values, list) else (list, tuple)
     return all(
         isinstance(value, _NUMBERS)
-        or (isinstance(value, (list, tuple)) and (_holds_numbers(value, empty) if value else empty))
+        or (isinstance(value, inner) and (_holds_numbers(value, empty) if value else empty))
         for value in values
     )
 
@@ -389,6 +393,8 @@ def _shape_of_nothing(value: object) -> Batch | None:
         return None
     if not value:
         return (0,)
+    if isinstance(value, list) and isinstance(value[0], tuple):  # which is one value
+        return None
     inner = _shape_of_nothing(value[0])
     if inner is None or any(_shape_of_nothing(each) != inner for each in value[1:]):
         return None

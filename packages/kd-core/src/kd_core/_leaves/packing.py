@@ -272,7 +272,7 @@ def tensor_of_array(value: object) -> Tensor | None:
 def tensor_of_list(value: object) -> Tensor | None:
     """Return a list of tensors of one shape as one tensor; `None` for other values.
 
-    Lists may be nested; a named tuple is another value.
+    Lists may be nested; a named tuple, or a tuple in a list, is another value.
 
     Raises:
         RuntimeError: if torch cannot stack them, because they are on different devices.
@@ -281,7 +281,8 @@ def tensor_of_list(value: object) -> Tensor | None:
         return None
     rows: list[Tensor] = []
     for item in value:
-        row = item if isinstance(item, Tensor) else tensor_of_list(item)
+        within = None if isinstance(value, list) and isinstance(item, tuple) else item
+        row = item if isinstance(item, Tensor) else tensor_of_list(within)
         if row is None or row.is_nested or (rows and row.shape != rows[0].shape):
             return None
         rows.append(row)
