@@ -202,3 +202,19 @@ def test_one_value_takes_the_batch_size_that_is_inferred() -> None:
     value: object = td.auto_batch_size_(batch_dims=1).get("s")
     assert isinstance(value, NonTensorData)
     assert value.batch_size == (3,)
+
+
+def test_a_nested_container_without_entries_takes_the_batch_size_of_those_before_it() -> None:
+    td = TensorDict({"a": torch.zeros(3, 4), "n": {}, "m": {"deep": {}}}).auto_batch_size_()
+    assert td.batch_size == (3, 4)
+    levels = inner(td, "n"), inner(td, "m"), inner(inner(td, "m"), "deep")
+    assert [level.batch_size for level in levels] == [(3, 4)] * 3
+    first = TensorDict({"n": {}, "a": torch.zeros(3, 4)}).auto_batch_size_()
+    assert first.batch_size == ()
+
+
+def test_a_nested_container_that_takes_more_dimensions_keeps_its_device() -> None:
+    child = TensorDict({"x": torch.zeros(3, 2)}, [], device="cpu")
+    td = TensorDict({"n": child}, [3])
+    grown = inner(td, "n")
+    assert (grown.batch_size, grown.device, td.device) == ((3,), torch.device("cpu"), None)

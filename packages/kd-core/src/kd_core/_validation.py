@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from kd_core import _registry as registry
+from kd_core._descriptor import describe
 from kd_core._errors import (
     InvalidKey,
     InvalidValue,
@@ -224,7 +225,8 @@ def _node_as_entry(
         device = desc.device
     if not smaller and device == own.device:  # dynamo of torch 2.10 compares no named sizes
         return value
-    return value._kd_with_descriptor(desc.with_batch(batch))
+    placed = desc if device == desc.device else describe(batch, device)  # a child may have its own
+    return value._kd_with_descriptor(placed.with_batch(batch))
 
 
 def _as_tensor(

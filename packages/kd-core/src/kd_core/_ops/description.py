@@ -346,9 +346,9 @@ class Description(AbstractContainer):
     ) -> Self:
         """Set the batch size to the leading dimensions that all entries share; return self.
 
-        Nested containers come first, each by its own entries. One without entries keeps its batch
-        size, or so many dimensions of it. Values of rows that are not tensors share the dimensions
-        of their rows.
+        Nested containers come first, each by its own entries. One without entries takes the batch
+        size of the entries before it, if there are any. Values of rows that are not tensors share
+        the dimensions of their rows.
 
         Args:
             batch_dims: how many dimensions at most; `None`: all that they share.
@@ -376,19 +376,27 @@ def _refuse_frozen(level: AbstractContainer) -> None:
         level._kd_check_unlocked("change the batch size")
 
 
-def _share_batch(level: AbstractContainer, batch_dims: int | None) -> None:
-    """Set the batch size to the dimensions that all entries share, at every level from below."""
+def _share_batch(level: AbstractContainer, batch_dims: int | None) -> bool:
+    """Set the batch size to the dimensions that all entries share, at every level from below.
+
+    Returns:
+        Whether there is an entry at any level; else the batch size is that of the entries before.
+    """
     shapes: list[tuple[int, ...]] = []
+    filled = False
     for _, value in kinds_of(level._kd_entries):
+        full = True
         if isinstance(value, Composite):
             shapes.append(value._kd_desc.batch)
         elif isinstance(value, AbstractContainer):
-            _share_batch(value, batch_dims)
-            shapes.append(value._kd_desc.batch)
+            full = _share_batch(value, batch_dims)
+            if full or not shapes:
+                shapes.append(value._kd_desc.batch)
         elif isinstance(value, Tensor):
             shapes.append(() if is_shapeless(value) else value.shape)
         elif is_row_data(value):
             shapes.append(value._kd_desc.batch)
+        filled = filled or full
     if not shapes and batch_dims:
         shapes.append(level._kd_desc.batch)
     if shapes:
@@ -396,6 +404,7 @@ def _share_batch(level: AbstractContainer, batch_dims: int | None) -> None:
         desc = level._kd_desc.with_batch(batch)
         _grow_children(level, desc, inferred=True)
         redescribe(level, desc)
+    return filled
 
 
 def _grow_children(level: AbstractContainer, desc: Descriptor, inferred: bool = False) -> None:
