@@ -82,6 +82,37 @@ def test_any_container_keeps_its_batch_size_and_tensors() -> None:
     assert td is not source
 
 
+def test_a_data_frame_is_a_container_with_a_row_for_each_of_its_rows() -> None:
+    pandas: Any = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"a": [1.0, 2.0], "b.c": ["x", "y"]})
+    td = TensorDict.from_any(frame)
+    assert td.batch_size == (2,)
+    assert (td["a"].tolist(), td["b.c"].tolist()) == ([1, 2], ["x", "y"])
+    nested = TensorDict.from_any({"frame": frame, "n": 1})
+    assert nested.batch_size == ()
+    assert inner(nested, "frame").batch_size == (2,)
+    assert TensorDict.from_any(frame, batch_size=[]).batch_size == ()
+
+
+@dataclass
+class Output(dict[str, object]):
+    """As the results of models of transformers are: a mapping of the fields with a value."""
+
+    logits: Tensor
+    past: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        self["logits"] = self.logits
+
+
+def test_a_dataclass_has_its_fields_even_if_it_is_a_mapping_of_some() -> None:
+    output = Output(torch.ones(2))
+    assert dict(output) == {"logits": output.logits}
+    td = TensorDict.from_dataclass(output)
+    assert list(td.keys()) == ["logits", "past"]
+    assert td["past"] is None
+
+
 @pytest.mark.parametrize("value", [1, "word", torch.zeros(2), None, object()])
 def test_a_value_without_parts_is_returned(value: object) -> None:
     assert TensorDict.from_any(value) is value

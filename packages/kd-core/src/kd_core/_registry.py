@@ -63,6 +63,9 @@ wrap_rows: Callable[[list[object], Tensor | None, Descriptor], RowData]
 """Wrap values and the position of each row's value, `None` if there is one a row, in order; set by
 `_containers.non_tensor_stack`."""
 
+tree_of_frame: Callable[[object, str | None, None], tuple[dict[str, object], int]]
+"""Return the columns of a data frame, and the number of its rows; set by `_convert.tables`."""
+
 foreign_node: Callable[[object], Node]
 """Convert a container of the package tensordict, or a tensor without batch dimensions of it; set by
 `_convert.plain`."""
@@ -130,6 +133,7 @@ LATER: Final = {
     "from_dataclass": "kd_core._containers.declaring",
     "persistent": "kd_core._containers.persistent",
     "to_store": "kd_core._containers.redis_store",
+    "tree_of_frame": "kd_core._convert.tables",
 }
 """Modules that few programs need, by the roles that they fill: imported at the first use of one."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import sys
 from collections import namedtuple
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
@@ -75,12 +76,22 @@ def tree_of(value: object) -> dict[str, object] | None:
 def branch_of(value: object) -> object:
     """Return an object of named or numbered parts as nested dicts, any other value as it is.
 
-    A list that holds tensors or objects has a value for each item.
+    A list that holds tensors or objects has a value for each item. A data frame becomes a container
+    with a row for each of its rows.
     """
     if isinstance(value, list) and any(map(_has_parts, value)):
         return entry_of_list(value)
+    if is_frame(value):
+        columns, rows = registry.tree_of_frame(value, None, None)
+        return registry.nest_mapping(columns, describe((rows,)), ())
     tree = tree_of(value)
     return value if tree is None else tree
+
+
+def is_frame(value: object) -> bool:
+    """Return whether a value is a data frame of pandas, which is not imported for it."""
+    pandas = sys.modules.get("pandas")
+    return pandas is not None and isinstance(value, getattr(pandas, "DataFrame", ()))
 
 
 def entry_of_list(values: list[object]) -> Entry:
@@ -132,7 +143,7 @@ def _has_parts(value: object) -> bool:
 
 
 def tree_of_dataclass(value: object) -> dict[str, object]:
-    """Return a dataclass as nested dicts.
+    """Return a dataclass as nested dicts: its fields, of one that is a mapping as well, too.
 
     Raises:
         InvalidArgument: if it is not an instance of a dataclass.
@@ -140,7 +151,7 @@ def tree_of_dataclass(value: object) -> dict[str, object]:
     if not is_dataclass(value) or isinstance(value, type):
         remedy = "Decorate its class with `@dataclass`, and pass an instance."
         raise wrong_type("`dataclass`", "an instance of a dataclass", value, remedy)
-    return tree_of(value) or {}
+    return {field.name: branch_of(getattr(value, field.name)) for field in fields(value)}
 
 
 def tree_of_tuple(value: object) -> dict[str, object]:

@@ -699,6 +699,9 @@ def tree_of_frame(frame: object, separator: str | None, dtype: DtypeOf) -> tuple
     return cast_tree(tree, dtypes), len(frame)
 
 
+registry.register("tree_of_frame", tree_of_frame)
+
+
 RAGGED: Final = "kd_core.ragged"
 """The attribute of a data frame that names the dtypes of columns of lists."""
 

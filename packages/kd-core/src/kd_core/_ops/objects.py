@@ -61,8 +61,9 @@ class Objects(AbstractContainer):
 
         Mappings, dataclasses and named tuples become containers of their keys and fields, tuples
         become containers of positions (`"0"`, `"1"`, ...). Structured arrays become containers of
-        their fields. Other values become entries: lists of numbers are tensors, other lists have
-        one value for each item.
+        their fields, data frames containers of their columns with a row for each of their rows.
+        Other values become entries: lists of numbers are tensors, other lists have one value for
+        each item.
 
         Args:
             obj: the object.
@@ -87,10 +88,13 @@ class Objects(AbstractContainer):
             >>> list(td.keys(True, True))
             ['obs', ('info', '0'), ('info', '1')]
         """
-        from kd_core._convert.plain import entry_of_list, tree_of
+        from kd_core._convert.plain import entry_of_list, is_frame, tree_of
 
         if isinstance(obj, list):
             return cast("Self", entry_of_list(obj))
+        if is_frame(obj):
+            columns, rows = registry.tree_of_frame(obj, None, None)
+            return build(cls, columns, batch_size, device, auto_batch_size, batch_dims, rows)
         if isinstance(obj, AbstractContainer):
             tree: object = obj._kd_entries
             if batch_size is None and not auto_batch_size:
