@@ -18,6 +18,7 @@ from kd_core import (
     KeyCollision,
     LazyStackedTensorDict,
     NestedKey,
+    NonTensorData,
     NonTensorStack,
     ShapeMismatch,
     TensorClass,
@@ -76,7 +77,7 @@ def test_a_list_is_what_it_is_as_an_entry() -> None:
 
 def test_any_container_keeps_its_batch_size_and_tensors() -> None:
     source = TensorDict({"a": torch.zeros(3)}, [3])
-    td = TensorDict.from_any(source)
+    td = TensorDict.from_any(source, device="cpu")
     assert td.batch_size == (3,)
     assert td["a"] is source["a"]
     assert td is not source
@@ -111,6 +112,21 @@ def test_a_dataclass_has_its_fields_even_if_it_is_a_mapping_of_some() -> None:
     td = TensorDict.from_dataclass(output)
     assert list(td.keys()) == ["logits", "past"]
     assert td["past"] is None
+
+
+def test_a_container_is_what_it_is_made_of() -> None:
+    dense = TensorDict({"a": torch.zeros(3)}, [3]).lock_()
+    for source in (dense, lazy_stack([dense, dense]), NonTensorData("x")):
+        assert TensorDict.from_any(source) is source
+
+
+def test_a_list_of_containers_has_one_for_each_item() -> None:
+    """They are sequences of their rows, which `torch.tensor` takes for lists."""
+    parts = [TensorDict({"a": torch.zeros(3)}), lazy_stack([TensorDict({"a": torch.zeros(3)})])]
+    for source in ([parts[0]] * 2, [parts[1]] * 2, [NonTensorData("x")]):
+        made: object = TensorDict.from_any(source)
+        assert isinstance(made, NonTensorStack)
+        assert made.batch_size == (len(source),)
 
 
 @pytest.mark.parametrize("value", [1, "word", torch.zeros(2), None, object()])

@@ -110,7 +110,9 @@ def _may_be_numbers(value: object) -> bool:
     """Return whether `torch.tensor` may make a number, or lists of numbers, of a value."""
     if isinstance(value, list):
         return all(_may_be_numbers(item) for item in value)
-    return value.numel() == 1 if isinstance(value, Tensor) else _parts_of(value) is None
+    if isinstance(value, Tensor):
+        return value.numel() == 1
+    return not is_node(value) and _parts_of(value) is None  # a node is a sequence of its rows
 
 
 def _parts_of(value: object) -> Iterator[tuple[str, object]] | None:

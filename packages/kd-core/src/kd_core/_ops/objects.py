@@ -73,8 +73,9 @@ class Objects(AbstractContainer):
             batch_size: the leading dimensions of every entry.
 
         Returns:
-            A container; of an object without parts what it is as an entry: a tensor or a
-            `NonTensorStack` of a list, any other object itself.
+            A container; one that is given without options is returned as it is. Of an object
+            without parts what it is as an entry: a tensor or a `NonTensorStack` of a list, any
+            other object itself.
 
         Example:
             >>> from dataclasses import dataclass
@@ -96,6 +97,8 @@ class Objects(AbstractContainer):
             columns, rows = registry.tree_of_frame(obj, None, None)
             return build(cls, columns, batch_size, device, auto_batch_size, batch_dims, rows)
         if isinstance(obj, AbstractContainer):
+            if device is None and batch_size is None and batch_dims is None and not auto_batch_size:
+                return cast("Self", obj)
             tree: object = obj._kd_entries
             if batch_size is None and not auto_batch_size:
                 batch_size = obj._kd_desc.batch
