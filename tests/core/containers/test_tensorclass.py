@@ -191,8 +191,25 @@ def test_a_subclass_adds_fields() -> None:
         score: Tensor | None = None
 
     data = Scored(torch.zeros(4), torch.zeros(4), score=torch.ones(4), batch_size=[4])
-    assert list(data.keys()) == ["image", "label", "source", "score"]
+    assert list(data.keys()) == ["score", "image", "label", "source"]
     assert type(data + 1) is Scored
+
+
+def test_fields_are_in_the_order_of_the_call() -> None:
+    """Keywords, then values by position, then defaults; of a mapping its order."""
+    image, label = torch.zeros(4), torch.ones(4)
+    data = Sample(label=label, image=image, batch_size=[4])
+    assert list(data.keys()) == ["label", "image", "source"]
+    assert list(data[:2].keys()) == ["label", "image", "source"]
+    assert list(Sample(image, source="disk", label=label).keys()) == ["source", "label", "image"]
+    for made in (
+        Sample.from_dict({"label": label, "image": image}),
+        Sample.from_tensordict(TensorDict({"label": label, "image": image}, [4])),
+        Sample.from_any({"label": label, "image": image}),
+    ):
+        assert list(made.keys()) == ["label", "image"]
+    with pytest.raises(InvalidArgument, match="field `image` is given twice"):
+        Sample(image, label, image=image)  # type: ignore[misc]  # the error is the promise
 
 
 def test_it_is_made_of_a_mapping_or_container() -> None:

@@ -865,7 +865,6 @@ def _built(
     device: DeviceLike | None,
 ) -> D:
     """Build an instance of values of fields, without the `__init__` of its author."""
-    fields = cls._kd_declared.fields
     for name in given:
         if not cls._kd_declared.takes(name):
             TensorDict(given, batch_size, device)  # what does not fit is told first
@@ -873,7 +872,7 @@ def _built(
     if cls._kd_declared.more_keys:
         values = given
     else:
-        values = {name: given[name] for name in fields if not is_none(given.get(name))}
+        values = {name: value for name, value in given.items() if not is_none(value)}
     new = object.__new__(cls)
     new._kd_desc = describe_on(() if batch_size is None else batch_of(batch_size), device)
     if cls._kd_declared.converts:
@@ -903,22 +902,20 @@ def _bind(
             f"`{cls.__name__}` expected at most {len(names)} values ({listed(names)}), got "
             f"{len(values)}. Pass {rest} by keyword."
         )
-    given: dict[str, object] = dict(zip(names, values, strict=False))
-    for name, value in named.items():
+    for name in named:
         if not declaration.takes(name) and name not in declaration.init_vars:
             raise _unknown(cls, name)
-        if name in given:
+    bound = named  # in this order: keywords, then values by position, then defaults
+    for name, value in zip(names, values, strict=False):
+        if name in bound:
             raise InvalidArgument(f"field {format_key(name)} is given twice. Pass each field once.")
-        given[name] = value
+        bound[name] = value
     if declaration.more_keys:
-        _check_none_lacks(cls, given)
-        order = [name for name in fields if name in given]
-        return {name: given[name] for name in (*order, *given)}
-    bound: dict[str, object] = {}
-    for name, spec in fields.items():
-        bound[name] = given[name] if name in given else left_out(spec)
-    for name, spec in declaration.init_vars.items():
-        bound[name] = given[name] if name in given else left_out(spec)
+        _check_none_lacks(cls, bound)
+        return bound
+    for name, spec in (*fields.items(), *declaration.init_vars.items()):
+        if name not in bound:
+            bound[name] = left_out(spec)
     missing = [name for name, value in bound.items() if value is MISSING]
     if missing:
         raise _lacks(cls, missing)
