@@ -153,13 +153,16 @@ def test_data_of_all_rows() -> None:
     made = ragged()
     made["task"] = "walk"
     made["table"] = UnbatchedTensor(torch.arange(3))
-    assert made["task"] == "walk"
+    assert made["task"] == [["walk"] * 3, ["walk"] * 4]
     assert made["table"].tolist() == [0, 1, 2]
     assert made[1]["task"] == "walk"
     made[0]["task"] = "run"
+    made[1]["task"] = ["a", "b", "c", "d"]
+    assert made["task"] == [["run"] * 3, ["a", "b", "c", "d"]]
+    assert made.get("task", as_list=True) == ["run", ["a", "b", "c", "d"]]
+    behind = lazy_stack([made[0][None], made[1][None]], 2)
     with pytest.raises(ShapeMismatch, match="entry `task` has values for the rows of members"):
-        made["task"]
-    assert made.get("task", as_list=True) == ["run", "walk"]
+        behind["task"]
 
 
 def test_values_that_can_be_split_are_stored() -> None:

@@ -65,6 +65,7 @@ from kd_core._leaves.writes import (
 from kd_core._nodes import (
     Data,
     Encodes,
+    Values,
     are_tensors,
     is_any_data,
     is_node,
@@ -344,22 +345,22 @@ def _stacked(stack: Composite, key: str, found: list[Entry]) -> Entry:
     return joined
 
 
-def _as_lists(node: Data, desc: Descriptor) -> Data:
+def _as_lists(node: Values, desc: Descriptor) -> Data:
     """Return values of rows of which each is the list of what is behind the batch size."""
-    values = values_of_rows(node._kd_item(), desc.batch, "the data")
+    values = values_of_rows(node.tolist(), desc.batch, "the data")
     made: Data = registry.wrap_rows(values, None, describe(desc.batch))
     return made if desc.ndim else registry.wrap_data(values[0], describe(()))
 
 
-def _data_of_sizes(stack: Composite, key: str, found: list[Data]) -> Entry:
-    """Return the value that all members of different sizes have for all of their rows."""
-    first = found[0]
-    if any(is_row_data(each) or not first._agrees(each) for each in found):
+def _data_of_sizes(stack: Composite, key: str, found: list[Values]) -> Entry:
+    """Return the values of members of different sizes: for each member a list, one for each row."""
+    if stack._dim:
         raise ShapeMismatch(
             f"entry {format_key(key)} has values for the rows of members of different sizes, which "
-            f"cannot be stacked. {_elsewhere((key,))}"
+            f"cannot be stacked along dimension {stack._dim}. {_elsewhere((key,))}"
         )
-    return first._kd_with_descriptor(stack._kd_desc)
+    lists = [each.tolist() for each in found]
+    return registry.wrap_rows(lists, None, describe((len(lists),), stack._kd_desc.device))
 
 
 def _one_for_all(stack: Composite, key: str, found: list[TensorData]) -> Entry:
