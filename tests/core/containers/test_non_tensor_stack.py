@@ -4,6 +4,7 @@ import copy
 import io
 import pickle
 from collections.abc import Callable
+from pathlib import Path
 from random import Random
 from typing import Any, cast
 
@@ -686,3 +687,110 @@ def test_words_answer_what_containers_are_asked() -> None:
         words.setdefault(("n", "c"), 1)
     out = words.clone()
     assert words.apply(lambda x: x, out=out) is out
+
+
+# Parts of a stack that had one value for all of their rows
+
+
+def episodes() -> TensorDict:
+    """Two episodes of four steps, of one task each."""
+    parts = [TensorDict({"x": torch.arange(4), "task": task}, [4]) for task in ("lift", "push")]
+    return stack(parts)
+
+
+PARTS: tuple[tuple[Callable[[TensorDict], TensorDictBase], object], ...] = (
+    (lambda td: td[1], "push"),
+    (lambda td: td[-1, :2], "push"),
+    (lambda td: td[1][1:], "push"),
+    (lambda td: td[torch.tensor([1, 0])][0], "push"),
+    (lambda td: td[[1]].squeeze(0), "push"),
+    (lambda td: td.unbind(0)[1], "push"),
+    (lambda td: td.split(1)[1][0], "push"),
+    (lambda td: list(td)[1], "push"),
+    (lambda td: td.permute(1, 0)[:, 1], "push"),
+    (lambda td: td.view(2, 2, 2)[1, 0], "push"),
+    (lambda td: td[None][0, 1], "push"),
+    (lambda td: td.expand(3, 2, 4)[2, 1], "push"),
+    (lambda td: td.repeat(2, 1)[3], "push"),
+    (lambda td: stack([td, td])[1, 1], "push"),
+    (lambda td: lazy_stack([td[0], td[1]])[1], "push"),
+    (lambda td: cat([td, td])[3], "push"),
+    (lambda td: td.clone()[1].clone(), "push"),
+    (lambda td: td.double()[1], "push"),
+    (lambda td: td.where(torch.tensor([True, False]), td.clone())[1], "push"),
+    (lambda td: copy.deepcopy(td)[1], "push"),
+    (lambda td: pickle.loads(pickle.dumps(td))[1], "push"),
+    (lambda td: tree_map(lambda leaf: leaf, td)[1], "push"),
+    (lambda td: TensorDict({"task": "lift"}, [2, 4]).unsqueeze(0).squeeze(0), "lift"),
+    (lambda td: td, [["lift"] * 4, ["push"] * 4]),
+    (lambda td: td[:1], [["lift"] * 4]),
+    (lambda td: td[:, 0], ["lift", "push"]),
+    (lambda td: stack([td, td])[:, 1], [["push"] * 4] * 2),
+    (lambda td: cat([td[0], td[1]])[:4], ["lift"] * 4),
+    (lambda td: td.reshape(-1)[:3], ["lift"] * 3),
+    (lambda td: td.flatten()[torch.tensor([4, 5])], ["push"] * 2),
+    (lambda td: td[:1].view(-1), ["lift"] * 4),
+    (lambda td: td.reshape(-1).clone()[:2].clone(), ["lift"] * 2),
+    (lambda td: stack([td.flatten()[:2], td.flatten()[2:4]])[0], ["lift"] * 2),
+    (lambda td: td[torch.ones(2, 4, dtype=torch.bool)][:2], ["lift"] * 2),
+    (lambda td: td[[1, 1], [0, 1]], ["push"] * 2),
+    (lambda td: stack([TensorDict({"task": ["a"] * 4}, [4])] * 2)[0], ["a"] * 4),
+)
+
+
+@pytest.mark.parametrize(("change", "expected"), PARTS)
+def test_a_part_of_one_value_is_read_as_one(
+    change: Callable[[TensorDict], TensorDictBase], expected: object
+) -> None:
+    made = change(episodes())
+    words: Any = made.get("task")
+    assert made["task"] == expected
+    assert made.to_dict()["task"] == expected
+    assert words.data == expected
+    assert len(words.tolist()) == made.batch_size[0]
+
+
+def test_writes_to_parts_reach_the_rows() -> None:
+    td = episodes()
+    part = td[1]
+    part.set_("task", "pull")
+    assert td["task"] == [["lift"] * 4, ["pull"] * 4]
+    assert part["task"] == td[1]["task"] == "pull"
+    td[1, 2] = TensorDict({"x": torch.tensor(0), "task": "rest"})
+    rows = ["pull", "pull", "rest", "pull"]
+    assert part["task"] == td[1]["task"] == rows
+    td[0] = part
+    assert td[0]["task"] == rows
+    td[1] = TensorDict({"x": torch.arange(4), "task": "walk"}, [4])
+    assert td["task"] == [rows, ["walk"] * 4]
+    assert td.reshape(-1)[0]["task"] == "pull"
+
+
+def test_parts_are_compared_saved_and_loaded_as_rows(tmp_path: Path) -> None:
+    td = episodes()
+    rows = TensorDict({"x": td["x"], "task": td["task"]}, [2, 4])
+    assert (td == rows).all()
+    assert (td[1] == rows[1]).all()
+    td.save(tmp_path / "file")
+    assert TensorDict.load(tmp_path / "file")["task"] == rows["task"]
+    buffer = io.BytesIO()
+    torch.save(td, buffer)
+    buffer.seek(0)
+    assert torch.load(buffer)[1]["task"] == "push"
+    assert "Shared" not in repr(td)
+    assert "Shared" not in repr(stack([TensorDict({"w": w}, [30]) for w in "ab"]).get("w"))
+    lists = stack([TensorDict({"w": NonTensorData([1], [4])}, [4]) for _ in range(2)])
+    assert lists[0].clone()["w"] == [1]
+
+
+def test_parts_are_kept_as_rows_in_formats_of_others(tmp_path: Path) -> None:
+    td = episodes()
+    for part, words in ((td, td["task"]), (td[1], ["push"] * 4)):
+        part.to_json(tmp_path / "rows.json")
+        assert TensorDict.from_json(tmp_path / "rows.json")[0]["task"] == words[0]
+        assert part.consolidate()["task"] == part["task"]
+        part.memmap(tmp_path / f"maps{part.ndim}")
+        assert TensorDict.load_memmap(tmp_path / f"maps{part.ndim}")["task"] == words
+    pytest.importorskip("h5py")
+    assert td.to_h5(tmp_path / "all.h5")["task"] == td["task"]
+    assert td[1].to_h5(tmp_path / "part.h5")["task"] == ["push"] * 4

@@ -266,6 +266,11 @@ def rows_of_data(node: Values, dims: int | None = None) -> list[object]:
     return rows
 
 
+def kept_value(node: Node) -> object:
+    """Return the value of an entry, or those of its rows, as `is_row_data` tells them apart."""
+    return node.tolist() if is_row_data(node) else node._kd_item()
+
+
 def tensor_of(entry: object) -> Tensor | None:
     """Return the tensor that an entry is, with or without batch dimensions; else `None`."""
     if isinstance(entry, Tensor):

@@ -918,7 +918,13 @@ class Padded(Replaced):
     __slots__ = ()
 
 
-class Viewed(Replaced):
+class Resized(Replaced):
+    """The batch shape after rows were counted through, and dimensions made of them anew."""
+
+    __slots__ = ()
+
+
+class Viewed(Resized):
     """The batch shape after a `view`, whose result always shares storage."""
 
     __slots__ = ()

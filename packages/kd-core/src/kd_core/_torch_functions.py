@@ -29,6 +29,7 @@ from kd_core._containers.non_tensor import (
     NonTensorData,
     restore_meta,
     restore_row_of_batch,
+    restore_shared,
     restore_value,
 )
 from kd_core._containers.non_tensor_stack import restore_rows
@@ -474,6 +475,7 @@ torch.serialization.add_safe_globals(
         restore_descriptor,
         restore_row_of_batch,
         restore_rows,
+        restore_shared,
         restore_unbatched,
         restore_from_bits,
         NamedKind(NamedSize, restore_size),

@@ -237,6 +237,27 @@ class Cell:
             """Return the entry of a batch whose rows all are this one."""
 
 
+class Shared:
+    """What the rows of a stack hold where each of its parts had one value for all of its rows.
+
+    Each row has a cell of its own, with this object in it. An entry whose rows all hold the same
+    one is read as one value, unless it has more dimensions than the part had.
+
+    Attributes:
+        value: the value.
+        ndim: the number of batch dimensions of the part.
+    """
+
+    __slots__ = ("ndim", "value")
+
+    def __init__(self, value: object, ndim: int) -> None:
+        self.value = value
+        self.ndim = ndim
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return restore_shared, (self.value, self.ndim)
+
+
 class NonTensorDataBase(Values):
     """The base class of non-tensor entries: `NonTensorData`, `MetaData` and `NonTensorStack`.
 
@@ -732,7 +753,10 @@ class NonTensorDataBase(Values):
             isinstance(node, kind) and node._of_batch and self._holds_same(node) for node in nodes
         ):
             return self._under(desc)
-        pool, columns = pool_rows(cast("Sequence[NonTensorDataBase]", nodes))
+        stacked = desc.ndim > self._kd_desc.ndim
+        pool, columns = pool_rows(cast("Sequence[NonTensorDataBase]", nodes), stacked=stacked)
+        if not stacked:  # whole parts become rows of one
+            pool = [_below(each, desc.ndim) for each in pool]
         return registry.wrap_rows(pool, call(columns, dim), desc)
 
     @abstractmethod
@@ -765,15 +789,38 @@ class NonTensorDataBase(Values):
         return False
 
 
-def pool_rows(nodes: Sequence[NonTensorDataBase]) -> tuple[list[object], list[Tensor]]:
-    """Return the values of several entries in one list, and the numbers of their rows in it."""
+def pool_rows(
+    nodes: Sequence[NonTensorDataBase], *, stacked: bool = False
+) -> tuple[list[object], list[Tensor]]:
+    """Return the values of several entries in one list, and the numbers of their rows in it.
+
+    Args:
+        nodes: the entries.
+        stacked: whether they become parts of a stack: then one value for all rows of an entry is
+            remembered as that.
+    """
     values: list[object] = []
     columns = []
     for node in nodes:
         own, numbers = node._pooled(len(values))
-        values += own
+        values += [node._shared()] if stacked and isinstance(node, NonTensorData) else own
         columns.append(numbers)
     return values, columns
+
+
+def without_share(value: object) -> object:
+    """Return what a cell holds, of a `Shared` its value."""
+    return value.value if isinstance(value, Shared) else value
+
+
+def _below(value: object, ndim: int) -> object:
+    """Return what a cell holds, of a `Shared` of as many dimensions its value."""
+    return value.value if isinstance(value, Shared) and value.ndim >= ndim else value
+
+
+def _of_rows(held: object, desc: Descriptor) -> RowData:
+    """Return an entry of a batch whose rows all hold one object."""
+    return registry.wrap_rows([held], torch.zeros((), dtype=torch.int64, device="cpu"), desc)
 
 
 class Constant:
@@ -972,13 +1019,16 @@ class NonTensorData(NonTensorDataBase, Encodes):
     def _pooled(self, first: int) -> tuple[list[object], Tensor]:
         return [self._kd_item()], torch.full(self._kd_desc.batch, first, device="cpu")
 
+    def _shared(self) -> object:
+        """Return what the rows of a stack hold of which this is a part."""
+        ndim = self._kd_desc.ndim
+        return Shared(self._kd_item(), ndim) if ndim else self._kd_item()
+
     def _spread(self, desc: Descriptor) -> RowData:
         """Return the value once for each row of a batch."""
         if isinstance(self._boxed, Cell):
             return self._boxed.spread(desc)
-        return registry.wrap_rows(
-            [self.data], torch.zeros((), dtype=torch.int64, device="cpu"), desc
-        )
+        return _of_rows(self.data, desc)
 
     def _encode(
         self, value: object, path: tuple[str, ...], shape: tuple[int, ...] | None = None
@@ -1024,7 +1074,9 @@ class NonTensorData(NonTensorDataBase, Encodes):
             return self._under(desc if memo is None or memo[0] is not desc else memo[1])
         if not self._always_of_batch():
             if isinstance(batch, Grown):
-                return self._spread(desc.with_batch(batch(desc.batch)))
+                new = desc.with_batch(batch(desc.batch))
+                in_cell = isinstance(self._boxed, Cell)
+                return self._spread(new) if in_cell else _of_rows(self._shared(), new)
             if isinstance(batch, Padded) and not isinstance(batch, Fresh) and desc.ndim:
                 return self._spread(desc)._kd_map_each(fn, batch)
         if not self._of_batch:
@@ -1102,6 +1154,7 @@ def linked(values: object, node: NonTensorDataBase, at: tuple[int, ...] = ()) ->
 
 def plain_value(value: object, convert_tensors: bool) -> object:
     """Return a value without a wrapper; tensors and arrays as lists, if that is asked for."""
+    value = without_share(value)
     if isinstance(value, NonTensorDataBase):
         return value.tolist(convert_tensors=convert_tensors)
     if convert_tensors and hasattr(value, "tolist"):
@@ -1222,6 +1275,12 @@ def restore_value(data: object, batch: Batch, device: torch.device | None = None
 def restore_meta(data: object, batch: Batch, device: torch.device | None = None) -> MetaData:
     """Rebuild metadata; what a pickle calls that is read with `weights_only=True`."""
     return MetaData(data, restored(batch, device).batch, device)
+
+
+@restores
+def restore_shared(value: object, ndim: int) -> Shared:
+    """Build what the rows of one part of a stack hold; called by pickle."""
+    return Shared(value, ndim)
 
 
 def wrap_data(

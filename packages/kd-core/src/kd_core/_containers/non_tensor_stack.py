@@ -24,6 +24,7 @@ from kd_core._containers.non_tensor import (
     MetaData,
     NonTensorData,
     NonTensorDataBase,
+    Shared,
     _no_keys,
     linked,
     plain_value,
@@ -31,6 +32,7 @@ from kd_core._containers.non_tensor import (
     refuse_tensors,
     row_of_cell,
     stand_in_for,
+    without_share,
     wrap_data,
 )
 from kd_core._descriptor import describe_on, device_beside, restored
@@ -55,6 +57,7 @@ from kd_core._shapes import (
     Fresh,
     Padded,
     Reduced,
+    Resized,
     as_int,
     batch_of,
     broadcasts_to,
@@ -81,6 +84,7 @@ if TYPE_CHECKING:
         _positions: Tensor
         _cells: Cells
         _loose: Loose | None
+        _in_parts: bool
 
 
 # Cells: where the values of rows are, one cell a row; and the tensors that stand for writes.
@@ -165,13 +169,15 @@ class Cells:
         lent: whether a copy that compiled code made needs `values` as it is.
         later: the last write of compiled code that is still to be made.
         kin: the cells of such copies, which views of them share.
+        shares: whether some may hold a `Shared`.
     """
 
-    __slots__ = ("__weakref__", "kin", "later", "lent", "positions", "values")
+    __slots__ = ("__weakref__", "kin", "later", "lent", "positions", "shares", "values")
 
     def __init__(self, values: list[object], positions: Tensor) -> None:
         self.values = values
         self.positions = positions
+        self.shares = Shared in map(type, values)
         self.lent = False
         self.later: Later | None = None
         self.kin: list[weakref.ref[Cells]] = []
@@ -364,9 +370,17 @@ def table_of(node: Rows) -> list[object]:
 def flat_values(node: Rows) -> list[object]:
     """Return the values of all rows in one list."""
     cells = cells_of(node)
+    values = held_by(node, cells)
     if node._positions is cells.positions:
-        return cells.values.copy()
-    return list(map(cells.values.__getitem__, listed(node._positions)))
+        return values.copy()
+    return list(map(values.__getitem__, listed(node._positions)))
+
+
+def held_by(node: Rows, cells: Cells) -> list[object]:
+    """Return what the cells of an entry hold, values alone if its rows are not those of parts."""
+    if cells.shares and not node._in_parts:
+        return list(map(without_share, cells.values))
+    return cells.values
 
 
 def nested_rows(node: Rows, values: list[object]) -> list[object]:
@@ -427,7 +441,7 @@ def encoded_rows(node: Rows, source: Rows) -> tuple[Tensor, Tensor]:
     """Return a tensor that stands for all rows of an entry, and one for rows to write there."""
     if is_compiling():
         return _written_later(node, table_of(source)), source._positions
-    return encoded(node, flat_values(source), source._kd_desc.batch)
+    return encoded(node, list(map(without_share, flat_values(source))), source._kd_desc.batch)
 
 
 def _written_later(node: Rows, values: list[object]) -> Tensor:
@@ -448,7 +462,7 @@ _SHOWN: Final = 20
 """How many values `repr` shows before it leaves out the rest."""
 
 
-_HOLDS: Final = frozenset({NonTensorData, MetaData})
+_HOLDS: Final = frozenset({NonTensorData, MetaData, Shared})
 """Wrappers that values may be, which reading takes off."""
 
 
@@ -463,7 +477,7 @@ class RowCell(Cell):
 
     def __getitem__(self, index: int) -> object:
         """Return the value."""
-        return self._cells.read(self._number)
+        return without_share(self._cells.read(self._number))
 
     def write(self, value: object) -> None:
         """Replace the value, for every view of the row."""
@@ -473,7 +487,7 @@ class RowCell(Cell):
         """Return the entry of a batch whose rows all are this one."""
         node = object.__new__(NonTensorStack)
         node._positions, node._cells = self._positions.expand(desc.batch), self._cells
-        node._kd_desc, node._loose = desc._unlocked, None
+        node._kd_desc, node._loose, node._in_parts = desc._unlocked, None, True
         return node
 
 
@@ -507,7 +521,7 @@ class NonTensorStack(NonTensorDataBase, RowData):
         tensor([ True,  True, False])
     """
 
-    __slots__ = ("_cells", "_loose", "_positions")
+    __slots__ = ("_cells", "_in_parts", "_loose", "_positions")
 
     def __class_getitem__(cls, item: object) -> type[Self]:
         """Return the class: its values may be annotated with their type."""
@@ -517,6 +531,9 @@ class NonTensorStack(NonTensorDataBase, RowData):
     _cells: Cells
     _loose: Loose | None
     """The values that the numbers count, in what compiled code made; see `Loose`."""
+
+    _in_parts: bool
+    """Whether its rows are those of the parts that were stacked; see `Shared`."""
 
     def __init__(
         self,
@@ -538,12 +555,13 @@ class NonTensorStack(NonTensorDataBase, RowData):
                         f"value 0 and {shape_text(node._kd_desc.batch)} in value {number} of "
                         "`NonTensorStack`."
                     )
-            pool, columns = pool_rows(nodes)
+            pool, columns = pool_rows(nodes, stacked=True)
             joined = torch.stack(columns, at)
             _fill(self, pool, joined, describe_on(tuple(joined.shape), device))
         else:
             self._positions, self._cells = cells_for(list(values), (len(values),))
-            self._loose, self._kd_desc = None, describe_on((len(values),), device)
+            self._loose, self._in_parts = None, True
+            self._kd_desc = describe_on((len(values),), device)
         if batch_size is not None and batch_of(batch_size) != self._kd_desc.batch:
             raise ShapeMismatch(
                 f"`batch_size` must be that of the values, {shape_text(self._kd_desc.batch)}, got "
@@ -592,8 +610,9 @@ class NonTensorStack(NonTensorDataBase, RowData):
 
     @property
     def data(self) -> object:
-        """The values as nested lists of shape `batch_size`."""
-        return self.tolist()
+        """The values as nested lists of shape `batch_size`; that of a part which has one."""
+        shared = self._one_value()
+        return self.tolist() if shared is None else shared.value
 
     def get_nestedtensor(
         self, key: NestedKey, default: object = NO_DEFAULT, **options: object
@@ -652,6 +671,7 @@ class NonTensorStack(NonTensorDataBase, RowData):
         cells = cells_of(self)
         added = numbers.expand(batch[1:])[None] + len(cells.values)
         cells.values = [*cells.values, *pool]
+        cells.shares = Shared in map(type, cells.values)
         head, tail = self._positions[:at], self._positions[at:]
         self._positions = torch.cat([head, added, tail])
         self._kd_desc = self._kd_desc.with_batch((batch[0] + 1, *batch[1:]))
@@ -726,6 +746,7 @@ class NonTensorStack(NonTensorDataBase, RowData):
 
     def _take_values(self, entry: Self) -> None:
         self._positions, self._cells, self._loose = entry._positions, entry._cells, entry._loose
+        self._in_parts = entry._in_parts
 
     def _under(self, desc: Descriptor) -> NonTensorDataBase:
         return self._copy(desc if desc.size == self._kd_desc.size else self._kd_desc)
@@ -746,7 +767,21 @@ class NonTensorStack(NonTensorDataBase, RowData):
         return linked(rows, self) if as_linked_list else rows
 
     def _kd_item(self) -> object:
-        return self.tolist(as_linked_list=True)
+        shared = self._one_value()
+        return self.tolist(as_linked_list=True) if shared is None else shared.value
+
+    def _one_value(self) -> Shared | None:
+        """Return what all rows hold, if they are those of a part that has one value."""
+        if is_compiling() or not self._in_parts:
+            return None
+        cells = cells_of(self)
+        if not cells.shares or not self._positions.numel():
+            return None
+        numbers = listed(self._positions)
+        first = cells.values[numbers[0]]
+        if not isinstance(first, Shared) or first.ndim < self._kd_desc.ndim:
+            return None
+        return first if all(cells.values[number] is first for number in numbers) else None
 
     def maybe_to_stack(self) -> NonTensorDataBase:
         """Return a view of all rows."""
@@ -759,13 +794,19 @@ class NonTensorStack(NonTensorDataBase, RowData):
     def _spread(self, desc: Descriptor) -> NonTensorStack:
         return self
 
-    def _with(self, positions: Tensor, desc: Descriptor) -> NonTensorDataBase:
-        """Return the entry of other numbers: a view, or a copy with cells of its own."""
+    def _with(self, positions: Tensor, desc: Descriptor, parts: bool = True) -> NonTensorDataBase:
+        """Return the entry of other numbers: a view, or a copy with cells of its own.
+
+        Args:
+            positions: the numbers.
+            desc: the descriptor.
+            parts: whether rows that were those of one part still are.
+        """
         positions = without_wrappers(positions)
         new = object.__new__(type(self))
         if is_compiling():
             new._loose, new._cells = lend(self), self._cells
-            new._positions, new._kd_desc = positions, desc._unlocked
+            new._positions, new._kd_desc, new._in_parts = positions, desc._unlocked, parts
             return new
         if is_batchedtensor(positions):
             raise _refused_inside_vmap(self)
@@ -774,12 +815,14 @@ class NonTensorStack(NonTensorDataBase, RowData):
             row = int(positions)
             if share_storage(positions, self._positions):
                 return row_of_cell(RowCell(cells, positions), desc)
-            return wrap_data(cells.values[row], desc)
-        if not share_storage(positions, self._positions):
-            _fill(new, cells.values, positions, desc)
-            return new
-        new._cells, new._loose = cells, None
-        new._positions, new._kd_desc = positions, desc._unlocked
+            return wrap_data(without_share(cells.values[row]), desc)
+        new._in_parts = parts and self._in_parts
+        if share_storage(positions, self._positions):
+            new._cells, new._loose = cells, None
+            new._positions, new._kd_desc = positions, desc._unlocked
+        else:
+            new._in_parts = new._in_parts and desc.ndim == self._kd_desc.ndim
+            _fill(new, held_by(new, cells), positions, desc)
         return new
 
     def _kd_map_each(
@@ -795,7 +838,8 @@ class NonTensorStack(NonTensorDataBase, RowData):
             return self._fresh(new)
         if isinstance(batch, Padded):
             return _padded(self, fn, new)
-        return self._with(move_positions(self, fn), new)
+        apart = isinstance(batch, Resized) and new.ndim <= desc.ndim
+        return self._with(move_positions(self, fn), new, not apart)
 
     def _kd_map_to_parts(
         self, fn: PartsFn, batches: Sequence[BatchFn], memo: PartsMemo = None
@@ -818,7 +862,7 @@ class NonTensorStack(NonTensorDataBase, RowData):
         found = self._with(lists, desc) if is_compiling() else None
         if found is None:
             build = wrap_rows if desc.ndim else _value_of_row
-            found = build(cells_of(self).values, lists, desc)
+            found = build(list(map(without_share, cells_of(self).values)), lists, desc)
         return found
 
     def _fresh(self, desc: Descriptor) -> NonTensorDataBase:
@@ -833,17 +877,20 @@ class NonTensorStack(NonTensorDataBase, RowData):
             return self._with(positions.clone(), desc)
         cells = cells_of(self)
         if not desc.ndim:
-            return wrap_data(cells.values[int(positions)], desc)
+            return wrap_data(without_share(cells.values[int(positions)]), desc)
         if positions is not cells.positions:
-            return wrap_rows(cells.values, positions, desc)
+            return wrap_rows(held_by(self, cells), positions, desc)
         new = object.__new__(type(self))
         new._positions, new._cells = positions, Cells(cells.values.copy(), positions)
-        new._loose, new._kd_desc = None, desc._unlocked
+        new._loose, new._kd_desc, new._in_parts = None, desc._unlocked, self._in_parts
         return new
 
     def _copy_values(self) -> None:
         cells = cells_of(self)
-        cells.values = [_with_own_lists(value) for value in cells.values]
+        own: dict[int, object] = {}  # what several cells hold stays one object
+        for value in cells.values:
+            own.setdefault(id(value), _with_own_lists(value))
+        cells.values = [own[id(value)] for value in cells.values]
 
     def _kd_shallow(self) -> NonTensorDataBase:
         return self._with(self._positions, self._kd_desc)
@@ -881,7 +928,7 @@ class NonTensorStack(NonTensorDataBase, RowData):
         if shape[: desc.ndim] != desc.batch:
             raise batch_does_not_fit("of non-tensor data", desc.batch, shape)
         new = object.__new__(type(self))
-        new._cells, new._loose = self._cells, self._loose
+        new._cells, new._loose, new._in_parts = self._cells, self._loose, self._in_parts
         if self._loose is not None and not is_compiling():
             new._cells, new._loose = cells_of(self), None
         new._positions = self._positions
@@ -891,7 +938,8 @@ class NonTensorStack(NonTensorDataBase, RowData):
     def _is_equal(self, other: NonTensorDataBase) -> bool:
         if not isinstance(other, NonTensorStack) or self._kd_desc.batch != other._kd_desc.batch:
             return False
-        return all(map(same_data, flat_values(self), flat_values(other)))
+        mine, theirs = (map(without_share, flat_values(each)) for each in (self, other))
+        return all(map(same_data, mine, theirs))
 
     def _given(self, dim: int, desc: Descriptor) -> NonTensorDataBase:
         """Return the entry with a dimension that `vmap` gave, along which its rows are repeated."""
@@ -929,7 +977,9 @@ class NonTensorStack(NonTensorDataBase, RowData):
         if isinstance(node, NonTensorStack):
             return encoded_rows(self, node)
         if node is not None or not rows or not isinstance(value, (list, tuple)):
-            return encoded(self, [value if node is None else node._kd_item()], ())
+            single = value if node is None else node._kd_item()
+            shared = self._one_value() if shape is None else None
+            return encoded(self, [single if shared is None else Shared(single, shared.ndim)], ())
         return encoded(self, values_of_rows(value, rows, format_key(path)), rows)
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -943,7 +993,7 @@ class NonTensorStack(NonTensorDataBase, RowData):
         else:
             first = self._positions.reshape(-1)[:_SHOWN].tolist()
             rest = self._positions.numel() - _SHOWN
-            listed = ", ".join(repr(values[position]) for position in first)
+            listed = ", ".join(repr(without_share(values[position])) for position in first)
             shown = f"[{listed}, ... ({rest} more)]"
         return f"NonTensorStack({shown}, batch_size={self.batch_size}, device={desc.device})"
 
@@ -1088,6 +1138,8 @@ def _value_of_row(pool: list[object], positions: Tensor, desc: Descriptor) -> No
 
 def _with_own_lists(value: object) -> object:
     """Return a value with lists, tuples and dicts of its own; what they hold is shared."""
+    if isinstance(value, Shared):
+        return Shared(_with_own_lists(value.value), value.ndim)
     if value.__class__ is dict:
         return {key: _with_own_lists(each) for key, each in value.items()}
     if value.__class__ is list or value.__class__ is tuple:
@@ -1105,7 +1157,7 @@ def wrap_rows(pool: list[object], positions: Tensor | None, desc: Descriptor) ->
     node = object.__new__(NonTensorStack)
     if positions is None:
         node._positions, node._cells = cells_for(pool, desc.batch)
-        node._loose, node._kd_desc = None, desc._unlocked
+        node._loose, node._kd_desc, node._in_parts = None, desc._unlocked, True
         return node
     positions = without_wrappers(positions)
     if positions.shape[: desc.ndim] != desc.size:
@@ -1116,7 +1168,7 @@ def wrap_rows(pool: list[object], positions: Tensor | None, desc: Descriptor) ->
 
 def _fill(node: NonTensorStack, pool: list[object], positions: Tensor, desc: Descriptor) -> None:
     """Replace the cells of an entry by a copy; in compiled code later."""
-    node._kd_desc = desc._unlocked
+    node._kd_desc, node._in_parts = desc._unlocked, True
     if is_compiling():
         node._positions, node._loose = positions, loosely(pool)
         node._cells = Cells(pool, positions)

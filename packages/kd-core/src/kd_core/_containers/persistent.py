@@ -45,10 +45,11 @@ from kd_core._errors import InvalidArgument, InvalidValue, KdError
 from kd_core._keys import format_key, is_path, path_of
 from kd_core._leaves.loops import common_batch
 from kd_core._naming import public_in
-from kd_core._nodes import as_read, is_data, is_row_data, is_unbatched
+from kd_core._nodes import as_read, is_data, is_row_data, is_unbatched, kept_value
 from kd_core._protocol import AbstractContainer, lock
 from kd_core._shapes import checked_names, names_of, with_names, without_names
 from kd_core._store.manifest import read, written
+from kd_core._validation import values_of_rows
 
 if TYPE_CHECKING:
     from typing import Self
@@ -122,7 +123,7 @@ class _Entries(Mapping[str, "Entry"]):
                 value._kd_entries.write_back()
             elif not isinstance(value, Tensor):
                 found = self._group[escaped(key)]
-                data, found.attrs[ENCODED] = _text_of((key,), value._kd_item())
+                data, found.attrs[ENCODED] = _text_of((key,), kept_value(value))
                 if found.asstr()[()] != data:
                     found[()] = data
 
@@ -143,12 +144,15 @@ class _Entries(Mapping[str, "Entry"]):
             value: Any = json.loads(found.asstr()[()])
             value = read(value) if found.attrs.get(ENCODED) else value
             if found.attrs[DATA] == "rows":  # the same object, which rows are written to
-                return registry.wrap_rows(value, None, desc), True
+                values = values_of_rows(value, desc.batch, "the data")
+                return registry.wrap_rows(values, None, desc), True
             return registry.wrap_data(value, desc), False
         if found.dtype.kind not in "biufc":
             value = found.asstr()[...].tolist() if found.dtype.kind == "O" else found[...].tolist()
             if desc.ndim and found.shape[: desc.ndim] == desc.batch:
-                return registry.wrap_rows(value, None, desc), False
+                return registry.wrap_rows(
+                    values_of_rows(value, desc.batch, "the data"), None, desc
+                ), False
             return registry.wrap_data(value, desc), False
         leaf = self._leaf(found)
         mapped = found.chunks is None
@@ -524,7 +528,7 @@ class PersistentTensorDict(TensorDictBase):
                 "not hold. Give it the batch dimensions with `expand`."
             )
         else:
-            data, encoded = _text_of((key,), value._kd_item())
+            data, encoded = _text_of((key,), kept_value(value))
             made = self._group.create_dataset(name, data=data)
             made.attrs[ENCODED] = encoded
             made.attrs[DATA] = "rows" if is_row_data(value) else "data"

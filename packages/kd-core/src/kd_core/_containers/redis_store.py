@@ -25,11 +25,12 @@ from kd_core._descriptor import describe
 from kd_core._errors import InvalidValue
 from kd_core._keys import KeyPath, format_key
 from kd_core._naming import public_in
-from kd_core._nodes import is_data, is_row_data, is_unbatched
+from kd_core._nodes import is_data, is_row_data, is_unbatched, kept_value
 from kd_core._protocol import AbstractContainer, lock
 from kd_core._shapes import without_names
 from kd_core._store.mapped_tensor import address_of, is_writing
 from kd_core._torch_private import without_torch_function
+from kd_core._validation import values_of_rows
 
 if TYPE_CHECKING:
     from typing import Self
@@ -195,8 +196,9 @@ class _Entries(Mapping[str, "Entry"]):
                 continue
             found = place.client.hget(f"{place.name}:entries", json.dumps((*path, key)))
             row = None if found is None else json.loads(found)
-            if row is not None and row.get("value") != value._kd_item():
-                place.describe((*path, key), {**row, "value": checked((key,), value._kd_item())})
+            kept = kept_value(value)
+            if row is not None and row.get("value") != kept:
+                place.describe((*path, key), {**row, "value": checked((key,), kept)})
 
     def _read(self, key: str, row: dict[str, Any]) -> Entry:
         owner, path = self._owner, (*self._owner._path, key)
@@ -209,7 +211,8 @@ class _Entries(Mapping[str, "Entry"]):
         if row["kind"] == "data":
             return registry.wrap_data(row["value"], desc)
         if row["kind"] == "rows":
-            self._known[key] = registry.wrap_rows(row["value"], None, desc)
+            values = values_of_rows(row["value"], desc.batch, "the data")
+            self._known[key] = registry.wrap_rows(values, None, desc)
             return self._known[key]
         client, name = owner._place.client, owner._place.bytes_of(path)
         dtype, shape = getattr(torch, row["dtype"]), tuple(row["shape"])
@@ -367,7 +370,7 @@ class TensorDictStore(TensorDictBase):
                 "Give it the batch dimensions with `expand`."
             )
         else:
-            data = checked((key,), value._kd_item())
+            data = checked((key,), kept_value(value))
             self._forget(key)
             place.describe(path, {"kind": "rows" if is_row_data(value) else "data", "value": data})
 

@@ -29,6 +29,7 @@ from kd_core._nodes import (
     is_node,
     is_row_data,
     is_unbatched,
+    kept_value,
     rows_of_data,
 )
 from kd_core._progress import advance, begin
@@ -478,7 +479,7 @@ def _given_back(library: Foreign, node: Node | AbstractContainer) -> Foreign:
         if is_unbatched(node):
             return library.UnbatchedTensor(node._tensor)
         if is_row_data(node):
-            return _rows(library, node._kd_item(), desc, len(desc.batch))
+            return _rows(library, node.tolist(), desc, len(desc.batch))
         return library.NonTensorData(node._kd_item(), batch_size=desc.batch, device=desc.device)
     made = library.TensorDict({}, batch_size=desc.batch, device=desc.device)
     for key, entry in node._kd_entries.items():
@@ -608,7 +609,7 @@ def data_of(td: AbstractContainer, path: KeyPath = ()) -> Iterator[tuple[KeyPath
         if isinstance(value, AbstractContainer):
             yield from data_of(value, where)
         elif not isinstance(value, Tensor):
-            yield where, value._kd_item(), is_row_data(value)
+            yield where, kept_value(value), is_row_data(value)
 
 
 def layout_of(td: AbstractContainer) -> Plain:

@@ -29,7 +29,7 @@ from kd_core._errors import (
 from kd_core._keys import format_key
 from kd_core._leaves.loops import kinds_by_key
 from kd_core._leaves.writes import Write, write_all
-from kd_core._nodes import is_data, is_unbatched, leaf_or_node, tensor_of
+from kd_core._nodes import is_data, is_unbatched, kept_value, leaf_or_node, tensor_of
 from kd_core._ops.access import LinkedList, list_of
 from kd_core._ops.description import check_names, set_names
 from kd_core._ops.joining import maybe_dense_stack, stack
@@ -676,7 +676,7 @@ def _rows_in_lists(level: AbstractContainer, batch: Batch) -> int:
     for entry in level._kd_entries.values():
         if isinstance(entry, AbstractContainer):
             most = min(most, _rows_in_lists(entry, batch))
-        elif is_data(entry) and isinstance(values := entry._kd_item(), (list, tuple)):
+        elif is_data(entry) and isinstance(values := kept_value(entry), (list, tuple)):
             found = 0
             rows: list[object] = [values]
             while found < most:

@@ -28,6 +28,7 @@ from kd_core._protocol import AbstractContainer, Composite, engine, locked_as, u
 from kd_core._shapes import (
     Grown,
     Plan,
+    Resized,
     Viewed,
     as_int,
     batch_of,
@@ -105,9 +106,7 @@ def _fast_resizing(batch: Batch, new: Batch, name: str) -> Plan:
             return call(leaf, *new)
         return call(leaf, (*new, *leaf.shape[ndim:]))
 
-    if name == "view":
-        return resize_leaf, new, Viewed(new, ndim)
-    return resize_leaf, *general[1:]
+    return resize_leaf, new, (Viewed if name == "view" else Resized)(new, ndim)
 
 
 @cached
@@ -129,7 +128,7 @@ def flatten_plan(batch: Batch, start_dim: int | str, end_dim: int | str) -> Plan
             "Exchange them."
         )
     new = (*batch[:start], numel(batch[start : end + 1]), *batch[end + 1 :])
-    return plan(batch, lambda leaf: leaf.flatten(start, end), new)
+    return lambda leaf: leaf.flatten(start, end), new, Resized(new, len(batch))
 
 
 @cached

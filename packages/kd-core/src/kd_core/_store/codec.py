@@ -37,7 +37,7 @@ from kd_core._leaves.loops import (
     strided_parts,
     strided_view,
 )
-from kd_core._nodes import is_data, is_row_data, is_unbatched
+from kd_core._nodes import is_data, is_row_data, is_unbatched, rows_of_data
 from kd_core._protocol import AbstractContainer, Composite
 from kd_core._registry import CLASSES, class_named
 from kd_core._shapes import checked_names, names_of, with_names, without_names
@@ -60,7 +60,7 @@ from kd_core._validation import MAX_DEPTH
 
 if TYPE_CHECKING:
     from kd_core._descriptor import Descriptor
-    from kd_core._nodes import Entry, Node
+    from kd_core._nodes import Entry
     from kd_core._types import NestedKey
 
 
@@ -150,7 +150,7 @@ class Encoder:
             return {"unbatched": node}
         more = {} if value._kd_desc.batch == above.batch else self._batch_of(value._kd_desc)
         if is_row_data(value):
-            blob = blob_of(written(_row_values(value), path))
+            blob = blob_of(written(rows_of_data(value), path))
             node = self.add(blob, path)
             self.rows.append(self._known[id(blob)])
             return {"rows": {**more, "values": node}}
@@ -245,11 +245,6 @@ def dense_kind() -> type:
 def _is_dense_elsewhere(td: AbstractContainer) -> bool:
     """Return whether results of a kind are plain containers, as of one in a file of HDF5."""
     return type(td._kd_like(dict(td._kd_entries), td._kd_desc.unlocked())) is dense_kind()
-
-
-def _row_values(node: Node) -> object:
-    """Return the values of all rows in one list."""
-    return node.__reduce__()[1][0]
 
 
 def blob_of(value: object) -> Tensor:

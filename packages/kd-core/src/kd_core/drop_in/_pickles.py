@@ -154,7 +154,7 @@ def _fill_container(self: TensorDictBase, state: State) -> None:
 def _fill_data(self: NonTensorDataBase, state: State) -> None:
     if isinstance(self, NonTensorStack):
         made = torch.stack(state["tensordicts"], state["stack_dim"])
-        for name in ("_kd_desc", "_cells", "_loose", "_positions"):
+        for name in ("_kd_desc", "_cells", "_loose", "_in_parts", "_positions"):
             setattr(self, name, getattr(made, name))
     elif isinstance(self, NonTensorData):
         inner: Any = state.get("tensordict", state.get("_tensordict"))
