@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from kd_core import (
+    InvalidArgument,
     TensorClass,
     TensorDict,
     TypedTensorDict,
@@ -490,3 +491,36 @@ def test_options_in_brackets_are_names() -> None:
     make: Any = Batch
     with pytest.raises(ValueError, match="takes names of options, got 1"):
         make[1, 2]
+
+
+def test_a_frozen_instance_is_a_key_as_a_tensor_is() -> None:
+    class Frozen(TensorClass, frozen=True):
+        x: Tensor
+
+    class Equal(TensorClass, frozen=True):
+        x: Tensor
+
+        def __hash__(self) -> int:  # type: ignore[override]  # as authors do
+            return 7
+
+    one, other = Frozen(torch.ones(2)), Frozen(torch.ones(2))
+    assert {one: 1, other: 2}[one] == 1
+    assert hash(Equal(torch.ones(2))) == 7
+    with pytest.raises(TypeError, match="unhashable type"):
+        hash(TensorDict({"x": torch.ones(2)}))
+
+
+def test_a_typed_container_is_made_of_a_mapping_as_a_plain_one() -> None:
+    class Batch(TypedTensorDict):
+        obs: Tensor
+        done: Tensor
+
+    entries = {"obs": torch.ones(2), "n": {"done": torch.ones(2)}}
+    for source in (entries, TensorDict(entries, [2])):
+        made = Batch(source, batch_size=[2])  # type: ignore[arg-type, call-arg]  # as users write it
+        assert type(made) is Batch
+        assert made.keys(True, True) == {"obs", ("n", "done")}
+        assert made["n", "done"].shape == made.batch_size == (2,)
+    assert set(Batch(entries, done=torch.ones(2)).keys()) == {"obs", "n", "done"}  # type: ignore[arg-type]  # as above
+    with pytest.raises(InvalidArgument, match="`obs` is given twice"):
+        Batch(entries, obs=torch.ones(2))  # type: ignore[arg-type, call-arg, misc]  # as above

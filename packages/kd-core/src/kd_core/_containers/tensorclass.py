@@ -362,6 +362,9 @@ def _declare(
         given["__setattr__"] = _past_storage(assign)
     elif cls._kd_declared.frozen:
         given["__setattr__"] = set_unless_field
+    hashes = any(base.__dict__.get("__hash__") for base in _own_classes(cls))
+    if cls._kd_declared.frozen and not hashes:
+        given["__hash__"] = object.__hash__  # by identity, as that of a tensor
     for name, value in given.items():
         setattr(cls, name, value)
 
@@ -891,6 +894,8 @@ def _bind(
     declaration = cls._kd_declared
     fields = declaration.fields
     names = declaration.by_position
+    if declaration.more_keys and len(values) == 1 and isinstance(values[0], Mapping):
+        return _with_source(cls, values[0], named)
     if values and not names:
         raise InvalidArgument(
             f"`{cls.__name__}` takes keywords only, got {len(values)} positional values. Pass each "
@@ -920,6 +925,20 @@ def _bind(
     if missing:
         raise _lacks(cls, missing)
     return bound
+
+
+def _with_source(
+    cls: type[TensorClass], source: Mapping[str, object], named: Mapping[str, object]
+) -> dict[str, object]:
+    """Return the entries of a mapping that stands first, as in the constructor of `TensorDict`.
+
+    It need not have all fields, as in `from_dict`.
+    """
+    given = dict(source._kd_entries if isinstance(source, AbstractContainer) else source)
+    twice = [name for name in named if name in given]
+    if twice:
+        raise InvalidArgument(f"{listed(twice)} is given twice. Pass each entry once.")
+    return {**given, **named}
 
 
 def _check_none_lacks(cls: type[TensorClass], given: Mapping[str, object]) -> None:
@@ -986,8 +1005,10 @@ class TypedTensorDict(TensorClass):
 
     Unlike a `TensorClass` it takes keys beyond its fields, in the constructor and later. The
     constructor requires the fields that have no default and are not `NotRequired`. A field that is
-    left out has no entry, and reads as its default. Comparisons, `pad` and reductions such as `sum`
-    and `max` return a `TensorDict`: what they compute is not what the fields declare.
+    left out has no entry, and reads as its default. A mapping or container that is passed alone
+    by position is where the entries come from, as for a `TensorDict`. Comparisons, `pad` and
+    reductions such as `sum` and `max` return a `TensorDict`: what they compute is not what the
+    fields declare.
 
     Example:
         >>> import torch
