@@ -420,7 +420,8 @@ def with_plain_keys(source: Mapping[str, object], path: tuple[str, ...] = ()) ->
                 f"a key must be a string or a tuple of strings, got {key!r} of type "
                 f"`{type(key).__name__}`{f' in {format_key(path)}' if path else ''}.{remedy}"
             )
-    return _spread(cast("Mapping[NestedKey, object]", source))
+    items = sorted(source.items(), key=lambda item: isinstance(item[0], tuple))
+    return spread_keys(cast("Mapping[NestedKey, object]", dict(items)))
 
 
 def spread_keys(source: Mapping[NestedKey, object]) -> dict[str, object]:
@@ -431,8 +432,22 @@ def spread_keys(source: Mapping[NestedKey, object]) -> dict[str, object]:
     Raises:
         KeyCollision: if a key is given twice, or is a value and a container at once.
     """
-    tree = _spread(source)
-    return {head: tree[head] for head in dict.fromkeys(path_of(key)[0] for key in source)}
+    tree: dict[str, object] = {}
+    for key, value in source.items():
+        level = tree
+        *above, last = path_of(key)
+        for part in above:
+            inner = level.setdefault(part, Branch())
+            if inner.__class__ is not Branch:
+                break
+            level = inner
+        else:
+            if last not in level:
+                level[last] = value
+                continue
+        tree = _spread(source)  # a key goes through the value of another one
+        return {head: tree[head] for head in dict.fromkeys(path_of(key)[0] for key in source)}
+    return tree
 
 
 def _spread(source: Mapping[NestedKey, object]) -> dict[str, object]:
