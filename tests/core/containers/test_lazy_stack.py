@@ -257,6 +257,31 @@ def test_maybe_dense_stack_is_dense_where_members_are_alike() -> None:
     assert type(maybe_dense_stack([Text(ids=torch.ones(2)), Text(ids=torch.zeros(2))])) is Text
 
 
+def test_maybe_dense_stack_is_lazy_where_nested_containers_differ() -> None:
+    def member(rows: int, more: int = 1) -> TensorDict:
+        below = TensorDict({"y": torch.ones(2, rows), "m": {"z": torch.ones(2, more)}}, [2])
+        return TensorDict({"n": below, "x": torch.ones(2), "w": "word"}, [2])
+
+    for dim, size in ((0, (2, 2)), (1, (2, 2)), (-1, (2, 2))):
+        stacked = maybe_dense_stack([member(1), member(2)], dim)
+        assert type(stacked) is TensorDict
+        assert stacked.batch_size == inner(stacked, "n").batch_size == size
+        assert type(inner(stacked, "n")) is LazyStackedTensorDict
+        assert list(stacked.keys()) == ["n", "x", "w"]
+    deeper = maybe_dense_stack([member(1), member(1, 2)])
+    assert type(inner(deeper, "n")) is TensorDict
+    assert type(inner(inner(deeper, "n"), "m")) is LazyStackedTensorDict
+    assert deeper["n", "y"].shape == (2, 2, 1)
+    other = member(1)
+    del other["n", "m"]
+    assert type(inner(maybe_dense_stack([member(1), other]), "n")) is LazyStackedTensorDict
+    other["x"] = torch.ones(2, 1)
+    assert type(maybe_dense_stack([member(1), other])) is LazyStackedTensorDict
+    row = TensorDict({"n": TensorDict({"y": torch.ones(2, 3)}, [2, 3]), "x": torch.ones(2)}, [2])
+    wide = TensorDict({"n": TensorDict({"y": torch.ones(2, 4)}, [2, 4]), "x": torch.ones(2)}, [2])
+    assert type(maybe_dense_stack([row, wide])) is LazyStackedTensorDict  # of other batch sizes
+
+
 def test_a_stack_of_stacks_reads_and_writes() -> None:
     grid = [lazy_stack(members(2, 2)) for _ in range(3)]
     stack = lazy_stack(grid)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -623,6 +624,8 @@ def maybe_dense_stack(
 ) -> C:
     """Stack containers densely, as `stack` does, if their entries can be stacked, else lazily.
 
+    Where only nested containers differ, those are stacked lazily, and what holds them densely.
+
     Args:
         input: one or more containers whose batch sizes have as many dimensions; the name `items` is
             taken, too.
@@ -644,12 +647,36 @@ def maybe_dense_stack(
     if out is not None:
         return written_to(out, lazy)
     first, *others = [set(member._kd_engine.keys(member, True, True)) for member in input]
-    if any(keys != first for keys in others):
+    if all(keys == first for keys in others):
+        with suppress(KdError):
+            return stack(input, dim)
+    return _dense_where_alike(input, lazy, cast("Composite", lazy)._dim)
+
+
+def _dense_where_alike(members: Sequence[C], lazy: C, dim: int) -> C:
+    """Return a dense stack in which nested containers that differ are lazy; else the lazy one."""
+    if not all(member._kd_owns_leaves for member in members):
+        return lazy
+    levels = [member._kd_entries for member in members]
+    below = [
+        key
+        for key in levels[0]
+        if all(isinstance(level.get(key), AbstractContainer) for level in levels)
+    ]
+    rows = {key: [cast("C", level[key]) for level in levels] for key in below}
+    if not rows or any(
+        one._kd_desc.batch != several[0]._kd_desc.batch
+        for several in rows.values()
+        for one in several
+    ):
         return lazy
     try:
-        return stack(input, dim)
+        flat = stack([each._kd_engine.exclude(each, *below) for each in members], dim)
+        stacks = {key: maybe_dense_stack(several, dim) for key, several in rows.items()}
     except KdError:
         return lazy
+    entries = {key: stacks[key] if key in stacks else flat._kd_entries[key] for key in levels[0]}
+    return flat._kd_like(entries, flat._kd_desc)
 
 
 @also_named(tensors="input")
