@@ -454,11 +454,23 @@ def test_stacks_are_written_into_out() -> None:
             stack_(rows[:1], out=out)
 
 
-def test_dense_stack_takes_lazy_stacks() -> None:
+def test_dense_stack_is_dense_wherever_members_are_alike() -> None:
     rows = [TensorDict({"a": torch.ones(2)}) for _ in range(3)]
     got = dense_stack_tds([lazy_stack(rows), lazy_stack(rows)], 1)
-    assert isinstance(got, TensorDict)
+    assert type(got) is LazyStackedTensorDict  # as `stack` joins those member by member
     assert got["a"].shape == (3, 2, 2)
+    assert type(dense_stack_tds(lazy_stack(rows))) is TensorDict
+    assert type(dense_stack_tds([*rows, TensorDict({"a": torch.ones(2), "b": 1})])) is type(got)
+    agents = [
+        TensorDict({"n": lazy_stack(members(2, 3)), "x": torch.ones(2)}, [2]) for _ in range(3)
+    ]
+    steps = dense_stack_tds(lazy_stack(agents, 1))
+    assert type(steps) is TensorDict
+    assert steps.batch_size == (2, 3)
+    below = inner(steps, "n")
+    assert isinstance(below, LazyStackedTensorDict)
+    assert below.batch_size == (2, 3)
+    assert below.stack_dim == 0
 
 
 def test_members_are_listed_whatever_locks_them() -> None:

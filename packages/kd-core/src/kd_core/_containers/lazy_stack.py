@@ -50,6 +50,7 @@ from kd_core._nodes import as_read
 from kd_core._ops.binary import written_to
 from kd_core._ops.conversion import build
 from kd_core._ops.description import StaysLazy, named, resize, shapes_of
+from kd_core._ops.joining import maybe_dense_stack
 from kd_core._ops.scopes import Flattened, Unflattened, record
 from kd_core._ops.shaping import name_dims
 from kd_core._protocol import (
@@ -1036,25 +1037,26 @@ def _stacked_tensors(
     return found if found.is_nested else found.movedim(0, at)
 
 
-def dense_stack_tds(td_list: Sequence[TensorDictBase], dim: int | str = 0) -> TensorDictBase:
-    """Stack containers into a `TensorDict`, by the keys that all of them have.
+def dense_stack_tds(
+    td_list: Sequence[TensorDictBase] | TensorDictBase, dim: int | str = 0
+) -> TensorDictBase:
+    """Stack containers as `maybe_dense_stack` does, densely wherever they are alike.
 
     Args:
-        td_list: one or more containers of the same batch size, lazy stacks among them.
+        td_list: one or more containers, or a lazy stack, whose members are stacked where it has
+            them.
         dim: the position of the new dimension, or the name of the dimension at it.
-
-    Raises:
-        ShapeMismatch: if the shapes of an entry differ.
 
     Example:
         >>> import torch
-        >>> from kd_core import TensorDict, dense_stack_tds
-        >>> rows = [TensorDict({"a": 1.0}), TensorDict({"a": 2.0, "b": 3.0})]
-        >>> dense_stack_tds(rows).to_dict()
-        {'a': tensor([1., 2.])}
+        >>> from kd_core import TensorDict, dense_stack_tds, lazy_stack
+        >>> stack = lazy_stack([TensorDict({"a": torch.zeros(2)}, [2]) for _ in range(3)], 1)
+        >>> dense_stack_tds(stack)
+        TensorDict(batch_size=[2, 3], fields={a: f32[]})
     """
-    stack = LazyStackedTensorDict(*td_list, stack_dim=dim)
-    return stack._kd_engine.contiguous(stack)
+    if isinstance(td_list, LazyStackedTensorDict):
+        return maybe_dense_stack(td_list._members, td_list._dim)
+    return maybe_dense_stack([*td_list], dim)
 
 
 registry.register("lazy_stack", lazy_stack)
