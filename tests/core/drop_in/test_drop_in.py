@@ -38,6 +38,20 @@ def test_a_program_gets_kd_and_its_arguments(tmp_path: Path) -> None:
     assert printed(run(tmp_path, program)) == ["True x __main__", "True True", "0.15.3 True"]
 
 
+def test_a_program_runs_as_python_runs_it_in_few_frames(tmp_path: Path) -> None:
+    """torch writes down the whole stack whenever it is seeded."""
+    program = """
+        import sys
+
+        def annotated(x: 1 + 1): ...
+
+        above = sys._getframe().f_back.f_code
+        print(above.co_name, above.co_filename.endswith("__main__.py"))
+        print(annotated.__annotations__, sys.modules["__main__"].annotated is annotated)
+        """
+    assert printed(run(tmp_path, program)) == ["<module> True", "{'x': 2} True"]
+
+
 def test_an_import_in_a_function_calls_nothing_of_kd(tmp_path: Path) -> None:
     program = """
         import sys

@@ -36,6 +36,20 @@ def test_update_stores_by_reference_and_keeps_order() -> None:
     assert make().update({"a": value}, clone=True)["a"] is not value
 
 
+def test_update_takes_a_new_container_by_reference() -> None:
+    td, source = TensorDict(a=torch.zeros(3)), TensorDict(n=TensorDict(b=torch.ones(3)))
+    td.update(source)
+    assert td["n"] is source["n"]
+    assert td.flatten_keys().keys() == {"a", "n.b"}
+    outer = TensorDict(other=1.0, td=td)
+    with pytest.raises(InvalidValue, match="`td` would contain itself"):
+        td.update(outer)
+    flat = TensorDict(a=torch.zeros(3))
+    with pytest.raises(InvalidValue, match="`flat` would contain itself"):
+        flat.update(TensorDict(flat=flat))
+    assert list(flat.keys()) == ["a"]
+
+
 def test_update_replaces_a_container_by_a_leaf_and_back() -> None:
     td = make().update({"n": torch.zeros(3), "a": {"x": torch.ones(3)}})
     assert set(td.keys(True, True)) == {"n", ("a", "x")}

@@ -240,7 +240,10 @@ def strictly_overlaps(key: NestedKey, others: Iterable[NestedKey]) -> bool:
 
 def is_covered(key: NestedKey, by: Collection[NestedKey]) -> bool:
     """Return whether one of the keys in `by` is `key` or holds it."""
-    return key in by or (type(key) is not str and any(is_prefix(other, key) for other in by))
+    if key in by or type(key) is str:
+        return key in by
+    path = unravel_key_to_tuple(key)
+    return path[0] in by or any(path[:count] in by for count in range(2, len(path)))
 
 
 def drop_covered(keys: dict[NestedKey, T], by: Collection[NestedKey], nested: bool) -> None:

@@ -333,24 +333,30 @@ class TensorDict(Dense):
 
 def _merge(target: TensorDict, source: TensorDict) -> bool:
     """Merge all entries of a source if they need no check; else return `False`, nothing changed."""
-    merges: list[tuple[TensorDict, Mapping[str, Any]]] = []
+    merges: list[tuple[TensorDict, Mapping[str, Any], bool]] = []
     if not _stage_merge(target, source, merges):
         return False
-    for level, entries in merges:
-        level._kd_set_leaves(entries)  # leaves, or there was a node before
+    for level, entries, nested in merges:
+        level._kd_set_leaves(entries)
+        if nested and not level._kd_nested:
+            level._kd_nested = True
     return True
 
 
 def _stage_merge(
     target: TensorDict,
     source: TensorDict,
-    merges: list[tuple[TensorDict, Mapping[str, Entry]]],
+    merges: list[tuple[TensorDict, Mapping[str, Entry], bool]],
 ) -> bool:
-    """Record the dicts to merge; return `False` if an entry must be checked first."""
-    if target._kd_desc is not source._kd_desc or target._kd_desc.frozen:
+    """Record the dicts to merge, and whether nodes are in them.
+
+    Returns `False` if an entry must be checked first.
+    """
+    desc = target._kd_desc
+    if desc is not source._kd_desc or desc.frozen:
         return False
     if not source._kd_nested:
-        merges.append((target, source._kd_entries))
+        merges.append((target, source._kd_entries, False))
         return True
     rest: dict[str, Entry] = {}
     for key, value in source._kd_entries.items():
@@ -362,9 +368,13 @@ def _stage_merge(
             rest[key] = value
         else:
             current = target._kd_entries.get(key)
-            if current.__class__ is not TensorDict or not _stage_merge(current, value, merges):
+            if current is None and value._kd_desc is desc and not value._kd_nested:
+                if value is target:  # only that would make a cycle
+                    return False
+                rest[key] = value
+            elif current.__class__ is not TensorDict or not _stage_merge(current, value, merges):
                 return False
-    merges.append((target, rest))
+    merges.append((target, rest, True))
     return True
 
 

@@ -780,6 +780,7 @@ def _stage_update(
     """Check each entry and append what to do to the stage; nothing is changed here."""
     kinds = kinds_by_key(level._kd_entries)
     in_stack = isinstance(level, Composite)
+    may_be_locked = in_stack or level._kd_desc.frozen
     for key, value in items:
         taken, only = _narrowed(how.only, key, value)
         if not taken:
@@ -801,7 +802,8 @@ def _stage_update(
         if how.inplace and _can_be_written(level, current):
             stage.append(level._kd_writes(key, value, (*path, key)))
             continue
-        level._kd_check_unlocked(f"update {format_key((*path, key))}")
+        if may_be_locked:
+            level._kd_check_unlocked(f"update {format_key((*path, key))}")
         if how.non_blocking and isinstance(value, Tensor):
             value = value.to(level._kd_desc.device, non_blocking=True)
         entry = level._kd_as_entry(key, value, path)

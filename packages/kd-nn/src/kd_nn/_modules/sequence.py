@@ -354,9 +354,10 @@ def _commit(
     in_part: bool,
 ) -> None:
     if target is source and _writes_all(sequence):
-        changed = changed_keys(work, source)
+        changed = dict.fromkeys(changed_keys(work, source))  # a function may change all
         keys = [key for key in outputs if key in changed or has_entry(work, key)]
-        if not all(is_covered(key, keys) for key in changed):  # of a function: in their order
+        listed = set(keys)
+        if not all(is_covered(key, listed) for key in changed):  # of a function: in their order
             keys = [*changed, *(key for key in keys if not is_covered(key, changed))]
         write_entries(target, keys, _held(work, keys))
         return
