@@ -88,7 +88,8 @@ def test_a_data_frame_is_a_container_with_a_row_for_each_of_its_rows() -> None:
     frame = pandas.DataFrame({"a": [1.0, 2.0], "b.c": ["x", "y"]})
     td = TensorDict.from_any(frame)
     assert td.batch_size == (2,)
-    assert (td["a"].tolist(), td["b.c"].tolist()) == ([1, 2], ["x", "y"])
+    words: object = td["b.c"]
+    assert (td["a"].tolist(), words) == ([1, 2], ["x", "y"])
     nested = TensorDict.from_any({"frame": frame, "n": 1})
     assert nested.batch_size == ()
     assert inner(nested, "frame").batch_size == (2,)
