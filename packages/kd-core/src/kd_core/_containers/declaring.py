@@ -126,8 +126,8 @@ def _made_of(plain: type, options: Mapping[str, bool]) -> type[TensorClass]:
     _hand_over(plain, made, namespace.values())
     if not of_dataclass:  # a class derived from the plain one inherits the fields, too
         with contextlib.suppress(AttributeError, TypeError):  # of a class that refuses it
-            fields_too = getattr(made, "__dataclass_fields__")  # noqa: B009  # not an attribute for checkers
-            setattr(plain, "__dataclass_fields__", fields_too)  # noqa: B010
+            name = "__dataclass_fields__"
+            setattr(plain, name, getattr(made, name))
     return cast("type[TensorClass]", made)
 
 
