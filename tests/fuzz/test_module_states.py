@@ -94,7 +94,9 @@ def collect(rng: random.Random, module: nn.Module) -> None:
         nodes = {".".join(unravel_key_to_tuple(k)) for k in td.keys(True)}
         assert have <= nodes
     saved = TensorDict.from_module(module, use_state_dict=True)
-    identical(flat(saved), module.state_dict(keep_vars=True))
+    pairs = zip(flat(saved).values(), module.state_dict().values(), strict=True)
+    assert all(mine.data_ptr() == theirs.data_ptr() for mine, theirs in pairs)
+    assert not any(value.requires_grad for value in flat(saved).values())
     assert list(flat(saved)) == list(nested(module.state_dict()).flatten_keys(".").keys())
     params = TensorDict.from_module(module, as_module=True)
     identical(flat(params), state)
@@ -375,6 +377,8 @@ def locked(rng: random.Random, params: TensorDictParams, other: nn.Module) -> Bo
     params.lock_()
     if rng.random() < 0.5:
         params = copy.deepcopy(params)
+        assert not params.is_locked
+        params.lock_()
         other = copy.deepcopy(other)
     nodes = [params, *(n for n in params.modules() if isinstance(n, TensorDictParams))]
     level = rng.choice(nodes)

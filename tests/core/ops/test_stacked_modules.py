@@ -41,4 +41,7 @@ def test_modules_without_state_and_state_dicts() -> None:
     with kept.data.to_module(net):
         net(torch.zeros(1, 2))
     state = TensorDict.from_module(net, use_state_dict=True)
-    assert state["0", "weight"] is net[0].weight
+    assert state["0", "weight"].data_ptr() == net[0].weight.data_ptr()
+    assert not state["0", "weight"].requires_grad
+    state.mul_(0)
+    assert not net[0].weight.any()

@@ -300,8 +300,9 @@ class TensorDict(Dense):
             module: the module; it is not changed.
             as_module: return a `kd_nn.TensorDictParams`, which is an `nn.Module`; needs kd-nn.
             lock: lock the container.
-            use_state_dict: take the entries of `module.state_dict(keep_vars=True)`: its hooks run,
-                and buffers that are not persistent are left out.
+            use_state_dict: take the entries of `module.state_dict()`: its hooks run, buffers that
+                are not persistent are left out, and tensors are detached: they share memory with
+                the parameters and have no gradients.
             filter_empty: leave out modules without state; else they are empty containers.
 
         Example:

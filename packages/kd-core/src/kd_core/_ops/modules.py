@@ -887,9 +887,9 @@ def module_entries(
 
 
 def state_entries(module: nn.Module) -> dict[str, Entry]:
-    """Collect the state dict of a module, nested like its names."""
+    """Collect the state dict of a module, nested like its names; its tensors are detached."""
     tree: dict[str, object] = {}
-    for name, value in module.state_dict(keep_vars=True).items():
+    for name, value in module.state_dict().items():
         _set_nested(tree, name.split("."), value)
     nested: AbstractContainer = registry.nest_mapping(tree, describe(()), ())
     return dict(nested._kd_entries)
