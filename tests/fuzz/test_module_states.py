@@ -373,7 +373,7 @@ def zeroed(rng: random.Random, params: TensorDictParams, other: nn.Module) -> Bo
 
 
 def locked(rng: random.Random, params: TensorDictParams, other: nn.Module) -> Both:
-    """Lock: values may change, entries may not."""
+    """Lock: values may change, entries may not. A deep copy is not locked."""
     params.lock_()
     if rng.random() < 0.5:
         params = copy.deepcopy(params)
