@@ -20,6 +20,7 @@ from kd_core import (
     NonTensorStack,
     PersistentTensorDict,
     TensorDict,
+    TensorDictBase,
 )
 from kd_core.testing import ContainerContract
 
@@ -159,6 +160,8 @@ def test_rows_of_rows_go_to_the_file(index: Any, tmp_path: Path) -> None:
     assert rows["a"].sum(1).tolist() == [6, 2, 14]
     assert td["a"].sum() == 22
     assert td[index]["n", "b"].tolist() == [4, 5, 0]
+    rows[[2, 0]].add_(torch.tensor([1, 2]))
+    assert td[index]["n", "b"].tolist() == [6, 5, 1]
     rows.zero_()
     assert td["a"].sum() == 0
     rows.fill_("a", 2.0).update_({"n": {"b": torch.tensor([1, 2, 3])}})
@@ -171,6 +174,51 @@ def test_rows_of_rows_go_to_the_file(index: Any, tmp_path: Path) -> None:
     assert type(mapped) is type(mapped["n"]) is TensorDict
     mapped = torch.utils._pytree.tree_map(lambda leaf: leaf + 1, rows)
     assert type(mapped) is type(mapped["n"]) is TensorDict
+
+
+IN_PLACE: dict[str, Callable[[TensorDictBase], object]] = {
+    "add_": lambda rows: rows.add_(1),
+    "mul_ container": lambda rows: rows.mul_(rows + 2),
+    "sub_ rows": lambda rows: rows.sub_(torch.arange(2.0)),
+    "clamp_": lambda rows: rows.clamp_(min=2.5),
+    "lerp_": lambda rows: rows.lerp_(rows + 1, 0.5),
+    "neg_": lambda rows: rows.neg_(),
+    "maximum_": lambda rows: rows.maximum_(3.0),
+    "zero_": lambda rows: rows.zero_(),
+    "fill_": lambda rows: rows.fill_(4.0),
+    "fill_ key": lambda rows: rows.fill_("a", 4.0),
+    "masked_fill_": lambda rows: rows.masked_fill_(torch.tensor([True, False]), 9.0),
+    "apply_": lambda rows: rows.apply_(lambda leaf: leaf * 2),
+    "apply": lambda rows: rows.apply(lambda leaf: leaf * 2, inplace=True),
+    "copy_": lambda rows: rows.copy_((rows * 2).clone()),
+    "copy_at_": lambda rows: rows.copy_at_((rows[0] * 5).clone(), 1),
+    "set_": lambda rows: rows.set_("a", torch.ones(2, 2)),
+    "set_ nested": lambda rows: rows.set_(("n", "b"), torch.ones(2)),
+    "set_at_": lambda rows: rows.set_at_("a", torch.ones(2), 0),
+    "update_": lambda rows: rows.update_({"a": torch.ones(2, 2)}),
+    "update_at_": lambda rows: rows.update_at_({"n": {"b": 5.0}}, 1),
+    "update inplace": lambda rows: rows.update({"a": torch.ones(2, 2)}, inplace=True),
+    "set inplace": lambda rows: rows.set("a", torch.ones(2, 2), inplace=True),
+    "named_apply": lambda rows: rows.named_apply(lambda name, leaf: leaf + 1, inplace=True),
+    "index": lambda rows: rows.__setitem__(1, 7.0),
+    "nested": lambda rows: rows["n"].add_(1),
+    "operator": lambda rows: rows.__iadd__(1),
+}
+
+
+@pytest.mark.parametrize("index", [[2, 0], torch.tensor([True, False, True]), [1, 2]])
+@pytest.mark.parametrize("call", IN_PLACE)
+def test_what_is_written_in_place_to_rows_goes_to_the_file(
+    call: str, index: Any, tmp_path: Path
+) -> None:
+    inner = {"b": torch.arange(3.0)}
+    plain = TensorDict({"a": torch.arange(6.0).view(3, 2), "n": inner}, [3])
+    td = PersistentTensorDict.from_dict(plain, tmp_path / "td.h5")
+    rows = plain[index]
+    IN_PLACE[call](rows)
+    plain[index] = rows
+    IN_PLACE[call](td[index])
+    assert_same(opened(td).to_tensordict(), plain)
 
 
 def test_batches_of_a_loader_write_to_the_file(tmp_path: Path) -> None:

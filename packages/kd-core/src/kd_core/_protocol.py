@@ -219,6 +219,10 @@ class AbstractContainer(Node):
     def _kd_with_descriptor(self, desc: Descriptor) -> Self:
         """Return a shallow copy with another descriptor; raise if an entry does not fit."""
 
+    def _kd_written(self) -> Self:
+        """Write what arithmetic wrote in place elsewhere, too: asked where `_kd_is_linked`."""
+        return self
+
     def _kd_unset(self) -> Sequence[str]:
         """Return the keys without an entry that read as `None`: fields."""
         return ()

@@ -17,9 +17,19 @@ import json
 import math
 import mmap
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final, SupportsIndex, TypeAlias, cast, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Final,
+    SupportsIndex,
+    TypeAlias,
+    TypeVar,
+    cast,
+    overload,
+)
 
 import torch
 from torch import Tensor
@@ -60,6 +70,7 @@ if TYPE_CHECKING:
 
 Group: TypeAlias = Any
 PathLike: TypeAlias = "str | Path"
+M = TypeVar("M", bound="Callable[..., object]")
 
 BATCH: Final = "kd_batch"
 NAMES: Final = "kd_names"
@@ -580,6 +591,16 @@ class PersistentTensorDict(TensorDictBase):
         return restore_persistent, (*place, tuple(desc.batch), self._options, desc.lock)
 
 
+def _writing(method: M) -> M:
+    """Return a method of rows that may write in place, and stores what it wrote in the file."""
+
+    def write(self: _Rows, *given: object, **named: object) -> object:
+        made = method(self, *given, **named)
+        return self._kd_written() if made is self else made
+
+    return cast("M", write)
+
+
 class _Rows(GeneralMethods, TensorDict):
     """Rows of a `PersistentTensorDict`: what is set in them is written to the file."""
 
@@ -626,40 +647,30 @@ class _Rows(GeneralMethods, TensorDict):
             return made
         return _Rows.of(self, index, cast("TensorDictBase", made))
 
-    # What is at rows that are not a range is a copy: what writes to leaves is written once more.
+    # What is at rows that are not a range is a copy: what is written in place is written once more,
+    # by arithmetic in `_kd_written`, and by what follows.
 
     def __setitem__(self, index: object, value: object) -> None:
         super().__setitem__(index, value)
         if not (index.__class__ is str or is_path(index)):
-            self._stored()
+            self._kd_written()
 
-    def set_(self, key: NestedKey, *given: Any, **named: Any) -> Self:
-        super().set_(key, *given, **named)
-        return self._stored(path_of(key)[:1])
+    set = _writing(TensorDict.set)
+    update = _writing(TensorDictBase.update)
+    apply = _writing(TensorDict.apply)
+    named_apply = _writing(TensorDict.named_apply)
+    set_ = _writing(TensorDict.set_)
+    set_at_ = _writing(TensorDict.set_at_)
+    update_ = _writing(TensorDict.update_)
+    update_at_ = _writing(TensorDict.update_at_)
+    copy_ = _writing(TensorDict.copy_)
+    copy_at_ = _writing(TensorDict.copy_at_)
+    fill_ = _writing(TensorDict.fill_)
+    apply_ = _writing(TensorDict.apply_)
 
-    def fill_(self, *given: Any, **named: Any) -> Self:
-        super().fill_(*given, **named)
-        return self._stored()
-
-    def update_(self, *given: Any, **named: Any) -> Self:
-        super().update_(*given, **named)
-        return self._stored()
-
-    def zero_(self) -> Self:
-        super().zero_()
-        return self._stored()
-
-    def set_at_(self, key: str | tuple[str, ...], *given: Any, **named: Any) -> Self:
-        super().set_at_(key, *given, **named)
-        return self._stored(path_of(key)[:1])
-
-    def update_at_(self, *given: Any, **named: Any) -> Self:
-        super().update_at_(*given, **named)
-        return self._stored()
-
-    def _stored(self, keys: Iterable[str] | None = None) -> Self:
-        chosen = self._kd_entries if keys is None else {key: self._kd_entries[key] for key in keys}
-        self._whole[self._at] = {key: leaf for key, leaf in chosen.items() if not is_data(leaf)}
+    def _kd_written(self) -> Self:
+        leaves = {key: leaf for key, leaf in self._kd_entries.items() if not is_data(leaf)}
+        self._whole[self._at] = leaves
         return self
 
     def __deepcopy__(self, memo: object) -> Self:

@@ -550,7 +550,7 @@ def unary_(td: W, fn: _LeafOp, kernel: Kernel | None = None, refuse_overlap: boo
     leaves = leaves_of(td)
     alike = check_in_place(td._kd_entries, leaves, fn, refuse_overlap=refuse_overlap)
     run_(leaves, fn, kernel, alike)
-    return td
+    return td._kd_written() if td._kd_is_linked else td
 
 
 def binary(
@@ -756,7 +756,7 @@ def binary_(
         lift_scalars(td, leaves, [other], [theirs])
     alike = check_in_place(td._kd_entries, leaves, fn, theirs)
     run_pairs_(leaves, theirs, fn, kernel, alike)
-    return td
+    return td._kd_written() if td._kd_is_linked else td
 
 
 def _write_number(
@@ -778,7 +778,7 @@ def _write_number(
         run_with_(leaves, constant, fn, None, alike)
     elif not wrote(exact, leaves, constant):
         run_with_(leaves, number, fn, None, alike)
-    return td
+    return td._kd_written() if td._kd_is_linked else td
 
 
 def binary_swapped(
@@ -922,7 +922,7 @@ def binary_of_tensors_(td: W, other: object, fn: _LeafOp, kernel: Kernel | None 
     leaves = leaves_of(td)
     beside = [number_beside(leaf, operand) for leaf in leaves]
     run_pairs_(leaves, beside, fn, kernel, check_in_place(td._kd_entries, leaves, fn, beside))
-    return td
+    return td._kd_written() if td._kd_is_linked else td
 
 
 def _operand(other: object) -> AbstractContainer | Tensor | complex:
@@ -1064,7 +1064,7 @@ def blend_(td: W, fn: _LeafOp, first: object, second: object, kernel: Kernel | N
             fn(leaf, one, two)
         except RuntimeError:
             write_apart(fn, leaf, one, two)
-    return td
+    return td._kd_written() if td._kd_is_linked else td
 
 
 def _columns(
