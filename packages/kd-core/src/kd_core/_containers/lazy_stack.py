@@ -63,6 +63,7 @@ from kd_core._protocol import (
     lock,
     locked_as,
     reading,
+    unlock,
 )
 from kd_core._shapes import (
     as_int,
@@ -439,12 +440,17 @@ class LazyStackedTensorDict(MemberStorage):
     def unbind(self, dim: int | str = 0) -> tuple[Self, ...]:
         """Return a container for each row along a batch dimension; see `TensorDict.unbind`."""
         batch = self._kd_desc.batch
-        if not self._kd_desc.open:
-            return super().unbind(dim)
         at = wrap_dim(dim, batch)
-        refuse_open(batch[at : at + 1])
-        before: list[IndexItem] = [slice(None)] * at
-        return tuple([self[(*before, row)] for row in range(batch[at])])
+        if self._kd_desc.open:
+            refuse_open(batch[at : at + 1])
+            before: list[IndexItem] = [slice(None)] * at
+            parts = tuple([self[(*before, row)] for row in range(batch[at])])
+        else:
+            parts = super().unbind(dim)
+        if self._kd_desc.frozen and at != self._dim:  # as those of a dense container
+            for part in parts:
+                unlock(part)
+        return parts
 
     def reshape(
         self,
