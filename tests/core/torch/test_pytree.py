@@ -42,12 +42,13 @@ def test_tree_map_keeps_kind_keys_batch_and_data() -> None:
     torch.testing.assert_close(doubled["b"], td["b"] * 2)
 
 
-def test_structure_does_not_depend_on_the_order_of_keys() -> None:
+def test_leaves_have_the_order_of_keys() -> None:
     first = TensorDict({"a": torch.zeros(2), "b": torch.ones(2)}, [2])
-    second = TensorDict({"b": torch.ones(2), "a": torch.zeros(2)}, [2])
-    leaves, spec = pytree.tree_flatten(second)
-    assert spec == pytree.tree_structure(first)
-    torch.testing.assert_close(leaves, [torch.zeros(2), torch.ones(2)])
+    second = TensorDict({"b": torch.ones(2), "w": "word", "a": torch.zeros(2)}, [2])
+    assert [int(leaf[0]) for leaf in pytree.tree_leaves(second)] == [1, 0]
+    assert pytree.tree_structure(first) != pytree.tree_structure(second.exclude("w"))
+    with pytest.raises(ValueError, match="Node context mismatch"):  # not paired by their order
+        pytree.tree_map(torch.add, first, second.exclude("w"))
 
 
 def test_tensors_of_nested_containers_stand_in_one_row() -> None:
@@ -98,9 +99,9 @@ def test_anything_may_stand_in_the_place_of_a_leaf(leaf: object) -> None:
 
 def test_key_paths_name_the_keys() -> None:
     paths = [path for path, _ in pytree.tree_leaves_with_path(nested())]
-    assert [pytree.keystr(path) for path in paths] == ["[('a', 'c')]", "['b']"]
-    torch.testing.assert_close(pytree.key_get(nested(), paths[0]), nested()["a", "c"])
-    torch.testing.assert_close(pytree.key_get(nested(), paths[1]), nested()["b"])
+    assert [pytree.keystr(path) for path in paths] == ["['b']", "[('a', 'c')]"]
+    torch.testing.assert_close(pytree.key_get(nested(), paths[0]), nested()["b"])
+    torch.testing.assert_close(pytree.key_get(nested(), paths[1]), nested()["a", "c"])
 
 
 @pytest.mark.parametrize(
@@ -217,7 +218,7 @@ def test_an_exported_program_with_containers_is_saved_and_loaded(
     rows = {0: torch.export.Dim("batch")}
     shapes = ([rows, rows],)  # one for each tensor
     program = torch.export.export(Net(), (nested(),), dynamic_shapes=shapes, strict=strict)
-    assert [spec.arg.name for spec in program.graph_signature.input_specs] == ["td_a_c", "td_b"]
+    assert [spec.arg.name for spec in program.graph_signature.input_specs] == ["td_b", "td_a_c"]
     torch.export.save(program, tmp_path / "net.pt2")
     loaded = torch.export.load(tmp_path / "net.pt2").module()
     for size in (2, 7):
@@ -351,6 +352,6 @@ def test_what_is_rebuilt_has_its_keys_in_their_order(td: TensorDictBase) -> None
     if type(td) is TensorDict:
         leaves, spec = pytree.tree_flatten(td)
         turned = TensorDict(dict(reversed(list(td.items()))), td.batch_size)
-        assert spec == pytree.tree_structure(turned)
+        assert spec != pytree.tree_structure(turned)
         loaded = pytree.treespec_loads(pytree.treespec_dumps(spec))
         assert list(pytree.tree_unflatten(leaves, loaded).keys(True)) == keys

@@ -2,11 +2,11 @@
 
 Decisions:
 
-- The children are the tensors in alphabetical order of their keys, so the structure does not depend
-  on the order in which keys were written. The tensors of a nested container that is rebuilt as a
-  `TensorDict` are children of the outermost one, because every node of a tree slows `vmap` ("vmap
-  over 3 sets" in the benchmarks). Nested containers of other kinds are children. Non-tensor entries
-  belong to the structure.
+- The children are the tensors in the order of their keys, as those of a dict are, which the
+  structure holds. The tensors of a nested container that is rebuilt as a `TensorDict` are children
+  of the outermost one, because every node of a tree slows `vmap` ("vmap over 3 sets" in the
+  benchmarks). Nested containers of other kinds are children. Non-tensor entries belong to the
+  structure.
 - The structure does not hold the batch size, so it is the same for every batch size, and the same
   for a tree of integers (`in_dims` of `vmap`) made from the container. It holds the number of
   trailing dimensions of one child, the *lead*; when the container is rebuilt, the batch size is
@@ -452,7 +452,7 @@ class Structure(NamedTuple):
     A tuple of constants, because strict export stores it in the program as a constant.
 
     Attributes:
-        keys: the keys of the children, in alphabetical order.
+        keys: the keys of the children, in the order of the container.
         data: keys and values of the non-tensor entries.
         device: the device of the container, kept while all children are on it.
         lead: the position of the first child that has a shape, -1 if there is none.
@@ -468,8 +468,7 @@ class Structure(NamedTuple):
         level: where the outermost container was taken apart, in transforms of functorch.
         locked: whether the outermost container was locked; what `vmap` maps or returns stays so.
         waits: whether some children are tensors of lazy modules, without shapes.
-        order: the keys in the order of the container, empty if the keys and those of the data are.
-            Containers of other orders are equal.
+        order: all keys in the order of the container; empty where those of the data are the last.
     """
 
     keys: tuple[str, ...]
@@ -603,14 +602,13 @@ def _take_apart(container: AbstractContainer, children: list[object], outer: int
     """
     entries: Mapping[str, Any] = container._kd_entries
     before, desc = len(children), container._kd_desc
-    keys: list[str] = sorted(entries)
+    keys: list[str] = list(entries)
     if keys and not container._kd_nested:
         # The fast path for tensors only: "vmap over 3 sets" in the benchmarks.
         children += [entries[key] for key in keys]
         extra = entries[keys[0]].ndim - desc.ndim
         named = names_of(desc.batch) if desc.named and not is_compiling() else ()
-        made = Structure(tuple(keys), (), desc.device, 0, extra, (), desc.ndim, (), named)
-        return made if list(entries) == keys else made._replace(order=tuple(entries))
+        return Structure(tuple(keys), (), desc.device, 0, extra, (), desc.ndim, (), named)
     names: list[str] = []
     inner: list[Structure | None] = []
     data: list[tuple[str, object]] = []
@@ -643,7 +641,7 @@ def _take_apart(container: AbstractContainer, children: list[object], outer: int
         tuple(names), tuple(data), desc.device, lead, extra, batch, desc.ndim, below_keys, named
     )
     now = [*names, *(key for key, _ in data)]
-    return made if list(entries) == now else made._replace(order=tuple(entries))
+    return made if keys == now else made._replace(order=tuple(keys))
 
 
 def _kept(batch: Batch, given: int) -> Batch:
