@@ -19,7 +19,13 @@ DECIDED: Final[tuple[tuple[str, str, str], ...]] = (
     ("unbatched", "cat out*", "result: 'new' != '.u'"),
     ("unbatched", "*", "raises here"),
     ("unbatched", "stack*", "result: 0.125 != 0.0"),
-    ("unbatched", "tree_map*", "result: batch length 2 != 0"),
+    # Of a lazy stack the stacked entries are leaves, whose dimensions `vmap` counts; so are the
+    # tensors of parameters, and the one without a batch. Data belongs to the structure.
+    ("lazy", "tree_[lfu]*", "result: *"),
+    ("params", "tree_[lfu]*", "result: *"),
+    ("unbatched", "tree_*", "result: *"),
+    ("worded", "tree_[lfu]*", "result: length 1 != 2"),
+    ("one_value", "tree_[lfu]*", "result: *"),
     # As in torch, a dimension is one of the batch, and a mask is a tensor.
     ("unsized", "stack*", "raises here"),
     ("params", "stack*", "raises here"),

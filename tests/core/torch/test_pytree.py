@@ -99,7 +99,7 @@ def test_anything_may_stand_in_the_place_of_a_leaf(leaf: object) -> None:
 
 def test_key_paths_name_the_keys() -> None:
     paths = [path for path, _ in pytree.tree_leaves_with_path(nested())]
-    assert [pytree.keystr(path) for path in paths] == ["['b']", "[('a', 'c')]"]
+    assert [pytree.keystr(path) for path in paths] == ["['b']", "['a']['c']"]
     torch.testing.assert_close(pytree.key_get(nested(), paths[0]), nested()["b"])
     torch.testing.assert_close(pytree.key_get(nested(), paths[1]), nested()["a", "c"])
 

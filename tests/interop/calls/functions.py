@@ -249,6 +249,14 @@ FUNCTIONS: Final[dict[str, Call]] = {
     "mean dtype": lambda td: torch.mean(td, 0, dtype=torch.float64),
     "std corr": lambda td: torch.std(td, 0, correction=0),
     "tree_map": lambda td: torch.utils._pytree.tree_map(lambda x: x * 2, td),
+    "tree_leaves": lambda td: torch.utils._pytree.tree_leaves(td),
+    "tree_flatten_with_path": lambda td: [
+        torch.utils._pytree.keystr(path)
+        for path, _ in torch.utils._pytree.tree_flatten_with_path(td)[0]
+    ],
+    "tree_unflatten": lambda td: torch.utils._pytree.tree_unflatten(
+        *torch.utils._pytree.tree_flatten(td)
+    ),
     "vmap": lambda td: torch.vmap(lambda x: x * 2)(td),
     "checkpoint": lambda td: torch.utils.checkpoint.checkpoint(
         lambda x: x * 2, td, use_reentrant=False

@@ -1049,9 +1049,12 @@ def _flatten_with_keys(
 
 
 class _Path(tuple[str, ...]):
-    """A nested key; its `str` is used by torch to name the inputs of an exported program."""
+    """A nested key, printed as torch prints a path of keys; exported programs use its `str`."""
 
     __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "][".join(map(repr, self))
 
     def __str__(self) -> str:
         return "_".join(self)
