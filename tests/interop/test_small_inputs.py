@@ -532,6 +532,32 @@ def where_keeps_the_words_that_one_side_lacks(lib: Library, tmp: Path) -> None:
 
 
 @program
+def where_lines_a_tensor_up_as_torch_does(lib: Library, tmp: Path) -> None:
+    rows = torch.tensor([True, False, False])
+    td = lib.TensorDict({"a": torch.zeros(3, 2)}, [3])
+    assert td.where(rows, torch.arange(2.0))["a"].tolist() == [[0, 0], [0, 1], [0, 1]]
+    assert td.where(rows, torch.arange(3.0)[:, None])["a"].tolist() == [[0, 0], [1, 1], [2, 2]]
+    both = lib.TensorDict({"a": torch.zeros(3, 3)}, [3])
+    assert both.where(rows, torch.arange(3.0)[None])["a"].tolist() == [[0, 0, 0]] + [[0, 1, 2]] * 2
+
+
+@here_alone(
+    "the peer lines it up from the right, of all operands of a batch those of `where` alone"
+)
+def where_refuses_a_tensor_that_fits_from_both_sides(lib: Library, tmp: Path) -> None:
+    rows, more = torch.tensor([True, False, False]), torch.arange(3.0)
+    stack = lib.lazy_stack([lib.TensorDict({"a": torch.zeros(3)}) for _ in range(3)])
+    for td in (lib.TensorDict({"a": torch.zeros(3, 3)}, [3]), stack, stack.densify()):
+        said = raises(ValueError, lambda td=td: td.where(rows, more))  # type: ignore[misc]  # of the loop
+        assert "`x[..., None]`" in said
+        assert "`x[None]`" in said
+    assert lib.TensorDict({"a": torch.zeros(3, 2)}, [3]).where(rows, more)["a"][1].tolist() == [
+        1,
+        1,
+    ]
+
+
+@program
 def lists_as_values_of_rows(lib: Library, tmp: Path) -> None:
     td = lib.TensorDict({"a": torch.zeros(3)}, [3])
     td[0] = {"w": ["x", "y"]}

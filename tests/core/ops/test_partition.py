@@ -1,5 +1,6 @@
 """A batch is taken apart, and rows are picked, as on a tensor of shape `batch_size`."""
 
+import re
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -196,7 +197,6 @@ ERRORS: list[tuple[str, tuple[Any, ...], type[Exception], str]] = [
     ("masked_select", (ROWS,), InvalidArgument, "a tensor of torch.bool"),
     ("where", (MASK, TensorDict({}, [5, 3])), KeySetMismatch, "`bare`"),
     ("where", (MASK, TensorDict({}, [5])), ShapeMismatch, "batch sizes must be equal"),
-    ("where", (MASK, torch.zeros(3)), ShapeMismatch, r"a tensor of shape \(3,\)"),
     ("scatter", (0, ROWS, TensorDict({}, [4, 3])), ShapeMismatch, "as large as the index"),
     ("scatter", (0, ROWS, TensorDict({}, [5, 3])), KeySetMismatch, "`bare`"),
 ]
@@ -208,6 +208,16 @@ def test_bad_arguments_say_what_was_expected(
 ) -> None:
     with pytest.raises(error, match=message):
         getattr(container(BATCH), name)(*args)
+
+
+def test_a_tensor_of_where_fits_every_entry_from_one_side() -> None:
+    td = TensorDict({"a": torch.zeros(4, 2), "n": {"b": torch.zeros(4, 3)}}, [4])
+    rows = torch.arange(4) < 2
+    for made in (td, lazy_stack([*td])):
+        for shape in ((3,), (2, 2), (4, 2, 1)):
+            with pytest.raises(ShapeMismatch, match=re.escape(f"a tensor of shape {shape}")):
+                made.where(rows, torch.zeros(shape))
+        assert made.where(rows, torch.arange(4.0))["n", "b"].sum(1).tolist() == [0, 0, 6, 9]
 
 
 def test_a_tensor_tells_where_to_split() -> None:

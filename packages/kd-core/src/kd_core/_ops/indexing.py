@@ -1041,13 +1041,15 @@ def selected(
         from kd_core._ops.blending import select
 
         return select(td, other, _selection(td, other, condition, batch), pad)
-    new = spread(other, batch, "a tensor") if isinstance(other, Tensor) and other.ndim else None
+    new = _beside(other, batch) if isinstance(other, Tensor) and other.ndim else None
     refuse_unbatched(td, "written at some rows")
     if not keeps_batch(td):
         if condition.ndim > len(batch):  # over features, which each member has behind its own rows
             return td._kd_zip_each(td, _replacement(condition, other, batch))
         condition = from_the_first(condition, batch)
         if new is not None:
+            for shape in () if td._kd_desc.open else _stacked_shapes(td, batch, len(batch)):
+                new(torch.empty(shape, device="meta"))
             other = from_the_first(cast("Tensor", other), batch)
         return blended(td, _chosen, condition, other)
 
@@ -1085,7 +1087,7 @@ def _selection(
 def _replacement(condition: Tensor, other: Tensor | float, batch: Batch) -> Selection:
     """Return the function that replaces rows by a tensor or a number; it is given a leaf twice."""
     chosen = spread(condition, batch, "a condition", features=True)
-    new = spread(other, batch, "a tensor") if isinstance(other, Tensor) and other.ndim else None
+    new = _beside(other, batch) if isinstance(other, Tensor) and other.ndim else None
 
     def pick(leaf: Tensor, same: Tensor) -> Tensor:
         return torch.where(chosen(leaf), leaf, other if new is None else new(leaf))
@@ -1096,6 +1098,48 @@ def _replacement(condition: Tensor, other: Tensor | float, batch: Batch) -> Sele
         return _replacement(part, value, batch[:dim] + batch[dim + 1 :])
 
     return Selection(pick, of_member)
+
+
+def _stacked_shapes(td: AbstractContainer, batch: Batch, ndim: int) -> Iterator[tuple[int, ...]]:
+    """Yield the shapes of stacked leaves; those of a member have `ndim` of the batch dimensions."""
+    if isinstance(td, Composite):
+        for member in td._members:
+            yield from _stacked_shapes(member, batch, ndim - 1 if td._dim < ndim else ndim)
+        return
+    for entry in td._kd_entries.values():
+        if isinstance(entry, AbstractContainer):
+            yield from _stacked_shapes(entry, batch, ndim)
+        elif isinstance(entry, Tensor) and not is_shapeless(entry):
+            yield (*batch, *entry.shape[ndim:])
+
+
+def _beside(tensor: Tensor, batch: Batch) -> LeafFn:
+    """Return a tensor beside each leaf: over its first dimensions, or over the last as in torch.
+
+    Raises:
+        ShapeMismatch: if it fits neither of a leaf, or both with other results.
+    """
+    if is_shapeless(tensor):
+        raise without_shape("a tensor")
+    shape = tuple(tensor.shape)
+
+    def to_leaf(leaf: Tensor) -> Tensor:
+        more = leaf.ndim - len(shape)
+        last = more >= 0 and broadcasts_to(shape, leaf.shape[more:])
+        first = more > 0 and broadcasts_to(shape, leaf.shape[: len(shape)])
+        if first and last and any(size != 1 for size in shape):
+            ones = ", ".join(["None"] * more)
+            raise ShapeMismatch(
+                f"a tensor of shape {shape} fits the first and the last dimensions of an entry of "
+                f"shape {shape_text(leaf.shape)}, with other results. Write `x[..., {ones}]` for "
+                f"the first, `x[{ones}]` for the last."
+            )
+        if last:
+            return beside(tensor, leaf)
+        check_lines_up(shape, batch, "a tensor")
+        return behind(tensor, leaf)
+
+    return to_leaf
 
 
 def _part_of_member(tensor: Tensor, dim: int, row: int) -> Tensor:
