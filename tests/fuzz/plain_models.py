@@ -3,7 +3,7 @@
 Nothing here knows kd: a step calls a module on values that it looks up, and stores what comes back.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TypeAlias, cast
@@ -132,6 +132,11 @@ def put(state: State, key: Key, value: object) -> None:
             inner = state[part] = {}
         state = cast(State, inner)
     state[key[-1]] = value
+
+
+def taken(state: State, keys: Iterable[Key]) -> State:
+    """Return what another container gets that lacks these keys: nested containers are whole."""
+    return {key[0]: state[key[0]] for key in keys if has(state, key)}
 
 
 def copy_of(state: State) -> State:

@@ -11,7 +11,7 @@ import torch
 from tests.fuzz.chain_worlds import World, a_world
 from tests.fuzz.chains import Chain, Draw, Laws, Values
 from tests.fuzz.conftest import Seeds
-from tests.fuzz.plain_models import DISCARD, Key, State, copy_of, flat, has, look_up, put
+from tests.fuzz.plain_models import DISCARD, Key, State, copy_of, flat, has, look_up, put, taken
 from tests.fuzz.test_chains import (
     Case,
     agree,
@@ -197,8 +197,7 @@ def check_several(world: World, rng: Random, batch: tuple[int, ...]) -> bool:
     else:
         untouched(td, case.given)
     if form != "same":
-        outputs = [at for at in world.chain.visible() if at != DISCARD and has(wanted, at)]
-        wanted = nested({at: look_up(wanted, at) for at in outputs})
+        wanted = taken(wanted, [at for at in world.chain.visible() if at != DISCARD])
     if form == "out":
         assert found is out
         wanted["kept"] = out["kept"]

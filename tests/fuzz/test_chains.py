@@ -23,6 +23,7 @@ from tests.fuzz.plain_models import (
     has,
     look_up,
     put,
+    taken,
 )
 from tests.fuzz.plan_events import INTERNAL, key
 from torch import Tensor
@@ -192,11 +193,7 @@ def check_call(case: Case) -> bool:
     if case.skips and found is td:
         return True
     assert found is out
-    made: State = {"kept": out["kept"]}
-    for at in case.world.chain.visible():
-        if has(wanted, at):
-            put(made, at, look_up(wanted, at))
-    same(out, made)
+    same(out, {"kept": out["kept"], **taken(wanted, case.world.chain.visible())})
     return True
 
 

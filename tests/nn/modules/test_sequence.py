@@ -2,7 +2,7 @@ import copy
 import pickle
 import warnings
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import pytest
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from kd_core import (
     InvalidArgument,
     KeyNotFound,
+    Locked,
     NestedKey,
     TensorDict,
     TensorDictBase,
@@ -533,6 +534,99 @@ def test_subsequence_leaves_out_what_the_inputs_do_not_lead_to() -> None:
         with pytest.raises(EmptySubsequence):
             model.select_subsequence(["x"], wanted)
     assert len(model.select_subsequence(["x", "w"], [("n", "end")])) == 3
+
+
+@pytest.mark.filterwarnings("ignore::kd_nn.KeyGraphWarning")
+def test_subsequence_keeps_all_that_write_a_key_and_none_that_write_nothing() -> None:
+    seen: list[str] = []
+    writers = [TensorDictModule(add(1), ["x"], ["y"]), TensorDictModule(add(2), ["w"], ["y"])]
+    end = TensorDictModule(add(1), ["y"], ["z"])
+
+    def see(td: TensorDictBase) -> TensorDictBase:
+        seen.append("called")
+        return td
+
+    look, alone = WrapModule(see, in_keys=["x"]), WrapModule(see)
+    for model in (
+        TensorDictSequential(alone, *writers, look, end),
+        TensorDictSequential(TensorDictSequential(alone, *writers), look, end),
+    ):
+        part = model.select_subsequence(out_keys=["y"])
+        assert (part.in_keys, part.out_keys) == (["x", "w"], ["y"])
+        part = model.select_subsequence(in_keys=["x"])
+        assert (part.in_keys, part.out_keys) == (["x"], ["y", "z"])
+        assert part(TensorDict({"x": X}, [2]))["z"].tolist() == (X + 2).tolist()
+    assert not seen
+    with pytest.raises(EmptySubsequence):
+        TensorDictSequential(alone).select_subsequence()
+
+
+def test_subsequence_leaves_alone_what_a_nested_sequence_hides() -> None:
+    inner = TensorDictSequential(
+        TensorDictModule(add(5), ["w"], ["z"]),
+        TensorDictModule(add(1), ["z"], ["q"]),
+        selected_out_keys=["q"],
+    )
+    first, last = TensorDictModule(add(1), ["x"], ["z"]), TensorDictModule(add(1), ["z"], ["r"])
+    model = TensorDictSequential(first, inner, last)
+    assert list(model.select_subsequence(out_keys=["r"])) == [first, last]
+    td = TensorDict({"x": X, "w": X}, [2])
+    part = model.select_subsequence(out_keys=["q", "r"])
+    assert torch.equal(part(td.copy())["r"], model(td.copy())["r"])
+
+
+@pytest.mark.parametrize("inplace", [False, "empty"])
+def test_nested_sequence_that_makes_a_container_replaces_that_of_the_one_around(
+    inplace: Literal[False, "empty"],
+) -> None:
+    nested = TensorDictSequential(TensorDictModule(add(1), ["x"], ["y"]), inplace=inplace)
+    model = TensorDictSequential(nested, TensorDictModule(add(1), ["y"], ["z"]))
+    for part, keys in ((model, ["y", "z"]), (model[:1], ["y"])):
+        for _ in range(12):  # also after the calls in which a plan is made
+            td = TensorDict({"x": X}, [2])
+            assert list(part(td).keys()) == keys
+            assert list(td.keys()) == ["x"]
+
+
+@pytest.mark.parametrize("inplace", [False, "empty", None])
+def test_another_container_gets_what_the_input_would_get(
+    inplace: Literal[False, "empty"] | None,
+) -> None:
+    model = TensorDictSequential(
+        TensorDictModule(add(1), ["x"], ["y"]),
+        TensorDictModule(add(1), ["x"], [("n", "b")]),
+        TensorDictModule(add(2), ["x"], ["x"]),
+        inplace=inplace,
+    )
+    for _ in range(12):
+        td = TensorDict({"x": X, "n": {"a": X}, "kept": X}, [2])
+        found = model(td, tensordict_out=TensorDict()) if inplace is None else model(td)
+        assert list(found.keys(True)) == ["x", "n", ("n", "a"), ("n", "b"), "y"]
+        assert found["n", "a"] is td["n", "a"]
+        inner: object = found["n"]
+        assert isinstance(inner, TensorDict)
+        assert inner.batch_size == (2,)
+        assert list(td.keys(True)) == ["x", "n", ("n", "a"), "kept"]
+    undeclared = WrapModule(lambda td: td.set("q", td["x"]), in_keys=["x"], out_keys=["y"])
+    quiet = TensorDictSequential(undeclared, inplace=inplace)
+    assert not [*quiet(td, tensordict_out=TensorDict()).keys()]
+
+
+@pytest.mark.parametrize("watched", [False, True])
+def test_a_tolerant_sequence_writes_nothing_where_all_steps_are_skipped(watched: bool) -> None:
+    model = TensorDictSequential(
+        TensorDictModule(add(1), ["lacking"], ["x"]), partial_tolerant=True
+    )
+    if watched:  # each call is interpreted
+        model[0].register_forward_hook(lambda *_: None)
+    for _ in range(12):
+        td = TensorDict({"x": X}, [2]).lock_()
+        assert model(td) is td
+        rows = [TensorDict({"x": X}, [2]) for _ in range(2)]
+        model(lazy_stack(rows))
+        assert all(row["x"] is X for row in rows)
+        with pytest.raises(Locked):
+            model(TensorDict({"x": X, "lacking": X}, [2]).lock_())
 
 
 def test_selected_outputs_are_written_into_the_input_by_any_step() -> None:

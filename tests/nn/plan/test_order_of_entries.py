@@ -141,7 +141,13 @@ class Case:
         inside = copy.deepcopy(before)
         for step in self.steps.steps:
             step.run(inside)
-        self.fresh = [path for path in paths_of(inside) if path in self.steps.visible()]
+        visible, given = self.steps.visible(), list(paths_of(before))
+        heads = {path[0] for path in visible}  # nested containers are taken whole
+        self.fresh = [
+            path
+            for path in paths_of(inside)
+            if path in visible or (path[0] in heads and path in given)
+        ]
 
     def container(self) -> TensorDict:
         td = TensorDict({}, [2])

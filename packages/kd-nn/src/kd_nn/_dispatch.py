@@ -141,6 +141,21 @@ def write_entries(
     tensordict.assign(dict(zip(keys, values, strict=True)))
 
 
+def write_apart(
+    target: TensorDictBase,
+    source: TensorDictBase,
+    keys: Sequence[NestedKey],
+    values: Sequence[object],
+) -> TensorDictBase:
+    """Write values into a container as if they were written into another one and taken from there.
+
+    They are in the order of that one, and a nested container that the target lacks is taken whole.
+    """
+    made = source.copy()
+    write_entries(made, keys, values)
+    return target.update(made, keys_to_update=list(keys))
+
+
 def destination(
     tensordict: TensorDictBase, inplace: Inplace, tensordict_out: TensorDictBase | None
 ) -> TensorDictBase:

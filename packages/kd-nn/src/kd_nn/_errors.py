@@ -82,15 +82,6 @@ def input_missing(key: NestedKey, who: str, present: Sequence[NestedKey]) -> Inp
     )
 
 
-def not_written(key: NestedKey, who: str, present: Sequence[NestedKey]) -> InputMissing:
-    """Build the error for an entry that no step of `who` has written although one declares it."""
-    return InputMissing(
-        f"{who} must write {format_key(key)}, but no step wrote it; "
-        f"available keys: {list_keys(present)}.{suggest(key, present)} "
-        "Write it in the step that has it in its `out_keys`, or do not select it."
-    )
-
-
 def output_mismatch(who: str, out_keys: Sequence[NestedKey], got: str) -> OutputMismatch:
     """Build the error for outputs that do not match `out_keys`."""
     return OutputMismatch(

@@ -23,6 +23,7 @@ from kd_nn._dispatch import (
     destination,
     dispatch,
     keys_of,
+    write_apart,
     write_entries,
 )
 from kd_nn._keys import DISCARD
@@ -58,6 +59,7 @@ class TracedModule(TensorDictModuleBase):
         self.in_keys = [key for key, _ in program.inputs]
         self.out_keys = [key for key, _ in program.outputs]
         self._order = [program.outputs.index(each) for each in program.stored]
+        self._is_sequence = program.is_sequence
         self.graph_module = graph_module
         self.inplace: Inplace = inplace
 
@@ -87,7 +89,10 @@ class TracedModule(TensorDictModuleBase):
         made = dict(zip(self.out_keys_source, self.graph_module(tensordict), strict=True))
         target = destination(tensordict, self.inplace, tensordict_out)
         keys = self._kd_stored_keys()
-        write_entries(target, keys, [made[key] for key in keys])
+        values = [made[key] for key in keys]
+        if self._is_sequence and target is not tensordict:
+            return write_apart(target, tensordict, keys, values)
+        write_entries(target, keys, values)
         return target
 
     def _kd_stored_keys(self) -> tuple[NestedKey, ...]:

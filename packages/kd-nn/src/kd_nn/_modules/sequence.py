@@ -41,6 +41,7 @@ from kd_nn._dispatch import (
     outputs_exist,
     parts_of,
     read_optional,
+    write_apart,
     write_entries,
 )
 from kd_nn._errors import (
@@ -49,7 +50,6 @@ from kd_nn._errors import (
     KeyGraphWarning,
     list_keys,
     not_a_container,
-    not_written,
 )
 from kd_nn._keys import (
     DISCARD,
@@ -73,7 +73,7 @@ from kd_nn._modules.base import (
     without_hidden,
 )
 from kd_nn._modules.module import TensorDictModule
-from kd_nn._modules.steps import Modules, StepList, named_steps, store_steps
+from kd_nn._modules.steps import Modules, Step, StepList, named_steps, store_steps
 from kd_nn._plan.invalidation import Check, Flag, Flagged, depend_on, lists_in
 from kd_nn._plan.program import Path, Plan, keyed, opens, stored_keys
 from kd_nn._torch_private import RECOMPUTED, is_watched
@@ -251,10 +251,9 @@ def run_steps(
         return work
     if replaced:
         outputs = tuple(key for key in outputs if has_entry(work, key))
-    if target is None:  # a step that makes a container of its own may give it no batch
-        target = (work if work.batch_dims else tensordict).empty()
-    # Of what was made before, the sequence around this one may need only a part.
-    _commit(sequence, work, target, tensordict, outputs, in_part=nested and made is not None)
+    if target is None:
+        target = (work if other else tensordict).empty()
+    _commit(sequence, work, target, tensordict, outputs, replaced)
     return target
 
 
@@ -351,21 +350,24 @@ def _commit(
     target: TensorDictBase,
     source: TensorDictBase,
     outputs: Keys,
-    in_part: bool,
+    replaced: bool,
 ) -> None:
     if target is source and _writes_all(sequence):
         changed = dict.fromkeys(changed_keys(work, source))  # a function may change all
-        keys = [key for key in outputs if key in changed or has_entry(work, key)]
+        skips = sequence._kd_may_skip  # then what is not changed was not written
+        keys = [key for key in outputs if key in changed or (not skips and has_entry(work, key))]
         listed = set(keys)
         if not all(is_covered(key, listed) for key in changed):  # of a function: in their order
             keys = [*changed, *(key for key in keys if not is_covered(key, changed))]
         write_entries(target, keys, _held(work, keys))
         return
     keys = [key for key in outputs if has_entry(work, key)]
-    if len(keys) < len(outputs) and not (in_part or sequence._kd_may_skip):
-        missing = next(key for key in outputs if key not in keys)
-        raise not_written(missing, describe(sequence), list(work.keys(True)))
-    write_entries(target, keys, _held(work, keys))
+    if target is source:
+        write_entries(target, keys, _held(work, keys))
+    elif replaced or _writes_all(sequence):
+        target.update(without_hidden(sequence, work, source), keys_to_update=keys)
+    else:
+        write_apart(target, source, keys, _held(work, keys))
 
 
 def changed_keys(work: TensorDictBase, source: TensorDictBase) -> list[NestedKey]:
@@ -607,13 +609,65 @@ def _asked(step: nn.Module) -> tuple[object, ...]:
     return list(keys.in_keys), list(keys.out_keys), getattr(step, "_kd_has_value_form", False)
 
 
-def _with_writes(graph: KeyGraph, more: Mapping[int, Keys]) -> KeyGraph:
-    """Return a graph whose steps write further keys."""
-    nodes = [
-        node._replace(writes=(*node.writes, *more.get(idx, ())))
-        for idx, node in enumerate(graph.nodes)
-    ]
-    return type(graph)(tuple(nodes), graph.out_keys)
+def _runnable(sequence: StepList, known: list[NestedKey]) -> list[Step]:
+    """Return the steps that can run from the keys, to which what they write is added."""
+    kept: list[Step] = []
+    nodes = sequence._kd_graph().nodes
+    for (name, step), node in zip(sequence._kd_named_steps(), nodes, strict=True):
+        if _can_be_cut(step):
+            inside = _runnable(step, [*known])
+            if not inside:
+                continue
+            step = _part_of(step, inside, ())
+        elif not all(key in node.optional or overlaps(key, known) for key in node.reads):
+            continue
+        known += keys_of(step, "out_keys")
+        kept.append((name, step))
+    return kept
+
+
+def _needed(steps: Sequence[Step], wanted: list[NestedKey], hidden: Keys) -> list[Step]:
+    """Return the steps that lead to the keys, to which what they read is added.
+
+    Args:
+        steps: The steps of a sequence; those that write nothing lead to no key.
+        wanted: The keys.
+        hidden: Those that are shown, although sequences inside hide them.
+    """
+    kept: list[Step] = []
+    for name, step in reversed(steps):
+        shown = keys_of(step, "out_keys")
+        if _can_be_cut(step):
+            inside = _needed(
+                step._kd_named_steps(),
+                [key for key in wanted if key in hidden or overlaps(key, shown)],
+                hidden,
+            )
+            if not inside:
+                continue
+            step = _part_of(step, inside, hidden)
+        elif not any(overlaps(key, wanted) for key in shown):
+            continue
+        wanted += key_node(name, step).may_read
+        kept.append((name, step))
+    return kept[::-1]
+
+
+def _can_be_cut(step: nn.Module) -> TypeGuard[TensorDictSequential]:
+    """Return whether a step has steps; a sequence of a user's class may be built otherwise."""
+    return isinstance(step, TensorDictSequential) and step._kd_changes_by_assignment
+
+
+def _part_of(
+    sequence: TensorDictSequential, steps: Sequence[Step], shown: Keys
+) -> TensorDictSequential:
+    """Return a part of a sequence, which hides what it hides unless nothing else is left."""
+    part = sequence._kd_part(steps)
+    if not _writes_all(sequence):
+        seen = (*sequence.out_keys, *shown)
+        visible = [key for key in part.out_keys if key in seen]
+        part.select_out_keys(*(visible or part.out_keys))
+    return part
 
 
 class TensorDictSequential(StepList, TensorDictModule):  # type: ignore[misc]  # of `module`
@@ -825,11 +879,12 @@ class TensorDictSequential(StepList, TensorDictModule):  # type: ignore[misc]  #
         in_keys: NestedKey | Sequence[NestedKey] | None = None,
         out_keys: NestedKey | Sequence[NestedKey] | None = None,
     ) -> Self:
-        """Return the steps that can run from `in_keys` and are needed for `out_keys`.
+        """Return the steps that can run from `in_keys` and lead to `out_keys`.
 
-        Nested sequences are cut too. The modules are shared with this sequence. All outputs are
-        visible; what a nested sequence hides stays hidden, unless `out_keys` names it, or nothing
-        else is left of that sequence.
+        All that write a key that is needed are kept, steps that write nothing are not. Nested
+        sequences are cut too. The modules are shared with this sequence. All outputs are visible;
+        what a nested sequence hides stays hidden, unless `out_keys` names it, or nothing else is
+        left of that sequence.
 
         Args:
             in_keys: The entries that are given; None stands for all that are needed.
@@ -848,65 +903,20 @@ class TensorDictSequential(StepList, TensorDictModule):  # type: ignore[misc]  #
             True
         """
         resolved = self._kd_resolve()
-        graph = resolved.graph
-        given = graph.reads if in_keys is None else parse_keys(in_keys, "in_keys")
         wanted = resolved.visible if out_keys is None else parse_keys(out_keys, "out_keys")
-        shown = {} if out_keys is None else self._kd_hidden(wanted)
-        if shown:
-            graph = _with_writes(graph, shown)
-        known, live = list(given), graph.live_writes(wanted)
-        kept: dict[str, nn.Module] = {}
-        for idx, (name, step) in enumerate(self._kd_named_steps()):
-            node = graph.nodes[idx]
-            if idx not in live:
-                continue
-            # A sequence of a user's class may have another constructor, and stays as it is.
-            if isinstance(step, TensorDictSequential) and step._kd_changes_by_assignment:
-                try:
-                    inner = step.select_subsequence(
-                        None if in_keys is None else known,
-                        None if out_keys is None else list(live[idx]),
-                    )
-                except EmptySubsequence:
-                    continue
-                selected = step._kd_graph().out_keys
-                if selected is not None:
-                    seen = (*selected, *shown.get(idx, ()))
-                    visible = [key for key in inner.out_keys if key in seen]
-                    inner.select_out_keys(*(visible or inner.out_keys))
-                known += (*inner._kd_graph().outputs, *shown.get(idx, ()))
-                step = inner
-            elif all(key in node.optional or overlaps(key, known) for key in node.reads):
-                known += node.writes
-            else:
-                continue
-            kept[name] = step
-        reached = [key for key in wanted if overlaps(key, known[len(given) :])]
-        if not kept or (out_keys is not None and not reached):
+        steps = self._kd_named_steps()
+        if in_keys is not None:
+            steps = _runnable(self, list(parse_keys(in_keys, "in_keys")))
+        hidden = tuple(key for key in wanted if not overlaps(key, resolved.out_keys))
+        kept = _needed(steps, list(wanted), hidden)
+        if not kept:
+            given = resolved.graph.reads if in_keys is None else parse_keys(in_keys, "in_keys")
             raise EmptySubsequence(
                 f"no step of {describe(self)} is left for in_keys {list_keys(given)} and out_keys "
-                f"{list_keys(wanted)}. It reads {list_keys(graph.inputs)} and writes "
-                f"{list_keys(graph.writes)}."
+                f"{list_keys(wanted)}. It reads {list_keys(resolved.in_keys)} and writes "
+                f"{list_keys(resolved.out_keys)}."
             )
-        if out_keys is not None and len(reached) < len(wanted):  # steps for the others go
-            return self.select_subsequence(in_keys, reached)
-        return self._kd_part(list(kept.items()))
-
-    def _kd_hidden(self, wanted: Sequence[NestedKey]) -> dict[int, Keys]:
-        """Return by step those of the wanted keys that nested sequences hide, or steps discard."""
-        visible = self._kd_graph().writes
-        lacking = [key for key in wanted if not overlaps(key, visible)]
-        found: dict[int, Keys] = {}
-        for idx, (_, step) in enumerate(self._kd_named_steps() if lacking else ()):
-            discarded = DISCARD in lacking and DISCARD in keys_of(step, "out_keys")
-            keys: list[NestedKey] = [DISCARD] if discarded else []
-            if isinstance(step, TensorDictSequential) and step._kd_changes_by_assignment:
-                own: list[NestedKey] = [*step._kd_graph().writes]
-                own += [key for each in step._kd_hidden(lacking).values() for key in each]
-                keys += [key for key in dict.fromkeys(own) if overlaps(key, lacking)]
-            if keys:
-                found[idx] = tuple(keys)
-        return found
+        return self._kd_part(kept)
 
     def _kd_graph(self) -> KeyGraph:
         return self._kd_resolve().graph

@@ -146,6 +146,8 @@ class StepList(TensorDictModuleBase):
     @property
     def _kd_replaces_container(self) -> bool | None:
         """Whether the result may be another container than the input; None if no step says."""
+        if self.__dict__.get("inplace") not in (True, None):
+            return True
         says = [getattr(step, "_kd_replaces_container", None) for _, step in self._kd_named_steps()]
         if True in says:
             return True

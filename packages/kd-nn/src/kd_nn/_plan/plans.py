@@ -162,7 +162,7 @@ class Calls:
         Args:
             inplace: Which container is written; see `destination`.
         """
-        text = self.text
+        text, program = self.text, self.program
         self.in_container = True
         text.add(0, "def _call(_root, _td):")
         self.write_guard()
@@ -170,9 +170,15 @@ class Calls:
         self._write_body("_td")
         if inplace not in (True, None):
             text.name("_destination", destination)
-            text.add(1, "_source = _td", f"_td = _destination(_td, {inplace!r}, None)")
+            made = f"_destination(_source, {inplace!r}, None)"
+            # Of a sequence it gets what the input would get: see `write_apart`.
+            text.add(1, "_source = _td", f"_td = {'_td.copy()' if program.is_sequence else made}")
         self.write_results(inplace)
-        text.add(1, "return _td")
+        if inplace not in (True, None) and program.is_sequence:
+            keys = [key for key, _ in program.stored]
+            text.add(1, f"return {made}.update(_td, keys_to_update={keys!r})")
+        else:
+            text.add(1, "return _td")
         return text.function("_call")
 
     def write_results(self, inplace: Inplace) -> None:
@@ -257,7 +263,7 @@ class Calls:
         if self.program.tolerant:
             text.add(depth, "_out = {}")
             for key, slot in outputs:
-                text.add(depth, f"if _v{slot} is not _MISSING:")
+                text.add(depth, f"if _v{slot} is not _td.get({key!r}, _MISSING):")
                 text.add(depth + 1, f"_out[{key!r}] = _v{slot}")
             text.add(depth, "_td.assign(_out)")
         elif len(outputs) == 1:
