@@ -99,6 +99,14 @@ def test_a_pool_of_the_caller_is_used() -> None:
     assert torch.equal(got["a"], container()["a"] * 2)
 
 
+def test_a_pool_of_multiprocessing_is_used() -> None:
+    with torch.multiprocessing.get_context("fork").Pool(2) as pool:
+        got = container().map(doubled, pool=pool, chunksize=1)
+        assert torch.equal(got["a"], container()["a"] * 2)
+        with pytest.raises(ValueError, match=r"cannot use"):
+            container().map(failing, pool=pool, chunksize=2)
+
+
 def test_an_error_of_a_process_is_raised() -> None:
     with pytest.raises(ValueError, match=r"cannot use \[0, 1\]"):
         container().map(failing, num_workers=1, chunksize=2)

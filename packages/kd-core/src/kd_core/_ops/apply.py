@@ -33,6 +33,8 @@ from kd_core._unbatched import wrap_tensor
 from kd_core._validation import as_entry
 
 if TYPE_CHECKING:
+    from multiprocessing.pool import AsyncResult
+    from multiprocessing.pool import Pool as MultiprocessingPool
     from typing import Protocol, Self, TypedDict, TypeVar, Unpack
 
     from kd_core._keys import KeyPath
@@ -57,11 +59,13 @@ if TYPE_CHECKING:
     class _Future(Protocol):
         def result(self) -> object: ...
 
-    class Pool(Protocol):
-        """What runs the calls: an executor of `concurrent.futures`."""
+    class Executor(Protocol):
+        """What runs the calls: an executor of `concurrent.futures`, for example."""
 
         def submit(self, fn: Callable[..., object], /, *args: object) -> _Future:
             """Call a function later; return what waits for its result."""
+
+    Pool: TypeAlias = "Executor | MultiprocessingPool"
 
     R = TypeVar("R")
 
@@ -616,7 +620,10 @@ class Call:
         threads: int,
         start: str | None,
     ) -> None:
-        self.fn, self.workers, self.pool = fn, as_int(workers), pool
+        self.fn, self.workers = fn, as_int(workers)
+        self.pool: Executor | None = None
+        if pool is not None:
+            self.pool = pool if hasattr(pool, "submit") else _AsExecutor(pool)
         self.max_tasks, self.threads, self.start = max_tasks, threads, start
         if self.workers < 0:
             raise InvalidValue(f"`num_workers` must be non-negative, got {workers}.")
@@ -646,8 +653,26 @@ class Call:
             executor.shutdown(wait=True, cancel_futures=True)
 
 
+class _AsExecutor:
+    """A pool of `multiprocessing` as an executor."""
+
+    def __init__(self, pool: MultiprocessingPool) -> None:
+        self.pool = pool
+
+    def submit(self, fn: Callable[..., object], /, *args: object) -> _Awaited:
+        """Call a function later; return what waits for its result."""
+        return _Awaited(self.pool.apply_async(fn, args))
+
+
+class _Awaited:
+    """A result of such a pool, which is waited for."""
+
+    def __init__(self, given: AsyncResult[object]) -> None:
+        self.result = given.get
+
+
 def _submitted(
-    pool: Pool,
+    pool: Executor,
     run: Callable[..., object],
     first: tuple[object, ...],
     tasks: Iterator[Task],
@@ -751,7 +776,8 @@ class Parallel(AbstractContainer):
             out: a container into whose leaves the result is written.
             chunksize: the rows of a part; 0: one row without the dimension, results are stacked.
             num_chunks: the number of parts; without both, one for each process.
-            pool: an executor that runs the calls; it is not shut down.
+            pool: an executor or a pool of `multiprocessing` that runs the calls; it is not shut
+                down.
             generator: draws a seed for each part, so that random results are repeatable.
             max_tasks_per_child: after how many calls a process is replaced.
             worker_threads: the number of threads of torch in a process.
@@ -807,7 +833,7 @@ class Parallel(AbstractContainer):
             shuffle: take the rows in random order.
             chunksize: the rows of a part; 0: one row without the dimension.
             num_chunks: the number of parts.
-            pool: an executor that runs the calls.
+            pool: an executor or a pool of `multiprocessing` that runs the calls.
             generator: draws the order and a seed for each part.
             max_tasks_per_child: after how many calls a process is replaced.
             worker_threads: the number of threads of torch in a process.
