@@ -1062,7 +1062,8 @@ def dense_stack_tds(
     """
     if isinstance(td_list, LazyStackedTensorDict):
         return maybe_dense_stack(td_list._members, td_list._dim)
-    return maybe_dense_stack([*td_list], dim)
+    rows: list[TensorDictBase] = [*td_list]
+    return maybe_dense_stack(rows, dim)
 
 
 registry.register("lazy_stack", lazy_stack)
