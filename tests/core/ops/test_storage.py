@@ -71,6 +71,15 @@ def test_a_sparse_leaf_is_not_consolidated() -> None:
     assert not TensorDict({"a": torch.eye(2).to_sparse()}).is_consolidated()
 
 
+def test_a_container_without_tensors_is_consolidated_once_it_was_asked_to() -> None:
+    for td in (TensorDict(), TensorDict({"word": "x", "n": {}})):
+        assert not td.is_consolidated()
+        made = td.consolidate()
+        assert made.is_consolidated()
+        assert not made.unlock_().is_consolidated()
+    assert not TensorDict({"word": "x"}).lock_().is_consolidated()
+
+
 @pytest.mark.parametrize("inplace", [False, True])
 def test_ragged_leaves_are_in_one_storage(inplace: bool) -> None:
     td = ragged()

@@ -158,12 +158,15 @@ class Storage(AbstractContainer):
     def is_consolidated(self) -> bool:
         """Return whether it is locked, as `consolidate` does, and all leaves are in one storage.
 
-        Leaves without elements have nothing there; one that is sparse is elsewhere.
+        Leaves without elements have nothing there; one that is sparse is elsewhere. Without leaves:
+        whether `consolidate` locked it.
         """
         if not self._kd_desc.frozen:
             return False
         leaves = [part for leaf in leaves_of(self) for part in stored_in(leaf)]
-        if not leaves or any(leaf.layout is not torch.strided for leaf in leaves):
+        if not leaves:
+            return self._kd_desc.lock == LOCKED_BY_CONSOLIDATING
+        if any(leaf.layout is not torch.strided for leaf in leaves):
             return False
         return len({storage_of(leaf) for leaf in leaves if leaf.numel()}) <= 1
 
