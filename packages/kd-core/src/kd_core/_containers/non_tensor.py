@@ -803,7 +803,9 @@ def pool_rows(
     columns = []
     for node in nodes:
         own, numbers = node._pooled(len(values))
-        values += [node._shared()] if stacked and isinstance(node, NonTensorData) else own
+        if stacked and node._kd_desc.ndim and isinstance(node, NonTensorData):
+            own = [node._shared()]
+        values += own
         columns.append(numbers)
     return values, columns
 

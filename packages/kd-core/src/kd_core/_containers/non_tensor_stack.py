@@ -887,6 +887,9 @@ class NonTensorStack(NonTensorDataBase, RowData):
 
     def _copy_values(self) -> None:
         cells = cells_of(self)
+        if not cells.shares:
+            cells.values = [_with_own_lists(value) for value in cells.values]
+            return
         own: dict[int, object] = {}  # what several cells hold stays one object
         for value in cells.values:
             own.setdefault(id(value), _with_own_lists(value))
@@ -1138,6 +1141,8 @@ def _value_of_row(pool: list[object], positions: Tensor, desc: Descriptor) -> No
 
 def _with_own_lists(value: object) -> object:
     """Return a value with lists, tuples and dicts of its own; what they hold is shared."""
+    if value.__class__ is str:  # most are
+        return value
     if isinstance(value, Shared):
         return Shared(_with_own_lists(value.value), value.ndim)
     if value.__class__ is dict:
