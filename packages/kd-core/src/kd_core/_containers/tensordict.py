@@ -369,12 +369,15 @@ def _stage_merge(
             rest[key] = value
         else:
             current = target._kd_entries.get(key)
-            if current is None and value._kd_desc is desc and not value._kd_nested:
+            if current.__class__ is TensorDict:
+                if not _stage_merge(current, value, merges):
+                    return False
+            elif current is not None or value._kd_desc is not desc or value._kd_nested:
+                return False
+            else:
                 if value is target:  # only that would make a cycle
                     return False
                 rest[key] = value
-            elif current.__class__ is not TensorDict or not _stage_merge(current, value, merges):
-                return False
     merges.append((target, rest, True))
     return True
 
