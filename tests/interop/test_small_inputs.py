@@ -6,7 +6,7 @@ What processes send each other is in `tests/core/distributed/programs.py`.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -642,6 +642,104 @@ def the_mapping_of_a_scale_is_a_module(lib: Library, tmp: Path) -> None:
     extractors[0].scale_mapping.register_forward_hook(lambda *args: seen.append(len(args)))
     assert extractors[0](torch.zeros(4))[1].tolist() == [1, 1]
     assert seen == [3]
+
+
+# Parts of stacks, order of fields, what a container is
+
+
+def episodes(lib: Library) -> Any:
+    parts = [lib.TensorDict({"x": torch.arange(4), "task": task}, [4]) for task in ("lift", "push")]
+    return torch.stack(parts)
+
+
+@program
+def a_part_of_one_word_is_read_as_one(lib: Library, tmp: Path) -> None:
+    td = episodes(lib)
+    one: list[Any] = [td[1], td[1, :2], td.unbind(0)[1], td.clone()[1], td[None][0, 1], list(td)[1]]
+    one += [td.permute(1, 0)[:, 1], td[torch.tensor([1, 0])][0], td.repeat(2, 1)[3], td.double()[1]]
+    one += [torch.stack([td, td])[1, 1], td.where(torch.tensor([True, False]), td.clone())[1]]
+    assert [each["task"] for each in one] == ["push"] * len(one)
+    rows: list[Any] = [td.reshape(-1)[:2], torch.cat([td[0], td[1]])[:2], td[[0, 0], [0, 1]]]
+    assert [each["task"] for each in rows] == [["lift"] * 2] * len(rows)
+    assert td["task"] == [["lift"] * 4, ["push"] * 4]
+    assert td[:, 0]["task"] == ["lift", "push"]
+    td[1].set_("task", "pull")
+    assert (td[1]["task"], td["task"][1]) == ("pull", ["pull"] * 4)
+
+
+@program
+def words_of_members_of_other_sizes(lib: Library, tmp: Path) -> None:
+    members = [lib.TensorDict({"w": "a"}, [2]), lib.TensorDict({"w": ["b", "c", "d"]}, [3])]
+    td = lib.lazy_stack(members)
+    assert td["w"] == td.get("w").tolist() == [["a", "a"], ["b", "c", "d"]]
+    assert td.exclude("x").to_dict() == {"w": [["a", "a"], ["b", "c", "d"]]}
+
+
+@program
+def fields_are_in_the_order_of_the_call(lib: Library, tmp: Path) -> None:
+    x = torch.ones(3)
+    made = lib.Based(b=x, a=x, batch_size=[3])
+    assert list(made.keys()) == list(made[0].keys()) == ["b", "a", "s"]
+    assert list(lib.Based(x, s="t", b=x, batch_size=[3]).keys()) == ["s", "b", "a"]
+    assert list(lib.Based.from_dict({"s": "t", "b": x, "a": x}).keys()) == ["s", "b", "a"]
+    assert list(lib.Based.from_tensordict(lib.TensorDict({"b": x, "a": x}, [3])).keys()) == [
+        *("b", "a")
+    ]
+
+
+@program
+def a_typed_container_is_made_of_a_mapping(lib: Library, tmp: Path) -> None:
+    entries = {"b": torch.ones(3), "a": torch.ones(3, 2)}
+    for source in (entries, lib.TensorDict(entries, [3])):
+        made = lib.Typed(source, batch_size=[3])
+        assert (list(made.keys()), made.batch_size) == (["b", "a"], (3,))
+
+
+@program
+def from_any_keeps_containers(lib: Library, tmp: Path) -> None:
+    instance = lib.Based(a=torch.ones(3), b=torch.ones(3), batch_size=[3])
+    for given in (instance, lib.TensorDict({"a": torch.ones(3)}, [3]).lock_()):
+        assert lib.TensorDict.from_any(given) is given
+        listed = lib.TensorDict.from_any([given, given])
+        assert isinstance(listed, lib.NonTensorStack)
+        assert listed.batch_size[0] == 2
+
+
+@program
+def a_container_is_a_mutable_mapping(lib: Library, tmp: Path) -> None:
+    td = lib.TensorDict({"a": torch.ones(2)}, [2])
+    assert isinstance(td, MutableMapping)
+    assert torch.utils.data.default_collate([td[0], td[1]])["a"].tolist() == [1, 1]
+
+
+@program
+def a_dict_beside_a_container_broadcasts(lib: Library, tmp: Path) -> None:
+    td = lib.TensorDict({"a": torch.arange(6).reshape(2, 3), "n": {"b": torch.ones(2)}}, [2])
+    assert (td == {"a": torch.arange(3), "n": {"b": 1.0}})["a"].tolist() == [
+        [True] * 3,
+        [False] * 3,
+    ]
+    assert (td > {"a": 0, "n": {"b": 1}})["n", "b"].tolist() == [False, False]
+
+
+@program
+def a_state_dict_as_parameters_is_detached(lib: Library, tmp: Path) -> None:
+    net = nn.Linear(2, 1)
+    state = lib.TensorDict.from_module(net, use_state_dict=True)
+    assert not state["weight"].requires_grad
+    state.mul_(0)
+    assert not net.weight.any()
+
+
+@program
+def a_pool_of_processes_maps(lib: Library, tmp: Path) -> None:
+    td = lib.TensorDict({"a": torch.arange(4)}, [4])
+    with torch.multiprocessing.get_context("fork").Pool(1) as pool:
+        assert td.map(negated, pool=pool, chunksize=2)["a"].tolist() == [0, -1, -2, -3]
+
+
+def negated(td: Any) -> Any:
+    return td.neg()
 
 
 # What examples in docstrings of TorchRL do
