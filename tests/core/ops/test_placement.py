@@ -97,8 +97,11 @@ def test_wrong_places_are_explained(td: TensorDict) -> None:
         td.to([])  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(InvalidArgument, match="at most one device and one dtype"):
         td.to("cpu", device="meta")
-    with pytest.raises(InvalidArgument, match="container without a device"):
-        td.to(TensorDict())
+
+
+def test_a_container_without_a_device_names_no_place(td: TensorDict) -> None:
+    assert td.to(TensorDict()).device == td.device
+    assert td.to(other=TensorDict()).device == td.device
 
 
 def test_a_device_that_is_none_is_refused() -> None:

@@ -181,9 +181,7 @@ def read_argument(where: object) -> tuple[torch.device | None, torch.dtype | Non
         return None, where
     if isinstance(where, Tensor):
         return where.device, where.dtype
-    if isinstance(where, AbstractContainer):
-        if where._kd_desc.device is None:
-            raise InvalidArgument("`to` got a container without a device: give the device itself.")
+    if isinstance(where, AbstractContainer):  # without a device it says nothing
         return where._kd_desc.device, None
     if isinstance(where, (torch.device, str, int)):
         return device_of(where), None
