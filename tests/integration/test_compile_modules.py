@@ -361,3 +361,20 @@ def test_vmap_calls_a_sequence_in_one_graph() -> None:
     td = TensorDict({"x": X}, [2])
     torch.testing.assert_close(run(td.clone())["loc"], model(td)["loc"])  # type: ignore[index]  # of the form that was called
     assert counter.frame_count == 1
+
+
+class Doubled(TensorDictModule):
+    """A subclass that names its base class, as the guide says."""
+
+    def forward(self, tensordict: TensorDict) -> TensorDict:  # type: ignore[override]  # a method
+        TensorDictModule.forward(self, tensordict)
+        return tensordict.set("twice", tensordict["y"] * 2)
+
+
+def test_a_subclass_calls_its_base_in_one_graph() -> None:
+    model = Doubled(nn.Linear(3, 2), ["x"], ["y"])
+    run, counter = compiled(model)
+    td = run(TensorDict({"x": X}, [2]))
+    assert isinstance(td, TensorDict)
+    torch.testing.assert_close(td["twice"], model(TensorDict({"x": X}, [2]))["twice"])
+    assert counter.frame_count == 1

@@ -172,7 +172,7 @@ class Calls:
             text.name("_destination", destination)
             made = f"_destination(_source, {inplace!r}, None)"
             # Of a sequence it gets what the input would get: see `write_apart`.
-            text.add(1, "_source = _td", f"_td = {'_td.copy()' if program.is_sequence else made}")
+            text.add(1, "_source = _td", f"_td = {self.apart() if program.is_sequence else made}")
         self.write_results(inplace)
         if inplace not in (True, None) and program.is_sequence:
             keys = [key for key, _ in program.stored]
@@ -180,6 +180,10 @@ class Calls:
         else:
             text.add(1, "return _td")
         return text.function("_call")
+
+    def apart(self) -> str:
+        """Return the expression of what is written in place of the input."""
+        return "_td.copy()"
 
     def write_results(self, inplace: Inplace) -> None:
         """Write the outputs into the container, with a note on what it refuses."""
@@ -1121,6 +1125,11 @@ class TracedCalls(Calls):
         dynamo cannot guard that one of the function has the batch size of one that was traced.
         """
         return f"{self.text.name('_TensorDict', TensorDict)}()"
+
+    def apart(self) -> str:
+        """Return the expression of what is written; entries that are not written have no guards."""
+        keys = {unravel_key_to_tuple(key)[0]: None for key, _ in self.program.stored}
+        return f"_td.select(*{list(keys)!r}, strict=False).copy()"
 
     def write_results(self, inplace: Inplace) -> None:
         """Write the outputs into the container; dynamo traces no notes."""
