@@ -378,3 +378,13 @@ def test_a_subclass_calls_its_base_in_one_graph() -> None:
     assert isinstance(td, TensorDict)
     torch.testing.assert_close(td["twice"], model(TensorDict({"x": X}, [2]))["twice"])
     assert counter.frame_count == 1
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_dict_takes_the_place_of_a_container(alone: bool) -> None:
+    model = make()[0] if alone else make()
+    run, counter = compiled(model)
+    td = run({"x": X})
+    assert isinstance(td, TensorDict)
+    torch.testing.assert_close(td["hidden"], model(TensorDict({"x": X}))["hidden"])
+    assert counter.frame_count == 1

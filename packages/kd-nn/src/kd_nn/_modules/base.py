@@ -1044,7 +1044,7 @@ class TensorDictModuleBase(Flagged):
             return BUSY
         # Loops, since a generator costs dynamo a frame for each element.
         for arg in args:
-            if is_tensor_collection(arg):
+            if is_tensor_collection(arg) or isinstance(arg, dict):  # which stands for a container
                 return BUSY
         for name in kwargs:
             if name not in traced.names[len(args) :]:
