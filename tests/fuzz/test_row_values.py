@@ -48,7 +48,7 @@ class Batch:
         elif kind == 2:
             self.views.append((td.reshape(len(rows)), rows))
         elif kind == 3:
-            self.views.append((td.clone(recurse=False), rows))
+            self.views.append((td.select("w", "x"), rows))
         else:
             self.views.append((td.view(len(rows), 1)[:, 0], rows))
 
@@ -69,6 +69,7 @@ class Batch:
         td, rows = self.rng.choice(self.views)
         for copied, found in (
             (td.clone(), 1),
+            (td.clone(recurse=False), 1),
             (cat([td, td]), 2),
             (td[torch.arange(len(rows))], 1),
             (stack([td, td])[1], 1),

@@ -1,5 +1,6 @@
 """Writes into members that are single rows: their values are written as those of a batch are."""
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -101,13 +102,36 @@ def test_a_write_that_fails_writes_no_value(make: Callable[[], TensorDictBase]) 
         assert td.tolist() == dense().tolist()
 
 
-def test_copies_have_values_of_their_own_where_they_have_tensors_of_their_own() -> None:
-    td = stacked()
-    copy, shared = td.clone(), td.clone(recurse=False)
-    copy[0] = {"w": "z"}
-    assert td["w"] == list(WORDS)
-    shared[0] = {"w": "y"}
-    assert td["w"] == ["y", "b", "c"]
+COPIES: tuple[Callable[[TensorDictBase], TensorDictBase], ...] = (
+    lambda td: td.clone(),
+    lambda td: td.clone(recurse=False),
+    lambda td: td.copy(),
+    copy.copy,
+    lambda td: td.unflatten_keys("."),
+)
+
+
+@pytest.mark.parametrize("make", [dense, stacked])
+@pytest.mark.parametrize("copy", COPIES)
+def test_copies_have_values_of_their_own(
+    make: Callable[[], TensorDictBase], copy: Callable[[TensorDictBase], TensorDictBase]
+) -> None:
+    td = make()
+    if make is dense:
+        td["n", "one"] = "a"
+    writes: tuple[Write, ...] = (
+        lambda td: td.__setitem__(0, {"w": "z"}),
+        lambda td: td.update_({"n": {"w": "z"}}),
+        lambda td: td.update_({"n": {"one": "z"}} if make is dense else {"w": "y"}),
+    )
+    for write in writes:
+        copied = copy(td)
+        before = td.to_dict(convert_tensors=True)
+        write(copied)
+        assert td.to_dict(convert_tensors=True) == before
+        before = copied.to_dict(convert_tensors=True)
+        write(td)
+        assert copied.to_dict(convert_tensors=True) == before
 
 
 def test_a_value_of_all_rows_is_not_written() -> None:
@@ -320,3 +344,27 @@ def test_compiled_code_reads_rows_of_a_stack_before_it_writes_one() -> None:
     members = [TensorDict({"a": torch.tensor([i])}, [1]) for i in range(4)]
     torch.compile(shift, backend="eager", fullgraph=True)(lazy_stack(members))
     assert [member["a"].item() for member in members] == [0, 0, 0, 1]
+
+
+def test_one_value_without_a_batch_is_written_in_place() -> None:
+    td = TensorDict({"w": "a", "m": MetaData("b"), "n": {"w": "c"}})
+    same = td.select("w", "m", "n")
+    td[()] = TensorDict({"w": "z", "m": "y"})
+    td[...] = {"n": {"w": "x"}}
+    assert same.to_dict() == {"w": "z", "m": "y", "n": {"w": "x"}}
+    td.lock_().update({"w": "v", "n": {"w": "u"}}, inplace=True)
+    assert same.to_dict() == {"w": "v", "m": "y", "n": {"w": "u"}}
+    rows = lazy_stack([TensorDict({"w": "a"}), TensorDict({"w": "a"})])
+    rows.unbind(0)[0][()] = TensorDict({"w": "z"})
+    assert rows["w"] == ["z", "a"]
+
+
+def test_values_of_rows_are_broadcast_to_a_stack() -> None:
+    part = TensorDict({"w": ["a", "b"]}, [2])
+    for dim, expected in enumerate(([["c", "d"]] * 2, [["c", "c"], ["d", "d"]])):
+        td = lazy_stack([part.clone(), part.clone()], dim)
+        td[:] = lazy_stack([TensorDict({"w": ["c", "d"]}, [2])], dim)
+        assert td["w"] == expected
+    td = lazy_stack([part.clone(), part.clone()])
+    with pytest.raises((ShapeMismatch, IndexError)):
+        td[:] = lazy_stack([TensorDict({"w": ["c", "d", "e"]}, [3])])

@@ -628,3 +628,14 @@ def test_entries_that_keep_their_keys_come_first() -> None:
     joined = ["n.c", "n.b", "m.x.y", "m.z"]
     assert list(split.flatten_keys(".").keys()) == ["a", "e", *joined, "last"]
     assert list(split.flatten_keys(".", inplace=True).keys()) == ["a", "e", "last", *joined]
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_containers_of_unflattened_keys_are_copies(stacked: bool) -> None:
+    td: TensorDictBase = TensorDict({"a": torch.zeros(2), "n": {"b": torch.zeros(2), "w": "c"}})
+    td = lazy_stack([td, td.clone()]) if stacked else td
+    copied = td.unflatten_keys(".")
+    del copied["n", "b"]
+    td["n", "new"] = torch.zeros(td.batch_size)
+    assert ("n", "b") in td.keys(True)
+    assert ("n", "new") not in copied.keys(True)

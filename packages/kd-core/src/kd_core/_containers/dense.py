@@ -445,7 +445,7 @@ class Dense(TensorDictBase):
         return restore_dense, (*args, own) if own else args
 
     def __copy__(self) -> Self:
-        new = self._kd_shallow()
+        new = self._kd_engine.copy(self)
         own = own_attributes(self)
         if own:
             new.__dict__.update(own)

@@ -769,6 +769,11 @@ class MemberStorage(TensorDictBase, Composite):
     def _rows_of_operand(self, other: Entry) -> Sequence[Entry]:
         batch = self._kd_desc.batch
         if is_row_data(other):
+            shape = other._kd_desc.batch
+            if self._kd_desc.open or len(shape) > len(batch) or shape == batch:
+                return self._rows(other)
+            if broadcasts_to(shape, batch):
+                other = other._kd_map_each(lambda numbers: numbers.expand(batch), lambda _: batch)
             return self._rows(other)
         if not isinstance(other, AbstractContainer):
             return [other] * len(self._members)  # refused by the members

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, SupportsIndex, TypeAlias,
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from kd_core import _registry as registry
 from kd_core._errors import (
@@ -580,6 +581,23 @@ class LinkedList(list[object]):
         return list, (list(self),)
 
 
+def with_own_data(copy: W) -> W:
+    """Return a shallow copy whose data other than tensors is not written with that of the other."""
+    if not copy._kd_owns_leaves and isinstance(copy, Composite):
+        for member in copy._members:
+            with_own_data(member)
+    elif copy._kd_nested:  # a fast path ("clone(False)" in the benchmarks)
+        for key, value in copy._kd_entries.items():
+            if value.__class__ is Tensor:
+                continue
+            if isinstance(value, AbstractContainer):
+                if value._kd_nested:
+                    with_own_data(value)
+            elif is_data(value) and not is_compiling():
+                copy._kd_set_entry(key, value._kd_rebuild(iter(())))
+    return copy
+
+
 def dict_of(
     td: AbstractContainer,
     retain_none: bool,
@@ -799,7 +817,7 @@ def _stage_update(
             continue
         if value.__class__ is Branch and key in kinds:  # as `set` does; a mapping replaces a leaf
             raise walk_error((*path, key, next(iter(value))), len(path) + 1, current)
-        if how.inplace and _can_be_written(level, current):
+        if how.inplace and _can_be_written(current, value):
             stage.append(level._kd_writes(key, value, (*path, key)))
             continue
         if may_be_locked:
@@ -826,13 +844,16 @@ def _staged_set(level: AbstractContainer, key: str, entry: Entry) -> Callable[[]
     return lambda: level._kd_set_entry(key, entry)
 
 
-def _can_be_written(level: AbstractContainer, current: Entry | None) -> bool:
-    """Return whether an entry is a tensor, or data with one value for each row."""
+def _can_be_written(current: Entry | None, value: object) -> bool:
+    """Return whether an entry is a tensor, or data that a value can be written to."""
     if current is None or isinstance(current, AbstractContainer):
         return False
     if isinstance(current, Tensor) or is_row_data(current) or is_unbatched(current):
         return True
-    return isinstance(level, Composite) and is_data(current) and not current._of_batch
+    if not is_data(current) or isinstance(value, _TENSORS):
+        return False
+    always, of_batch = current._kd_state()
+    return always or not of_batch or current._kd_desc.ndim > 0
 
 
 def _is_same_data(current: Entry, value: object) -> bool:

@@ -390,7 +390,7 @@ def views_at(container: W, index: object) -> W:
 def rows_at(container: W, index: object) -> W:
     """Return the rows at an index of any kind: the container itself, if it is `:` or `...`."""
     desc = container._kd_desc
-    if _takes_all(index) and container._kd_owns_leaves and container._kd_tensor_class is None:
+    if _takes_all(index) and container._kd_owns_leaves:
         resolve(index, desc.batch)  # it may have too many items
         return container
     fn, after = resolve(index, desc.batch)
@@ -767,6 +767,11 @@ class _Rows:
         """
         if not is_row_data(entry):
             if is_any_data(entry) and entry._agrees(value):
+                return
+            batch = entry._kd_desc.batch
+            always, of_batch = entry._kd_state() if is_data(entry) else (False, True)
+            if (always or not of_batch) and not (batch or self.batch_fn(batch)):
+                self.direct += level._kd_writes(path[-1], value, path)
                 return
             if not is_data(entry) or entry._kd_state()[0] or not entry._kd_desc.ndim:
                 check_same_data(entry, value, path)

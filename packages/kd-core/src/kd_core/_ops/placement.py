@@ -22,7 +22,7 @@ from kd_core._leaves.foreach import wraps_tensors
 from kd_core._leaves.loops import kinds_of, stored_in
 from kd_core._naming import also_named
 from kd_core._nodes import is_data, is_row_data, is_unbatched, leaf_or_node
-from kd_core._ops.access import dict_of
+from kd_core._ops.access import dict_of, with_own_data
 from kd_core._ops.binary import cast_leaves, cloned
 from kd_core._ops.description import become
 from kd_core._protocol import (
@@ -414,6 +414,7 @@ class Placement(AbstractContainer):
         Args:
             recurse: copy the tensors too, and one value for all rows by `copy.deepcopy`, if it can
                 be copied; of values of rows lists, tuples and dicts alone. Else all are shared.
+                A value that is written in place is written in one of the copies.
 
         Example:
             >>> import torch
@@ -423,18 +424,19 @@ class Placement(AbstractContainer):
             (False, True)
         """
         if not recurse:
-            return self._kd_shallow()
+            copy = self._kd_shallow()
+            return with_own_data(copy) if copy._kd_nested else copy
         copy = cloned(self)
         if copy._kd_nested and not is_compiling():
             _copy_values(copy)
         return copy
 
     def copy(self) -> Self:
-        """Copy the container and its nested ones; tensors are shared."""
-        return self._kd_shallow()
+        """Copy the container, its nested ones and what holds data; tensors are shared."""
+        return with_own_data(self._kd_shallow())
 
     def __copy__(self) -> Self:
-        return self._kd_shallow()
+        return engine(self).copy(self)
 
     def to_dict(
         self,

@@ -36,6 +36,7 @@ from kd_core._ops.access import (
     renamed,
     sources_of,
     store_moved,
+    with_own_data,
 )
 from kd_core._ops.description import named, put_on, resize, take_batch_size
 from kd_core._ops.scopes import Flattened, Unflattened, record, recording
@@ -342,10 +343,11 @@ class Structure(AbstractContainer):
             separator = _checked_separator(separator)
         desc = self._kd_desc._unlocked
         entries = self._kd_entries
-        if self._kd_desc.frozen:  # what it encloses stays locked, and the result is not
-            if inplace and not any(separator in key for key in entries):
-                return self
-            entries = self._kd_shallow()._kd_entries
+        frozen = self._kd_desc.frozen
+        if frozen and inplace and not any(separator in key for key in entries):
+            return self
+        if frozen or not inplace:  # what it encloses stays as it is
+            entries = with_own_data(self._kd_shallow())._kd_entries
         result = self._kd_like(_unflattened(entries, separator, "", desc), desc)
         if inplace:
             return self._kd_replace_entries(result, "unflatten keys in place")
