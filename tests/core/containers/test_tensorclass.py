@@ -457,3 +457,16 @@ def test_data_below_a_field_is_read_as_its_container_reads_it() -> None:
     assert outer["plain", "text"] == "a"
     default = NonTensorData("none")
     assert outer.get(("missing", "text"), default) == "none"
+
+
+def test_what_is_written_through_all_rows_is_written() -> None:
+    data = sample()
+    data[:].set_("source", "lidar")
+    data[...].weight = torch.ones(4)
+    assert data.source == "lidar"
+    assert data.weight is not None
+
+
+def test_fields_without_entries_are_in_the_dict_of_a_stack() -> None:
+    stack = lazy_stack([sample(), sample()]).select("label")
+    assert sorted(stack.to_dict()) == ["image", "label", "source", "weight"]

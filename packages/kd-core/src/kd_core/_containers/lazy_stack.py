@@ -533,6 +533,9 @@ class LazyStackedTensorDict(MemberStorage):
     def _kd_without(self, keys: Sequence[NestedKey]) -> Self:
         return self._by_member(lambda member: member._kd_without(keys))
 
+    def _kd_unset(self) -> Sequence[str]:
+        return self._members[0]._kd_unset() if self._members else ()
+
     def _kd_replace_entries(self, other: AbstractContainer, action: str) -> Self:
         self._change_members(
             action,
