@@ -526,3 +526,10 @@ def test_unsqueeze_of_torch_keeps_one_value() -> None:
         assert found.data == "to"
     assert found.is_locked
     assert word.unsqueeze(0).tolist() == [word.tolist()]
+
+
+def test_the_answers_of_a_comparison_can_be_written() -> None:
+    td = TensorDict({"w": "a", "m": MetaData("b")}, [3])
+    same = (td == td).zero_()
+    same[0] = True
+    assert same["w"].tolist() == same["m"].tolist() == [True, False, False]

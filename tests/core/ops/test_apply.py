@@ -296,3 +296,10 @@ def test_what_only_one_member_of_a_stack_gives_is_kept(nested: bool, first: bool
     assert isinstance(made, LazyStackedTensorDict)
     assert made[0 if first else 1]["c"].tolist() == [1, 1]
     assert made[1 if first else 0].is_empty()
+
+
+def test_a_leaf_that_is_held_twice_is_changed_twice() -> None:
+    td = TensorDict({"a": torch.zeros(2)})
+    twice = lazy_stack([td, td])
+    assert twice.apply_(lambda leaf: leaf + 1)["a"].tolist() == [[2.0, 2.0]] * 2
+    assert twice.add_(1)["a"].tolist() == [[4.0, 4.0]] * 2

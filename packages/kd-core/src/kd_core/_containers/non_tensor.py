@@ -678,7 +678,9 @@ class NonTensorDataBase(Values):
         rows = zip(*found, strict=True)
         same = [same_data(*pair) is equal for pair in rows]
         answers = torch.tensor(same, dtype=torch.bool, device=desc.device)
-        return answers.expand(desc.batch) if alone and desc.ndim else answers.reshape(desc.batch)
+        if alone and desc.ndim:
+            return answers.expand(desc.batch).clone(memory_format=torch.contiguous_format)
+        return answers.reshape(desc.batch)
 
     def __eq__(self, other: object) -> Tensor:  # type: ignore[override]  # as a container does
         """Return for each row whether its value is equal to that of another entry."""

@@ -244,12 +244,14 @@ class Apply(AbstractContainer):
             return self
         leaves: list[Tensor] = []
         self._kd_collect(leaves)
-        if others:
-            columns = [leaves]
-            for other in others:
-                theirs: list[Tensor] = []
-                self._kd_collect_pair(other, [], theirs, ())
-                columns.append(theirs)
+        columns = [leaves]
+        for other in others:
+            theirs: list[Tensor] = []
+            self._kd_collect_pair(other, [], theirs, ())
+            columns.append(theirs)
+        if len(set(map(id, leaves))) != len(leaves):
+            results = _in_turn(fn, columns)
+        elif others:
             results = [fn(*row) for row in zip(*columns, strict=True)]
         else:
             results = [fn(leaf) for leaf in leaves]
@@ -260,6 +262,18 @@ class Apply(AbstractContainer):
                 writes.append((leaf, writable_source(where, leaf, result), where))
         write_all(writes)
         return self
+
+
+def _in_turn(fn: Callable[..., object], columns: Sequence[Sequence[Tensor]]) -> list[object]:
+    """Return the results for leaves of which some are held twice, and are changed twice."""
+    results: list[object] = []
+    after: dict[int, object] = {}
+    for leaf, *rest in zip(*columns, strict=True):
+        result = fn(after.get(id(leaf), leaf), *rest)
+        results.append(result)
+        if result is not None:
+            after[id(leaf)] = result
+    return results
 
 
 def _each(
