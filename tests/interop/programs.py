@@ -57,14 +57,70 @@ ALLOWED: tuple[tuple[str, str, int, str], ...] = (
         "A new batch dimension behind those of the batch would not be one of the leaves.",
     ),
     (
-        r"\[(\[|torch\.tensor|range).*\]$|gather|masked_select|__getitems__",
-        r"^result: '[\w.]+' != 'v[\w.]+'",
+        r"\[(\[|torch\.tensor|range|\(slice\(None\), \[).*\]$|gather|masked_select|__getitems__",
+        r"^result: '[\w.]+' != '[\w.]+'",
         3,
         "An index of row numbers copies, in a lazy stack too, as of a tensor.",
     ),
     (
+        r"\.repeat(_interleave)?\(",
+        r"^result: '[\w.]+' != '[\w.]+'",
+        3,
+        "What is repeated is copied, the members of lazy stacks too, as tensors are.",
+    ),
+    (
+        r"\.get_at\(",
+        r"^result: ('[\w.]+' != 'new'|.* != '\w'$|.* != '\w' )",
+        1,
+        "`get_at` of a lazy stack copies; of a word in a tensor class it returns a letter.",
+    ),
+    (
+        r"\.update_at_\(",
+        r"^after.*'class': 'Based'",
+        1,
+        "`update_at_` of a tensor class replaces tensors, or writes rows that are not asked for.",
+    ),
+    (
+        r"at_\(.*\.\.\.",
+        r"^after: ",
+        1,
+        "`...` of the peer reaches into the features of a leaf.",
+    ),
+    (
+        r"set|update|popitem",
+        r"raises here: UnknownField",
+        1,
+        "What is no field is stored in a tensor class, where nothing reads it.",
+    ),
+    (
+        r"at_\(|\.(add|mul|zero|apply|copy)_\(|\] = ",
+        r"raises here: InvalidValue.*share memory",
+        1,
+        "A write to one row of an expanded tensor would reach the others.",
+    ),
+    (
+        r"\[\('n', '\w'\)\] = |set\(\('n'",
+        r"raises here: KeyThroughLeaf",
+        1,
+        "A key inside of a word is lost: one value is all that an entry holds.",
+    ),
+    (r"permute\(", r"raises here: InvalidValue", 3, "Each dimension is named once."),
+    (r"numel\(", r"^result: 0 != 1", 3, "No rows have no elements."),
+    (
+        r"where\(",
+        r"^result: 'torch.int64' != 'torch.bool'",
+        3,
+        "Dtypes are promoted, in a lazy stack too.",
+    ),
+    (
+        r"\.(flip|roll)\(",
+        r"^result: class 'LazyStackedTensorDict' != 'TensorDict'",
+        1,
+        "The peer drops what only some members hold.",
+    ),
+    (
         r"torch\.stack|lazy_stack|\.update|\.set|\] = ",
-        r"InvalidValue: cannot set .*each member once",
+        r"InvalidValue: cannot (set|write rows) .*each member once",
         1,
         "A stack that holds a member twice would get one value of two rows.",
     ),
@@ -75,10 +131,11 @@ ALLOWED: tuple[tuple[str, str, int, str], ...] = (
         "`cat` copies, the members of lazy stacks too, as of tensors.",
     ),
     (
-        r"\[.*\] = |\] := |gather\(|masked_select\(|where\(",
+        r"\[.*\] = |:= .*\]$|set_at_\(|gather\(|masked_select\(|where\(",
         r"raises here: (OutOfRange|ShapeMismatch|UnknownField)",
         3,
-        "An index, mask or field that does not fit is an error without leaves, too.",
+        "An index, mask or field that does not fit is an error without leaves, too; an index has "
+        "as many items as there are batch dimensions.",
     ),
     (
         r"masked_select\(|==|>",
@@ -100,9 +157,10 @@ ALLOWED: tuple[tuple[str, str, int, str], ...] = (
     ),
     (
         r"select\(",
-        r"^result: length",
+        r"^result: (length|'\w+' != '\w+')",
         1,
-        "Asked for a container and for a part of it, the peer loses the rest of the container.",
+        "Asked for a container and for a part of it, the peer loses the rest of the container; "
+        "asked for a key inside of a word, it returns the word.",
     ),
     (
         r"is_empty",
@@ -116,7 +174,20 @@ ALLOWED: tuple[tuple[str, str, int, str], ...] = (
 KNOWN: tuple[tuple[str, str, str], ...] = (
     (r"", r"locked", "Which results of a locked container are locked."),
     (r"flatten\(|reshape\(|expand\(", r"^result", "A lazy stack is dense or another one then."),
-    (r"\[.*\]$", r"'v\d+' != 'v\d+'", "`v[:]` of a typed container is a new one here."),
+    (r"\.view\(", r"^result: (stack_dim|'v\d+' != 'v\d+')", "A lazy stack is another one then."),
+    (r"masked_select\(", r"^result: class", "A lazy stack is dense or another one then."),
+    (
+        r"update_\(|set_\(|set_non_tensor\(",
+        r"^after: '\w+' != ('\w+'|None)$",
+        "Words share no place where tensors do not: in a stack, repeated, by `to_tensordict`.",
+    ),
+    (
+        r"\.update\(.*inplace=True\)",
+        r"^after: '[\w.]+' != '[\w.]+'$",
+        "New entries of the members of a lazy stack are parts of one tensor.",
+    ),
+    (r"set|update|\] = |:= ", r"names None != ", "A container takes the names of one in it."),
+    (r"\[.*\]$", r"'v\d+' != 'v\d+'", "`v[:]` of a tensor class is the container itself."),
     (r"", r"KeySetMismatch", "A lazy stack takes no new keys at rows."),
     (r"rename_key_|where\(|update_at_", r"raises here", "What fits no rows; a key inside itself."),
     (r"", r"kind of error", "Errors of calls that are wrong in two ways."),
