@@ -30,6 +30,14 @@ def test_module_whose_outputs_exist_is_skipped() -> None:
     assert torch.equal(module(TensorDict(x=X, y=OLD))["y"], -X)
 
 
+def test_module_that_discards_an_output_is_not_skipped() -> None:
+    module = TensorDictModule(lambda x: (-x, x), ["x"], ["y", "_"])
+    for model in (module, TensorDictSequential(module)):
+        for _ in range(12):
+            with set_skip_existing(True):
+                assert torch.equal(model(TensorDict(x=X, y=OLD))["y"], -X)
+
+
 def test_module_that_reads_its_output_is_not_skipped() -> None:
     module = TensorDictModule(torch.neg, ["x"], ["x"])
     with set_skip_existing(True):

@@ -1053,11 +1053,14 @@ def outputs_exist(
     in_key_attr: str = "in_keys",
     out_key_attr: str = "out_keys",
 ) -> bool:
-    """Return whether skipping is on and `module` would only write entries that exist."""
+    """Return whether skipping is on and `module` would only write entries that exist.
+
+    What it discards exists nowhere.
+    """
     mode = skip_existing()
     if not mode:
         return False
-    writes = [key for key in keys_of(module, out_key_attr) if key != DISCARD]
+    writes = keys_of(module, out_key_attr)
     if mode is not True and not any(key in mode for key in writes):
         return False
     reads = keys_of(module, in_key_attr)
