@@ -354,8 +354,12 @@ def _commit(
 ) -> None:
     if target is source and _writes_all(sequence):
         changed = dict.fromkeys(changed_keys(work, source))  # a function may change all
-        skips = sequence._kd_may_skip  # then what is not changed was not written
-        keys = [key for key in outputs if key in changed or (not skips and has_entry(work, key))]
+        # Where a step was skipped, what it would write is not written again.
+        keys = [
+            key
+            for key in outputs
+            if key in changed or (has_entry(work, key) and not sequence._kd_may_skip)
+        ]
         listed = set(keys)
         if not all(is_covered(key, listed) for key in changed):  # of a function: in their order
             keys = [*changed, *(key for key in keys if not is_covered(key, changed))]
