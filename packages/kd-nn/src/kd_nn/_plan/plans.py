@@ -38,7 +38,7 @@ from kd_nn._dispatch import (
     destination,
     fitted,
 )
-from kd_nn._keys import DISCARD, InKeySpec, strictly_overlaps
+from kd_nn._keys import DISCARD, InKeySpec, any_nested, strictly_overlaps
 from kd_nn._plan.invalidation import Dependency, Flag, depend_on, lists_in, running_classes
 from kd_nn._plan.program import (
     BUSY,
@@ -172,14 +172,19 @@ class Calls:
             text.name("_destination", destination)
             made = f"_destination(_source, {inplace!r}, None)"
             # Of a sequence it gets what the input would get: see `write_apart`.
-            text.add(1, "_source = _td", f"_td = {self.apart() if program.is_sequence else made}")
+            text.add(1, "_source = _td", f"_fresh = {self.is_fresh()}")
+            text.add(1, f"_td = {made} if _fresh else {self.apart()}")
         self.write_results(inplace)
         if inplace not in (True, None) and program.is_sequence:
             keys = [key for key, _ in program.stored]
-            text.add(1, f"return {made}.update(_td, keys_to_update={keys!r})")
+            text.add(1, f"return _td if _fresh else {made}.update(_td, keys_to_update={keys!r})")
         else:
             text.add(1, "return _td")
         return text.function("_call")
+
+    def is_fresh(self) -> str:
+        """Return the expression for whether nothing that the input holds matters to the result."""
+        return str(not self.program.is_sequence)
 
     def apart(self) -> str:
         """Return the expression of what is written in place of the input."""
@@ -840,6 +845,13 @@ class FastCalls(Calls):
             else:
                 self.watch.runs_others = True
             self.runs_others.append(self.watch.runs_others)
+
+    def is_fresh(self) -> str:
+        """Return the expression for it: the input holds no output, and no container of outputs."""
+        keys = [key for key, _ in self.program.stored]
+        if not self.program.is_sequence or any_nested(keys):
+            return super().is_fresh()
+        return " and ".join(f"_source.get({key!r}, None) is None" for key in keys) or "True"
 
     def step(self, idx: int) -> str:
         """Return the name of the keyed module of call `idx`."""
