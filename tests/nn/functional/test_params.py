@@ -503,6 +503,18 @@ def test_plain_tensors_take_the_place_of_parameters_that_a_module_keeps_in_a_con
     assert [name for name, _ in holder.named_parameters()] == order
 
 
+def test_an_entry_of_another_kind_stays_in_its_place() -> None:
+    params = TensorDictParams(TensorDict({"a": 1.0, "n": {"b": 1.0}, "c": 1.0}))
+    params.del_("c")
+    params["a"] = TensorDict({"z": 1.0})  # both are modules now
+    assert list(params.keys()) == ["a", "n"]
+    params["n"] = torch.ones(2)
+    params["a"] = torch.ones(2)
+    assert list(params.keys()) == ["a", "n"]
+    params.create_nested("a")
+    assert list(params.keys()) == list(dict(params.items())) == ["a", "n"]
+
+
 def test_entries_stay_in_the_order_in_which_they_were_stored() -> None:
     params = TensorDictParams({"n": {"c": torch.ones(2)}, "a": torch.ones(2), "i": torch.arange(2)})
     params["new"] = torch.ones(2)

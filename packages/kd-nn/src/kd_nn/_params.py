@@ -491,13 +491,19 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both
             if isinstance(entry, nn.Buffer)
             else key in self._non_persistent_buffers_set
         )
+        moved = False
         for name in _HOMES:
             store: dict[str, Entry] = getattr(self, name)
             if name == home:
                 store[key] = entry
             elif key in store:
                 del store[key]
+                moved = True
         self._kd_order.setdefault(key)
+        if moved:  # to its place among those that are there: see `_kd_entries`
+            store = getattr(self, home)
+            for each in [each for each in self._kd_order if each in store]:
+                store[each] = store.pop(each)
         if unsaved:
             self._non_persistent_buffers_set.add(key)
         else:
