@@ -34,14 +34,15 @@ def test_shared_tensors_are_expanded_on_request() -> None:
 
 
 def test_modules_without_state_and_state_dicts() -> None:
-    net = nn.Sequential(nn.Linear(2, 1), nn.ReLU())
+    linear = nn.Linear(2, 1)
+    net = nn.Sequential(linear, nn.ReLU())
     assert "1" not in TensorDict.from_module(net)
     kept = TensorDict.from_module(net, filter_empty=False)
     assert inner(kept, "1").is_empty()
     with kept.data.to_module(net):
         net(torch.zeros(1, 2))
     state = TensorDict.from_module(net, use_state_dict=True)
-    assert state["0", "weight"].data_ptr() == net[0].weight.data_ptr()
+    assert state["0", "weight"].data_ptr() == linear.weight.data_ptr()
     assert not state["0", "weight"].requires_grad
     state.mul_(0)
-    assert not net[0].weight.any()
+    assert not linear.weight.any()
