@@ -1,5 +1,6 @@
 """Programs that import tensordict run on kd, in child processes too, and say what they lack."""
 
+import shutil
 import subprocess
 import textwrap
 from pathlib import Path
@@ -20,6 +21,19 @@ def run(folder: Path, program: str, *options: str) -> subprocess.CompletedProces
 def printed(result: subprocess.CompletedProcess[str]) -> list[str]:
     assert result.returncode == 0, result.stderr
     return result.stdout.splitlines()
+
+
+def test_a_folder_and_an_archive_are_programs(tmp_path: Path) -> None:
+    folder = tmp_path / "app"
+    folder.mkdir()
+    (folder / "part.py").write_text("from tensordict import TensorDict")
+    (folder / "__main__.py").write_text(
+        "import sys, part\nprint(__name__, part.TensorDict.__module__, sys.argv[1:])"
+    )
+    archive = shutil.make_archive(str(tmp_path / "packed"), "zip", folder)
+    for program in (str(folder), archive):
+        result = children.run("-m", "kd_core.drop_in", program, "word")
+        assert printed(result) == ["__main__ kd_core ['word']"]
 
 
 def test_a_program_gets_kd_and_its_arguments(tmp_path: Path) -> None:

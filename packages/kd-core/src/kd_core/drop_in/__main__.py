@@ -9,6 +9,7 @@ import runpy
 import sys
 from pathlib import Path
 from types import CodeType, ModuleType
+from zipfile import is_zipfile
 
 from kd_core.drop_in import _finder
 
@@ -26,7 +27,7 @@ def arguments() -> argparse.Namespace:
         help="at the end, list what the program asked for that kd lacks",
     )
     parser.add_argument("-m", dest="module", action="store_true", help="run a module, not a file")
-    parser.add_argument("program", help="the file, or the module, to run")
+    parser.add_argument("program", help="the file, folder, archive or module to run")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="what the program is given")
     return parser.parse_args()
 
@@ -61,6 +62,8 @@ if __name__ == "__main__":
     if options.module:
         sys.path[0] = str(Path.cwd())
         runpy.run_module(options.program, run_name="__main__", alter_sys=True)
+    elif Path(options.program).is_dir() or is_zipfile(options.program):
+        runpy.run_path(options.program, run_name="__main__")
     else:
         sys.path[0] = str(Path(options.program).resolve().parent)
         # In this frame: torch writes down the whole stack whenever it is seeded.
