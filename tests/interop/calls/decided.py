@@ -107,7 +107,7 @@ OF_ROWS: Final[dict[str, list[str]]] = {
         *(f"{kind} rename*('x', 'y') raises here" for kind in ("unsized", "params")),
         "named masked_select after: names *",
     ],
-    "An index by numbers or a mask, `repeat_interleave` and `cat`": [
+    "An index by numbers or a mask, `repeat`, `repeat_interleave`": [
         *each("*", "__getitem__ __getitems__ cat", "result: 'new' != '.0.*'"),
         *each("[lr]a[zg][yg]*", "repeat_interleave", "result: 'new' != '.0.*'"),
         *each("lazy", "__getitem__(full) masked_select", "result: class 'TensorDict' != 'Lazy*'"),
