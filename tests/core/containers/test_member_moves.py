@@ -206,12 +206,3 @@ def test_a_reduction_collects_the_data_of_all_rows() -> None:
         ["a", "b"],
         ["c", "d"],
     ]
-
-
-def test_moved_members_are_those_of_the_stack() -> None:
-    td = lazy_stack([TensorDict({"a": torch.zeros(3)}, [3]) for _ in range(2)])
-    moved = td.permute(1, 0)
-    moved["b"] = torch.ones(3, 2)
-    assert td["b"].shape == (2, 3)
-    del td["a"]
-    assert list(moved.keys()) == ["b"]

@@ -151,7 +151,7 @@ def _seen_as(stack: S, way: _Resized | _Rows, new: Batch) -> S:
 def _reshaped(member: AbstractContainer, shape: Batch) -> AbstractContainer:
     batch = member._kd_desc.batch
     if batch == shape and names_of(batch) == names_of(shape):
-        return member._kd_shallow() if member._kd_desc.frozen else member
+        return member._kd_shallow()
     resize = resize_plan(batch, (shape,), "view")[0]
     return map_by((resize, shape, Viewed(shape, len(batch))), member)
 
@@ -381,7 +381,7 @@ def _rows_seen(stack: S, rows: _Rows, shares: bool = True) -> S:
     if rows.parts:
         return registry.lazy_stack(_parts_seen(stack, rows.parts, shares), 0)
     if rows.member is None:
-        seen = stack._kd_shallow() if stack._kd_desc.frozen else stack
+        seen = stack._kd_shallow()
     else:
         member = stack._members[rows.member]
         index = rows.index
