@@ -53,7 +53,7 @@ def test_a_table_of_another_origin_is_read() -> None:
     assert td["n", "y"].tolist() == [True, False]
     assert td["s"] == ["a", None]
     assert td["l"].shape == (2, 2)
-    assert td["r"] == [[1], [2, 3]]
+    assert [row.tolist() for row in td["r"]] == [[1], [2, 3]]
     assert td["struct", "p"].tolist() == [1.5, 2.5]
     assert td["struct", "q"] == ["u", "v"]
     assert td["f"].dtype is torch.int8
@@ -88,3 +88,11 @@ def test_keys_that_become_one_are_refused() -> None:
         TensorDict({"a.b": [1], "a": {"b": [1]}}, [1]).to_arrow()
     with pytest.raises(InvalidValue, match="without a batch"):
         TensorDict({"a": 1}).to_arrow()
+
+
+def test_ragged_rows_of_numbers_are_lists_in_a_table() -> None:
+    with pytest.warns(UserWarning, match="lists of numbers of different lengths"):
+        td = TensorDict({"x": torch.ones(2), "r": [[1], [2, 3]]}, [2])
+    assert td.to_arrow()["r"].to_pylist() == ["[1]", "[2, 3]"]
+    back: object = TensorDict.from_arrow(td.to_arrow())["r"]
+    assert back == [[1], [2, 3]]

@@ -531,7 +531,7 @@ class Dispatched(Generic[M]):
             if kwargs or len(args) > 1:
                 self._refuse_tensors(module, args[1:], kwargs)
             return self.function(module, *args, **kwargs)
-        if len(args) == 1 and args[0].__class__ is not Tensor and is_plain_mapping(args[0]):
+        if len(args) == 1 and type(args[0]) is not Tensor and is_plain_mapping(args[0]):
             return self._enter(module, TensorDict(args[0]), **kwargs)
         if "tensordict" in kwargs and is_plain_mapping(kwargs["tensordict"]):
             kwargs["tensordict"] = TensorDict(kwargs["tensordict"])

@@ -95,7 +95,7 @@ class TensorDict(Dense):
             given: object = entries
         else:
             given = source
-        if given is None or (given.__class__ is dict and not given):
+        if given is None or (type(given) is dict and not given):
             self._kd_entries = {}
             self._kd_nested = False
         else:

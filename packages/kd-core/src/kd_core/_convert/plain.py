@@ -609,7 +609,14 @@ def data_of(td: AbstractContainer, path: KeyPath = ()) -> Iterator[tuple[KeyPath
         if isinstance(value, AbstractContainer):
             yield from data_of(value, where)
         elif not isinstance(value, Tensor):
-            yield where, kept_value(value), is_row_data(value)
+            yield where, with_lists(kept_value(value)), is_row_data(value)
+
+
+def with_lists(value: object) -> object:
+    """Return a value with lists of numbers in place of tensors, as those of ragged rows."""
+    if isinstance(value, Tensor):
+        return value.tolist()
+    return [with_lists(each) for each in value] if isinstance(value, list) else value
 
 
 def layout_of(td: AbstractContainer) -> Plain:

@@ -32,6 +32,7 @@ from kd_core._convert.plain import (
     restored,
     rows_of_jagged,
     stored,
+    with_lists,
 )
 from kd_core._errors import (
     InvalidArgument,
@@ -117,7 +118,9 @@ def add_data(
             add_data(value, separator, (*path, key), columns)
         elif is_data(value):
             dims = min(value._kd_desc.ndim, 1)
-            columns[joined((*path, key), separator)] = rows_of_data(value, dims)
+            columns[joined((*path, key), separator)] = list(
+                map(with_lists, rows_of_data(value, dims))
+            )
 
 
 def joined(path: tuple[str, ...], separator: str) -> str:
@@ -1025,7 +1028,7 @@ def _row(td: AbstractContainer, path: tuple[str, ...]) -> Plain:
         elif isinstance(value, Tensor):
             row[key] = _numbers(value.detach())
         else:
-            row[key] = checked((*path, key), value._kd_item())
+            row[key] = checked((*path, key), with_lists(value._kd_item()))
     return row
 
 

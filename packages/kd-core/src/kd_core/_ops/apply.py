@@ -249,7 +249,8 @@ class Apply(AbstractContainer):
             theirs: list[Tensor] = []
             self._kd_collect_pair(other, [], theirs, ())
             columns.append(theirs)
-        if len(set(map(id, leaves))) != len(leaves):
+        # Compiled code knows no leaf that is held twice by its identity.
+        if not is_compiling() and len(set(map(id, leaves))) != len(leaves):
             results = _in_turn(fn, columns)
         elif others:
             results = [fn(*row) for row in zip(*columns, strict=True)]

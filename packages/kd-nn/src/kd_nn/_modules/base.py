@@ -1036,7 +1036,7 @@ class TensorDictModuleBase(Flagged):
         if not self._kd_prepare() or anyone_skips:
             return BUSY
         traced = self._kd_traced
-        if args and args[0].__class__ is TensorDict:
+        if args and type(args[0]) is TensorDict:
             if kwargs or len(args) > 1:  # dynamo has no guard of what is kept as `not kwargs`
                 return BUSY
             return traced.container(self, args[0])
