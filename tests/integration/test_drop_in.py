@@ -56,6 +56,22 @@ print(isinstance(both, torch.nn.Module), len(list(both.parameters())), tuple(bot
 one = TensorDict.from_module(linears[0], as_module=True)
 import tensordict.nn
 print(type(one) is type(both) is tensordict.nn.TensorDictParams)
+print(list(one._param_td.keys()))
+"""
+
+LOSS = """
+import copy
+from tensordict.nn import TensorDictModuleBase
+class Loss(TensorDictModuleBase):
+    out_keys = ["b"]
+    def __init__(self):
+        super().__init__()
+        self._in_keys = ["a"]
+    @property
+    def in_keys(self):
+        return self._in_keys
+loss = copy.deepcopy(Loss())
+print(loss.in_keys, loss.out_keys)
 """
 
 
@@ -144,7 +160,14 @@ def test_methods_get_what_they_are_called_with(tmp_path: Path) -> None:
 
 def test_parameters_become_a_module_without_an_import_of_modules(tmp_path: Path) -> None:
     ran = run(tmp_path, PARAMETERS)
-    assert ran.stdout.splitlines() == ["True 2 (2, 3)", "True"], ran.stderr
+    expected = ["True 2 (2, 3)", "True", "['weight', 'bias']"]
+    assert ran.stdout.splitlines() == expected, ran.stderr
+
+
+def test_a_module_that_keeps_in_keys_as_tensordict_does_is_copied(tmp_path: Path) -> None:
+    """As the losses of TorchRL."""
+    ran = run(tmp_path, LOSS)
+    assert ran.stdout.splitlines() == ["['a'] ['b']"], ran.stderr
 
 
 def test_names_are_in_the_modules_where_programs_look_for_them(tmp_path: Path) -> None:

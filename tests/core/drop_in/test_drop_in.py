@@ -300,6 +300,7 @@ CALLS = [
     ("tuple(_getitem_batch_size((4, 3), torch.tensor([0, 1])))", "(2, 3)"),
     ("_maybe_correct_neg_dim(-1, torch.Size([4, 3]))", "1"),
     ("_unravel_key_to_tuple(('a', ('b',)))", "('a', 'b')"),
+    ("import_module('tensordict._C').unravel_keys(('a', ('b',)))", "('a', 'b')"),
     ("_is_non_tensor(NonTensorData), _is_non_tensor(TensorDict)", "(True, False)"),
     ("[is_seq_of_nested_key(k) for k in (['a', ('b', 'c')], [1], 'a', None)]",
      "[True, False, True, False]"),

@@ -115,7 +115,7 @@ TOP: Final = "tensordict"
 # The release whose names and behaviour kd offers.
 VERSION: Final = "0.15.3"
 _MODULES: Final = """
-    nn nn.distributions prototype store _base
+    nn nn.distributions prototype store _base _C
     _contextlib _lazy _nestedkey _pytree _reductions _td _tensordict _tensorcollection _torch_func
     _unbatched _utils base functional memmap persistent tensorclass tensordict typedtensordict utils
     nn.common nn.cudagraphs nn.ensemble nn.functional_modules nn.params nn.probabilistic nn.sequence
@@ -388,7 +388,7 @@ def _from_tensordict(
 
 
 def _itself(self: TensorDictBase) -> TensorDictBase:
-    """Return what holds the entries of a tensor class, or of a stack: it is a container itself."""
+    """Return what holds the entries of a tensor class, a stack, or parameters: that container."""
     return self
 
 
@@ -760,6 +760,7 @@ def serve_modules() -> None:
     base._out_keys_apparent = _OutKeys("_out_keys_apparent", "out_keys", _set_visible_keys)
     base._write_to_tensordict = _write_to_tensordict
     package.TensorDictSequential._compute_in_and_out_keys = _compute_in_and_out_keys
+    package.TensorDictParams._param_td = property(_itself)
     _serve_dispatch(type(vars(package.TensorDictModule)["forward"]))
     if find_spec("kd_probabilistic") is not None:
         _serve_probabilistic()

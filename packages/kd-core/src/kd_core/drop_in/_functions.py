@@ -91,6 +91,7 @@ def unravel_key(key: NestedKey) -> NestedKey:
 
 
 unravel_key_to_tuple = _unravel_key_to_tuple
+unravel_keys = unravel_key
 
 
 def _zip_strict(*values: Iterable[object]) -> Iterator[tuple[object, ...]]:
@@ -190,7 +191,7 @@ def _drawing_from(generator: torch.Generator) -> Iterator[None]:
 SERVED: Final = frozenset(
     """
     Buffer T CompatibleType DeviceType IndexType prod _is_tensor_collection _eq _getitem
-    unravel_key unravel_key_to_tuple NO_DEFAULT PYTREE_REGISTERED_TDS logger
+    unravel_key unravel_keys unravel_key_to_tuple NO_DEFAULT PYTREE_REGISTERED_TDS logger
     _default_is_leaf _is_leaf_nontensor _unravel_key_to_tuple _is_tensorclass _TensorClassMeta
     _zip_strict _is_non_tensor _getitem_batch_size _shape _ACCEPTED_CLASSES _maybe_correct_neg_dim
     is_seq_of_nested_key _NESTED_TENSORS_AS_LISTS _NESTED_TENSORS_AS_LISTS_NONTENSOR

@@ -171,7 +171,7 @@ def _set_module(original: Callable[[Any, Any], None]) -> Callable[[Any, Any], No
     """Return a `__setstate__` of keyed modules that takes states of tensordict, too."""
 
     def set_state(self: torch.nn.Module, state: State) -> None:
-        if "_in_keys" not in state and "_param_td" not in state:
+        if not _is_of_tensordict(self, state):
             original(self, state)
             return
         _initialise(self, state)
@@ -186,6 +186,14 @@ def _set_module(original: Callable[[Any, Any], None]) -> Callable[[Any, Any], No
                 own[name] = value
 
     return set_state
+
+
+def _is_of_tensordict(module: torch.nn.Module, state: State) -> bool:
+    """Return whether tensordict wrote a state: a class may have `_in_keys` of its own."""
+    if "_in_keys" not in state or "_kd_in_spec" in state:
+        return "_param_td" in state
+    home = next(cls for cls in type(module).__mro__ if "in_keys" in vars(cls))
+    return home.__module__.startswith("kd_")
 
 
 _OF_MODULES: Final = frozenset(
