@@ -255,13 +255,23 @@ def test_writing_an_entry_registers_it_and_deleting_removes_it() -> None:
 
 
 def test_what_takes_the_place_of_a_parameter_is_one() -> None:
-    params = TensorDictParams.of_module(nn.BatchNorm1d(2))
-    for key in ("weight", "running_mean", "new"):
-        params[key] = torch.zeros(2)
-    params["num_batches_tracked"] = torch.tensor(7)
+    params = TensorDictParams({"weight": torch.ones(2), "bias": torch.ones(2)})
+    params["weight"] = torch.zeros(2)
     assert [name for name, _ in params.named_parameters()] == ["weight", "bias"]
     params["bias"] = nn.Buffer(torch.zeros(2))
     assert [name for name, _ in params.named_parameters()] == ["weight"]
+
+
+def test_a_tensor_in_the_place_of_a_parameter_of_a_module_is_not_trained() -> None:
+    """Losses of TorchRL freeze thus what two networks share."""
+    params = TensorDictParams.of_module(nn.BatchNorm1d(2))
+    weight = params["weight"]
+    params.set("weight", weight.data)
+    params["running_mean"] = params["new"] = torch.zeros(2)
+    assert [name for name, _ in params.named_parameters()] == ["bias"]
+    assert params["weight"].data_ptr() == weight.data_ptr()
+    params["weight"] = weight
+    assert [name for name, _ in params.named_parameters()] == ["weight", "bias"]
 
 
 def test_lock_forbids_new_entries() -> None:

@@ -107,7 +107,7 @@ def test_a_module_with_two_names_stays_one() -> None:
 
 def test_an_entry_that_is_replaced_keeps_its_place() -> None:
     params = TensorDictParams.of_module(nn.Linear(2, 2))
-    params["weight"] = torch.ones(2, 2)
+    params["weight"] = nn.Parameter(torch.ones(2, 2))
     assert list(params.state_dict()) == ["weight", "bias"]
 
 

@@ -525,9 +525,7 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both
             return "_data", value
         if isinstance(value, nn.Parameter):
             return "_parameters", value
-        # What takes the place of a parameter is one, whatever `no_convert` says of new entries.
-        keeps = self.no_convert and key not in self._parameters
-        if keeps or _is_whole(value) or isinstance(value, nn.Buffer):
+        if self.no_convert or _is_whole(value) or isinstance(value, nn.Buffer):
             return "_buffers", value
         return "_parameters", nn.Parameter(value.detach())
 
