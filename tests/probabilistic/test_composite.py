@@ -439,3 +439,13 @@ def test_the_switch_writes_the_parts_before_their_sum() -> None:
             module(locked)
         assert list(locked.keys()) == ["params"]
     assert "a_log_prob" in built()(TensorDict({"params": params.clone()}, [3]))
+
+
+def test_what_was_set_is_set_back() -> None:
+    setting = set_composite_lp_aggregate(True)
+    assert not composite_lp_aggregate()
+    for _ in range(2):
+        setting.set()
+        assert composite_lp_aggregate()
+        setting.unset()
+        assert not composite_lp_aggregate()

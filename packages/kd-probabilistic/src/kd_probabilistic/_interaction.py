@@ -286,10 +286,23 @@ class set_composite_lp_aggregate:  # noqa: N801 - named as a context manager
 
     def __init__(self, mode: bool = True, *, thread_local: bool = False) -> None:
         self.mode = bool(mode)
+        self._before = _AGGREGATE[-1]
 
     def set(self) -> None:
-        """Set it for the rest of the program."""
-        _AGGREGATE[-1] = self.mode
+        """Set it for the rest of the program, or until `unset`."""
+        self._before, _AGGREGATE[-1] = _AGGREGATE[-1], self.mode
+
+    def unset(self) -> None:
+        """Set what was set before `set`.
+
+        Example:
+            >>> setting = set_composite_lp_aggregate(True)
+            >>> setting.set()
+            >>> setting.unset()
+            >>> composite_lp_aggregate()
+            False
+        """
+        _AGGREGATE[-1] = self._before
 
     def __enter__(self) -> None:
         _AGGREGATE.append(self.mode)
