@@ -180,6 +180,14 @@ def test_one_value_alone_written_earlier_is_replaced() -> None:
     assert not isinstance(model[-1], ScoringModule)
 
 
+def test_the_distribution_says_where_its_values_are_written() -> None:
+    """An actor of TorchRL names the container of its actions, whatever they are."""
+    built = module(out_keys=["action"])
+    assert built.out_keys == ["move", GRIP, *LOG_PROBS]
+    params = actor().get_dist_params(data())["params"]
+    assert (built(TensorDict(params=params))[GRIP] == actor()(data())[GRIP]).all()
+
+
 def test_a_callable_may_build_it() -> None:
     built = module(
         out_keys=["move", GRIP],
@@ -194,7 +202,6 @@ def test_a_callable_may_build_it() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"out_keys": ["move"]}, "must be the keys of the values.*got `move`. Rename values with"),
         ({"out_keys": []}, "at least one value"),
         ({"log_prob_keys": ["a", "b", "c"]}, "one for each of the 2 values, got `a`, `b`, `c`"),
         ({"log_prob_keys": ["a", "a"]}, "`log_prob_keys` must differ, got `a` twice"),

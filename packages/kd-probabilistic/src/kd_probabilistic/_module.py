@@ -285,11 +285,7 @@ def _value_keys(out_keys: object, several: bool, known: Known) -> tuple[NestedKe
     if not keys:
         raise InvalidArgument("`out_keys` must name at least one value, got none.")
     if known is not None and set(keys) != set(known[0]):
-        raise InvalidArgument(
-            f"`out_keys` must be the keys of the values of the distribution, "
-            f"{list_keys(known[0])}, got {list_keys(keys)}. Rename values with `name_map`; to "
-            "write some of them alone use `select_out_keys`."
-        )
+        return known[0]  # such a distribution writes its values where its `name_map` says
     return tuple(keys)
 
 
