@@ -303,3 +303,20 @@ def test_a_leaf_that_is_held_twice_is_changed_twice() -> None:
     twice = lazy_stack([td, td])
     assert twice.apply_(lambda leaf: leaf + 1)["a"].tolist() == [[2.0, 2.0]] * 2
     assert twice.add_(1)["a"].tolist() == [[4.0, 4.0]] * 2
+
+
+def test_another_container_may_have_further_keys() -> None:
+    td = TensorDict({"a": torch.ones(2), "n": {"b": torch.ones(2)}}, [2])
+    other = TensorDict({"z": torch.ones(2), "n": {"y": torch.ones(2), "b": torch.ones(2)}}, [2])
+    other["a"] = torch.ones(2)
+    for second in (other, lazy_stack(list(other.unbind(0)))):
+        results = [
+            td.apply(torch.add, second),
+            td.named_apply(lambda _, x, y: x + y, second),
+            td.clone().apply_(torch.add, second),
+            lazy_stack(list(td.unbind(0))).apply(torch.add, second),
+        ]
+        for result in results:
+            assert result is not None
+            assert list(result.keys(True)) == ["a", "n", ("n", "b")]
+            assert result["n", "b"].tolist() == result["a"].tolist() == [2, 2]

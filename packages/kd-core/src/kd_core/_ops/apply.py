@@ -11,7 +11,14 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from kd_core._descriptor import Descriptor, describe, describe_on, device_of
-from kd_core._errors import InvalidArgument, InvalidValue, shape_text, unknown_keys, wrong_type
+from kd_core._errors import (
+    InvalidArgument,
+    InvalidValue,
+    KeySetMismatch,
+    shape_text,
+    unknown_keys,
+    wrong_type,
+)
 from kd_core._keys import format_key, path_of
 from kd_core._leaves.loops import all_fit, entries_of, finder, is_shapeless, key_sets_differ
 from kd_core._leaves.writes import Write, writable_source, write_all
@@ -100,7 +107,7 @@ class Apply(AbstractContainer):
 
         Args:
             fn: called as `fn(leaf, *leaves of others)`.
-            others: containers with the same keys; more positional arguments of `fn`.
+            others: containers that have these keys; more positional arguments of `fn`.
             batch_size: the batch size of the result and of all containers in it; needed where `fn`
                 changes leading dimensions.
             device: the device of the result.
@@ -174,7 +181,7 @@ class Apply(AbstractContainer):
 
         Args:
             fn: called as `fn(name, leaf, *leaves of others)`.
-            others: containers with the same keys.
+            others: containers that have these keys.
             nested_keys: pass the path of a nested leaf as a tuple; else only its last key.
             prefix: keys that the path of every leaf starts with; requires `nested_keys`.
             batch_size: the batch size of the result.
@@ -228,7 +235,7 @@ class Apply(AbstractContainer):
 
         Args:
             fn: called as `fn(leaf, *leaves of others)`.
-            others: containers with the same keys.
+            others: containers that have these keys.
             **options: `default`, `filter_empty`, `propagate_lock`, `call_on_nested` and `is_leaf`,
                 as for `apply`.
 
@@ -245,10 +252,14 @@ class Apply(AbstractContainer):
         leaves: list[Tensor] = []
         self._kd_collect(leaves)
         columns = [leaves]
-        for other in others:
-            theirs: list[Tensor] = []
-            self._kd_collect_pair(other, [], theirs, ())
-            columns.append(theirs)
+        try:
+            for other in others:
+                theirs: list[Tensor] = []
+                self._kd_collect_pair(other, [], theirs, ())
+                columns.append(theirs)
+        except KeySetMismatch:  # one may have further keys
+            engine(self).apply(self, fn, *others, inplace=True)
+            return self
         # Compiled code knows no leaf that is held twice by its identity.
         if not is_compiling() and len(set(map(id, leaves))) != len(leaves):
             results = _in_turn(fn, columns)
@@ -445,7 +456,7 @@ class _Walk:
         if theirs is None:
             what = f"the other operand{f' at {format_key(path)}' if path else ''}"
             raise wrong_type(what, "a container", other)
-        if self.default is NO_DEFAULT and mine.keys() != theirs.keys():
+        if self.default is NO_DEFAULT and not mine.keys() <= theirs.keys():
             raise key_sets_differ(mine, theirs, path)
         return theirs
 
