@@ -20,6 +20,7 @@ from kd_core import (
     InvalidArgument,
     InvalidValue,
     KeySetMismatch,
+    LazyStackedTensorDict,
     LinkedList,
     Locked,
     NonTensorData,
@@ -31,6 +32,7 @@ from kd_core import (
     cat,
     lazy_stack,
     make_tensordict,
+    maybe_dense_stack,
     pad,
     pad_sequence,
     set_list_to_stack,
@@ -794,3 +796,20 @@ def test_parts_are_kept_as_rows_in_formats_of_others(tmp_path: Path) -> None:
     pytest.importorskip("h5py")
     assert td.to_h5(tmp_path / "all.h5")["task"] == td["task"]
     assert td[1].to_h5(tmp_path / "part.h5")["task"] == ["push"] * 4
+
+
+@pytest.mark.parametrize(
+    "join",
+    [stack, lazy_stack, LazyStackedTensorDict.lazy_stack, maybe_dense_stack, torch.stack],
+)
+def test_values_alone_are_stacked_as_rows_by_every_function(
+    join: Callable[..., NonTensorStack],
+) -> None:
+    made = join([NonTensorData("x"), NonTensorData("y")])
+    assert type(made) is NonTensorStack
+    assert made.tolist() == ["x", "y"]
+    rows = join([NonTensorStack("x", "y"), NonTensorData("z", batch_size=[2])], -1)
+    assert rows.tolist() == [["x", "z"], ["y", "z"]]
+    assert join([NonTensorData("x")]).batch_size == (1,)
+    with pytest.raises(InvalidArgument, match="1 of"):
+        join([TensorDict(), NonTensorData("x")])

@@ -152,6 +152,11 @@ def is_any_data(value: object) -> TypeIs[Data]:
     return issubclass(type(value), Data)
 
 
+def are_data(values: object) -> bool:
+    """Return whether a value is a list or tuple of such entries, and not empty."""
+    return isinstance(values, (list, tuple)) and bool(values) and all(map(is_any_data, values))
+
+
 class TensorData(Data):
     """One tensor for the whole batch, without batch dimensions."""
 

@@ -46,7 +46,7 @@ from kd_core._keys import format_key, is_path, path_of, plain_str
 from kd_core._leaves.loops import common_batch, has_entry
 from kd_core._leaves.writes import Write, write_all
 from kd_core._naming import ELSEWHERE, USUAL_KEYS, KeyAsAttribute, NamedElsewhere, leaves_out
-from kd_core._nodes import as_read
+from kd_core._nodes import are_data, as_read
 from kd_core._ops.binary import written_to
 from kd_core._ops.conversion import build
 from kd_core._ops.description import StaysLazy, named, resize, shapes_of
@@ -1028,6 +1028,8 @@ def lazy_stack(
             options = padding_value, padding_side, layout
             how = reading(as_list, as_padded_tensor, as_nested_tensor, *options)
         return cast("LazyStackedTensorDict", _stacked_tensors(rows, dim, how))
+    if are_data(rows):
+        return cast("LazyStackedTensorDict", torch.stack(rows, new_dim(dim, rows[0].batch_size)))
     stack = object.__new__(_class_for(LazyStackedTensorDict, rows))
     stack._assemble(rows, dim, device, stack_dim_name, strict_shape)
     return stack if out is None else cast("LazyStackedTensorDict", written_to(out, stack))

@@ -53,6 +53,7 @@ from kd_core._leaves.loops import explain_shapeless, joined_rows
 from kd_core._leaves.writes import check_write, is_converted, writable_source, write_all
 from kd_core._naming import also_named
 from kd_core._nodes import (
+    are_data,
     is_any_data,
     is_node,
     is_row_data,
@@ -543,7 +544,12 @@ def stack(input: Sequence[C] | C, dim: int | str = 0, *, out: C | None = None) -
     if isinstance(dim, str):
         dim = new_dim(dim, first_of(rows, "stack")._kd_desc.batch)
     how = object.__new__(_Stacking)  # calling a class is slow to trace
-    how.dim = how.wrapped(dim, rows, 1)
+    try:
+        how.dim = how.wrapped(dim, rows, 1)
+    except InvalidArgument:
+        if are_data(rows):
+            return cast("C", torch.stack(cast("list[Tensor]", rows), dim))
+        raise
     into: object = out
     if into is not None and not isinstance(into, Composite):
         return how.combined(rows, out)
@@ -644,6 +650,8 @@ def maybe_dense_stack(
     made: object = lazy
     if isinstance(made, Tensor):  # `lazy_stack` takes tensors, too
         first_of(list(input), "maybe_dense_stack")
+    if out is None and is_any_data(made):
+        return lazy
     if out is not None:
         return written_to(out, lazy)
     first, *others = [set(member._kd_engine.keys(member, True, True)) for member in input]
