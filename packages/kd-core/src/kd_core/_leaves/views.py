@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from torch import Tensor
 
+from kd_core._errors import ShapeMismatch
 from kd_core._keys import is_key, path_of
 from kd_core._leaves.loops import has_entry, kinds_of
 from kd_core._nodes import is_unbatched
@@ -29,7 +30,9 @@ def _items_of(entries: Entries) -> Iterable[tuple[str, Entry]]:
     return entries.items()
 
 
-def walk_items(entries: Entries, options: Options, read: Read = _items_of) -> Items:
+def walk_items(
+    entries: Entries, options: Options, read: Read = _items_of, found: Items | None = None
+) -> Items:
     """List keys and entries, a container before what it holds.
 
     Args:
@@ -37,8 +40,9 @@ def walk_items(entries: Entries, options: Options, read: Read = _items_of) -> It
         options: whether to include nested entries, whether to list leaves only, which types of
             container count as leaves, whether to sort the keys of each level.
         read: returns the keys and entries of a level.
+        found: where they are listed, which tells what came before an error.
     """
-    found: Items = []
+    found = [] if found is None else found
     nested, leaves_only, is_leaf, sort = options
     for key, value in sorted(read(entries), key=_first) if sort else read(entries):
         if isinstance(value, Tensor):
@@ -69,6 +73,12 @@ def _walk_below(
             found.append(((*prefix, key), value))
         if inner is not None:
             _walk_below(inner, (*prefix, key), options, found, read)
+
+
+def _then_raise(found: list[Any], error: ShapeMismatch) -> Iterator[Any]:
+    """Yield what comes before a ragged entry: a caller may need no more."""
+    yield from found
+    raise error
 
 
 def _first(item: tuple[str, Entry]) -> str:
@@ -146,7 +156,12 @@ class NestedValues(ValuesView["Tensor"]):
         self._options = options
 
     def __iter__(self) -> Iterator[Tensor]:
-        found: list[Any] = [value for _, value in walk_items(self._kd_entries, self._options)]
+        items: Items = []
+        try:
+            walk_items(self._kd_entries, self._options, found=items)
+        except ShapeMismatch as error:
+            return _then_raise([value for _, value in items], error)
+        found: list[Any] = [value for _, value in items]
         return iter(found)  # typed as tensors, as `td[key]` is
 
     def __len__(self) -> int:
@@ -169,7 +184,12 @@ class NestedItems(ItemsView["NestedKey", "Tensor"]):
         self._options = options
 
     def __iter__(self) -> Iterator[tuple[NestedKey, Tensor]]:
-        found: Iterable[Any] = walk_items(self._kd_entries, self._options)
+        items: Items = []
+        try:
+            walk_items(self._kd_entries, self._options, found=items)
+        except ShapeMismatch as error:
+            return _then_raise(items, error)
+        found: list[Any] = items
         return iter(found)  # typed as tensors, as `td[key]` is
 
     def __len__(self) -> int:
