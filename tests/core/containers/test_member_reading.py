@@ -1,6 +1,7 @@
 """Ragged entries are read as lists, padded, or as nested tensors."""
 
 import io
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -13,7 +14,9 @@ from kd_core import (
     NestedKey,
     ShapeMismatch,
     TensorDict,
+    cat,
     lazy_stack,
+    stack,
 )
 
 
@@ -165,3 +168,33 @@ def test_entries_are_typed() -> None:
     rows: list[Tensor] = ragged().get("a", as_list=True)
     padded: Tensor = ragged().get("a", as_padded_tensor=True)
     assert len(rows) == len(padded)
+
+
+def test_views_give_what_comes_before_a_ragged_entry() -> None:
+    td = TensorDict(first=torch.zeros(2), inner=ragged(), batch_size=[2])
+    assert any(isinstance(value, LazyStackedTensorDict) for value in td.values(True))
+    assert next(key for key, _ in td.items(True) if key == "inner") == "inner"
+    for view in (td.values(True), td.items(True)):
+        with pytest.raises(ShapeMismatch, match="entry `a` is ragged"):
+            list(view)
+
+
+@pytest.mark.parametrize(
+    ("words", "call"),
+    [
+        ("Failed to stack tensors within a tensordict", lambda rows: lazy_stack(rows).get("a")),
+        ("The shapes of the tensors to stack is incompatible", stack),
+        (
+            "The sets of keys in the tensordicts to stack are exclusive",
+            lambda rows: stack([rows[0], TensorDict()]),
+        ),
+        ("Sizes of tensors must match", lambda rows: cat([row[None] for row in rows])),
+    ],
+)
+def test_libraries_tell_by_its_first_words_what_an_error_means(
+    words: str, call: Callable[[list[TensorDict]], object]
+) -> None:
+    """TorchRL reads these words of tensordict, and the last ones of torch."""
+    rows = [TensorDict({"a": torch.ones(n, 2)}) for n in (1, 3)]
+    with pytest.raises(RuntimeError, match=f"^{words}: .*`a`"):
+        call(rows)

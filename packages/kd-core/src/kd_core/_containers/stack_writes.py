@@ -405,9 +405,9 @@ def ragged(
         f"Read it with `get({key!r}, as_list=True)`, `as_padded_tensor=True` or "
         "`as_nested_tensor=True`, or pad the members to one shape."
     )
-    return ShapeMismatch(
-        f"entry {format_key(key)} is ragged: its shapes among the {len(leaves)} members are "
-        f"{', '.join(shapes)}. {remedy}"
+    return ShapeMismatch(  # libraries tell by how the message begins that an entry is ragged
+        f"Failed to stack tensors within a tensordict: entry {format_key(key)} is ragged: its "
+        f"shapes among the {len(leaves)} members are {', '.join(shapes)}. {remedy}"
     )
 
 

@@ -393,8 +393,8 @@ def _graph_refusal(target: Tensor) -> str | None:
     if base is None or is_usual_view(target):
         return None
     return (
-        "it is a view created under `torch.no_grad()`, or by `unbind`, `split` or `chunk`, and "
-        "gradients do not flow through such a write. `set` a clone of it first."
+        "it is a view created in no_grad mode, or by `unbind`, `split` or `chunk`, and gradients "
+        "do not flow through such a write. `set` a clone of it first."
     )
 
 

@@ -81,11 +81,15 @@ class Join:
         name: the name of the public function, for messages.
         call: the torch function.
         dim: the batch dimension that is new, or grows.
+        of_keys, of_shapes: how the messages on keys and on shapes that differ begin: libraries
+            tell by these words what went wrong.
     """
 
     __slots__ = ("dim",)
 
     name: ClassVar[str]
+    of_keys: ClassVar[str] = ""
+    of_shapes: ClassVar[str] = ""
     call: Callable[..., Tensor]
     dim: int
 
@@ -303,7 +307,8 @@ def _keys_differ(how: Join, levels: Sequence[Entries], path: KeyPath) -> KeySetM
     where = f" in {names[0]} and {names[1]} of `{how.name}`"
     if path:
         where += f" below {format_key(path)}"
-    return different_keys(levels[0], levels[number], names, where)
+    error = different_keys(levels[0], levels[number], names, where)
+    return KeySetMismatch(f"{how.of_keys}{error}")
 
 
 def _mixed_descriptor(how: Join, descs: list[Descriptor], path: KeyPath) -> Descriptor:
@@ -390,9 +395,9 @@ def _kind(entry: Entry) -> str:
 def _explain_leaf(how: Join, first: Tensor, entry: Tensor, number: int, key: str) -> None:
     if how.shape([tuple(first.shape), tuple(entry.shape)]) is None:
         raise ShapeMismatch(
-            f"`{how.name}` cannot join entry {key}: its shape is {tuple(entry.shape)} in container "
-            f"{number} and {tuple(first.shape)} in container 0. Use `pad`, `lazy_stack`, or "
-            f"`collate(rows, pad_keys=[...])`."
+            f"{how.of_shapes}`{how.name}` cannot join entry {key}: its shape is "
+            f"{tuple(entry.shape)} in container {number} and {tuple(first.shape)} in container 0. "
+            f"Use `pad`, `lazy_stack`, or `collate(rows, pad_keys=[...])`."
         )
     if entry.device != first.device:
         raise DeviceMismatch(
@@ -565,6 +570,8 @@ class _Stacking(Join):
     __slots__ = ()
 
     name = "stack"
+    of_keys = "The sets of keys in the tensordicts to stack are exclusive: "
+    of_shapes = "The shapes of the tensors to stack is incompatible: "
     call = staticmethod(torch.stack)
 
     def shape(self, shapes: Sequence[Batch]) -> Batch | None:
@@ -726,6 +733,7 @@ class _Concatenating(Join):
     __slots__ = ()
 
     name = "cat"
+    of_shapes = "Sizes of tensors must match: "
     call = staticmethod(torch.cat)
 
     def shape(self, shapes: Sequence[Batch]) -> Batch | None:
