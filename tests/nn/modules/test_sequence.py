@@ -662,6 +662,48 @@ def test_a_container_that_a_step_writes_replaces_all_of_the_one_before() -> None
         assert torch.equal(td["n", "a"], X)
 
 
+def test_entries_are_in_the_order_in_which_steps_that_ran_wrote_them() -> None:
+    first, last = TensorDictModule(add(1), ["y"], ["z"]), TensorDictModule(add(2), ["x"], ["z"])
+    steps = first, TensorDictModule(add(1), ["x"], ["y"]), last
+    model = TensorDictSequential(*steps, partial_tolerant=True)
+    assert list(model(TensorDict({"x": X}, [2])).keys()) == ["x", "y", "z"]
+
+
+def test_a_step_that_is_skipped_leaves_its_container_in_another_output() -> None:
+    model = TensorDictSequential(
+        TensorDictModule(add(1), ["lacking"], [("n", "y")]), partial_tolerant=True
+    )
+    td = TensorDict({"x": X, "n": {"h": X}}, [2])
+    out = model(td, tensordict_out=TensorDict(batch_size=[2]))
+    assert list(out.keys(True)) == ["n", ("n", "h")]
+
+
+def test_an_entry_of_a_stack_that_no_step_wrote_is_the_same_tensor() -> None:
+    td = TensorDict({"x": X}, [2])
+    model = TensorDictSequential(
+        WrapModule(lambda td: td.set("y", td["x"] + 1), in_keys=["x"], out_keys=["x"])
+    )
+    model(lazy_stack([td, td.clone()]))
+    assert td["x"] is X
+    assert same(td["y"], X + 1)
+
+
+def test_a_locked_container_refuses_the_first_step_that_writes() -> None:
+    ran: list[str] = []
+
+    def failing(x: Tensor) -> Tensor:
+        ran.append("second")
+        raise ArithmeticError
+
+    model = TensorDictSequential(
+        TensorDictModule(add(1), ["x"], ["y"]), TensorDictModule(failing, ["y"], ["z"])
+    )
+    with pytest.raises(Locked, match="`y`") as error:
+        model(TensorDict({"x": X}, [2]).lock_())
+    assert not ran
+    assert "In step 0" in error.value.__notes__[0]
+
+
 def test_subsequence_runs_a_part_of_a_nested_sequence() -> None:
     inner = TensorDictSequential(
         TensorDictModule(add(1), ["x"], ["y"]), TensorDictModule(add(1), ["w"], ["z"])

@@ -160,6 +160,11 @@ def test_wrapped_function_gets_and_gives_a_container() -> None:
     assert (module.in_keys, module.out_keys) == ([], [])
 
 
+def test_wrapped_function_takes_a_tensor_as_it_is() -> None:
+    for keys in ([], ["x"]):
+        assert torch.equal(WrapModule(lambda td: td * 2, in_keys=keys)(X), X * 2)
+
+
 def test_wrapped_function_in_place_writes_into_the_input() -> None:
     module = WrapModule(lambda td: TensorDict(y=td["x"] + 1), True, ["x"], ["y"])
     td = TensorDict(x=X)

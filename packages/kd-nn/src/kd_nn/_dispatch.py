@@ -144,15 +144,20 @@ def write_entries(
 def write_apart(
     target: TensorDictBase,
     source: TensorDictBase,
-    keys: Sequence[NestedKey],
-    values: Sequence[object],
+    values: Mapping[NestedKey, object],
+    keys: Iterable[NestedKey],
 ) -> TensorDictBase:
     """Write values into a container as if they were written into another one and taken from there.
 
     They are in the order of that one, and a nested container that the target lacks is taken whole.
+
+    Args:
+        target: The container to write.
+        source: The other one, which stays as it is.
+        values: What is written, by key.
+        keys: What is taken, if it is there.
     """
-    made = source.copy()
-    write_entries(made, keys, values)
+    made = source.copy().assign(values)
     return target.update(made, keys_to_update=list(keys))
 
 
@@ -566,7 +571,7 @@ class Dispatched(Generic[M]):
         self, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]
     ) -> object:
         names = self.names_of(module)
-        if not names.names and len(args) == 1 and not kwargs:
+        if len(args) == 1 and not kwargs:
             call = getattr(type(module), "_kd_call_bare", None)
             if call is not None:
                 return call(module, args[0])

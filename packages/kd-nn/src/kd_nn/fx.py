@@ -91,7 +91,7 @@ class TracedModule(TensorDictModuleBase):
         keys = self._kd_stored_keys()
         values = [made[key] for key in keys]
         if self._is_sequence and target is not tensordict:
-            return write_apart(target, tensordict, keys, values)
+            return write_apart(target, tensordict, dict(zip(keys, values, strict=True)), keys)
         write_entries(target, keys, values)
         return target
 

@@ -190,6 +190,8 @@ def run_steps(
     """
     in_place = nested and _writes_all(sequence)
     work = tensordict if in_place else tensordict.copy()
+    if target is tensordict and tensordict.is_locked and _writes_all(sequence):
+        work.lock_()  # the first step that writes is refused, before others run
     scope = sequence._kd_scope()
     end, leave = (0, None) if scope is None else (scope[0], scope[1]())
     replaced, written = False, work
@@ -249,8 +251,6 @@ def run_steps(
         return target
     if in_place and not replaced:
         return work
-    if replaced:
-        outputs = tuple(key for key in outputs if has_entry(work, key))
     if target is None:
         target = (work if other else tensordict).empty()
     _commit(sequence, work, target, tensordict, outputs, replaced)
@@ -353,25 +353,35 @@ def _commit(
     replaced: bool,
 ) -> None:
     if target is source and _writes_all(sequence):
-        changed = dict.fromkeys(changed_keys(work, source))  # a function may change all
-        # Where a step was skipped, what it would write is not written again.
-        keys = [
-            key
-            for key in outputs
-            if key in changed or (has_entry(work, key) and not sequence._kd_may_skip)
-        ]
-        listed = set(keys)
-        if not all(is_covered(key, listed) for key in changed):  # of a function: in their order
-            keys = [*changed, *(key for key in keys if not is_covered(key, changed))]
+        keys = _written_keys(sequence, work, source, outputs)
         write_entries(target, keys, _held(work, keys))
         return
     keys = [key for key in outputs if has_entry(work, key)]
     if target is source:
         write_entries(target, keys, _held(work, keys))
-    elif replaced or _writes_all(sequence):
-        target.update(without_hidden(sequence, work, source), keys_to_update=keys)
+        return
+    # Also the keys of steps that were skipped: of those it takes the containers that are there.
+    if replaced or _writes_all(sequence):
+        target.update(without_hidden(sequence, work, source), keys_to_update=list(outputs))
     else:
-        write_apart(target, source, keys, _held(work, keys))
+        write_apart(target, source, dict(zip(keys, _held(work, keys), strict=True)), outputs)
+
+
+def _written_keys(
+    sequence: StepList, work: TensorDictBase, source: TensorDictBase, outputs: Keys
+) -> list[NestedKey]:
+    """Return the keys of what the steps, and functions among them, wrote, in their order.
+
+    A container that a step made replaces the one before, with all that it held.
+    """
+    changed = changed_keys(work, source)
+    made = [key for key in outputs if has_entry(work, key) and _is_nested(work.get(key))]
+    if not made:
+        return changed
+    if sequence._kd_may_skip:  # the step that makes it may have been left out
+        made = [key for key in made if any(is_prefix(key, each) for each in changed)]
+    whole = (next((key for key in made if is_prefix(key, each)), each) for each in changed)
+    return list(dict.fromkeys([*whole, *made]))
 
 
 def changed_keys(work: TensorDictBase, source: TensorDictBase) -> list[NestedKey]:

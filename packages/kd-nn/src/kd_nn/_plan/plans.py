@@ -19,6 +19,7 @@ import torch.nn.functional as F  # as everywhere
 from torch import Tensor, nn
 
 from kd_core import (
+    Locked,
     NestedKey,
     NonTensorDataBase,
     TensorDict,
@@ -528,6 +529,14 @@ def _note_output(
     program: Program, error: Exception, target: TensorDictBase, values: dict[str, object]
 ) -> None:
     """Add to an exception which call made the output that `target` refused."""
+    if isinstance(error, Locked):  # as if the first step that writes were refused at once
+        first = next(
+            call for call in program.calls if any(slot is not None for slot in call.writes)
+        )
+        keys = cast("list[NestedKey]", first.step.in_keys)
+        given = {key: target.get(key, None) for key in keys}
+        add_step_note(error, first.place, first.step, given)
+        return
     for key, slot in program.stored:
         value = values.get(f"_v{slot}")
         calls = [call for call in program.calls if slot in call.writes]
