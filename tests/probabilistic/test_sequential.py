@@ -1,7 +1,7 @@
 """Sequences with probabilistic modules: distributions, scores, and the values of several."""
 
 import copy
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
@@ -14,6 +14,7 @@ from kd_nn import (
     NormalParamExtractor,
     TensorDictModule,
     TensorDictSequential,
+    WrapModule,
     set_skip_existing,
 )
 from kd_nn.fx import symbolic_trace
@@ -115,6 +116,32 @@ def test_random_draws_differ_and_repeat_with_the_seed() -> None:
         again = actor(data())["action"]
     assert torch.equal(first, again)
     assert not torch.equal(first, second)
+
+
+def test_what_functions_write_before_the_distribution_is_in_the_input() -> None:
+    inner = TensorDictSequential(
+        WrapModule(lambda td: td.set("own", td["x"] + 1)), TensorDictModule(torch.neg, ["x"], ["m"])
+    )
+    actor = ProbabilisticTensorDictSequential(inner, *steps())
+    for ask in (actor.get_dist, actor.get_dist_params):
+        ask(td := data())
+        assert list(td.keys())[:3] == ["x", "own", "m"]
+        assert torch.equal(td["own"], td["x"] + 1)
+
+
+@pytest.mark.parametrize("inplace", [False, "empty"])
+def test_steps_that_write_elsewhere_leave_the_input_of_get_dist(inplace: Any) -> None:
+    module = TensorDictModule(lambda x: (x, x.exp()), ["x"], ["loc", "scale"], inplace=inplace)
+    draw = ProbabilisticTensorDictModule(["loc", "scale"], ["a"], distribution_class=Normal)
+    td = TensorDict({"x": torch.zeros(3, 2)}, [3])
+    actor = ProbabilisticTensorDictSequential(
+        TensorDictModule(torch.neg, ["x"], ["m"]), module, draw
+    )
+    params = actor.get_dist_params(td)
+    assert actor.get_dist(td).mean.shape == (3, 2)
+    assert (list(td.keys()), list(params.keys())) == (["x", "m"], ["loc", "scale"])
+    whole = ProbabilisticTensorDictSequential(*actor, return_composite=True)
+    assert cast(TensorDict, whole.get_dist(td).mean).batch_size == params.batch_size
 
 
 def test_distribution_and_its_parameters_are_accessible() -> None:
@@ -740,7 +767,7 @@ def test_values_of_several_draws() -> None:
     assert made.get_dist(latents()).batch_shape == (5, 3)
     whole = ProbabilisticTensorDictSequential(*made)
     with pytest.raises(
-        ValueError, match=r"batch shape of `y` must start with .* \(3,\), got \(5, 3\)"
+        ValueError, match=r"batch shape of `z` must start with .* \(5, 3\), got \(3,\)"
     ):
         whole.get_dist(latents())
 

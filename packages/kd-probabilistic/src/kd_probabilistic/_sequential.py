@@ -23,7 +23,14 @@ from kd_core import (
     unravel_key_to_tuple,
 )
 from kd_core.extending import assume_constant_result, is_exporting
-from kd_nn import InputMissing, TensorDictModuleBase, TensorDictSequential, dispatch, skip_existing
+from kd_nn import (
+    InputMissing,
+    TensorDictModule,
+    TensorDictModuleBase,
+    TensorDictSequential,
+    dispatch,
+    skip_existing,
+)
 from kd_probabilistic._composite import CompositeDistribution, list_keys, only_key
 from kd_probabilistic._interaction import (
     InteractionType,
@@ -169,6 +176,8 @@ class ScoringModule(TensorDictModuleBase):
 
 Leaf: TypeAlias = ProbabilisticTensorDictModule | ScoringModule
 LEAVES = (ProbabilisticTensorDictModule, ScoringModule)
+_SAY_ALL = (TensorDictModule, *LEAVES)
+"""Classes of modules that write nothing but their `out_keys`."""
 
 
 class Walk:
@@ -186,21 +195,30 @@ class Walk:
     """
 
     def __init__(self, container: TensorDictBase, keeps: bool, whole: bool) -> None:
-        self.container, self.whole = container, whole
+        self.container = self._first = container
+        self.whole = whole
         self._source = container.copy() if keeps else None
         self.found: list[tuple[Leaf, Distribution]] = []
         self._kd_keeps = keeps
         self._written: list[NestedKey] = []
+        self._written_first: list[NestedKey] = []
+
+    @property
+    def is_replaced(self) -> bool:
+        """Whether a step returned another container, with which the others went on."""
+        return self.container is not self._first
 
     def run(self, step: nn.Module) -> None:
-        """Run a step, and note what it writes: all that is new after one that does not say."""
+        """Run a step, and note what it writes: with functions inside more than it says."""
         keys, before = _keys(step, "out_keys"), self.container
-        held = {} if keys else dict(before.items(True, True))
+        says_all = type(step) in _SAY_ALL
+        held = {} if says_all else dict(before.items(True, True))
         self.container = step(before)
-        if not keys and self.container is before:
-            now = before.items(True, True)
-            keys = [key for key, value in now if held.get(key) is not value]
-        self._written += keys
+        here, now = self.container is before, {} if says_all else before.items(True, True)
+        new = [key for key, value in dict(now).items() if held.get(key) is not value]
+        self._written += [*new, *keys] if here else keys
+        if before is self._first:
+            self._written_first += [*new, *keys] if here else new
 
     def hold(self, leaf: Leaf) -> None:
         """Put the values of a module that are kept into the container of a step, if it is new."""
@@ -245,14 +263,28 @@ class Walk:
 
     def write(self, target: TensorDictBase) -> TensorDictBase:
         """Write what the steps wrote to another container, and return it."""
-        keys = [key for key in self._written if key != DISCARD]
-        return target.update(self.container.select(*dict.fromkeys(keys), strict=False))
+        return self._put(self.container, self._written, target)
 
-    def composite(self, source: TensorDictBase) -> CompositeDistribution:
-        """Return the distribution of all values.
+    def write_first(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Write what the steps wrote to the container that they were given.
 
         Args:
-            source: A container of the batch size.
+            tensordict: The container of which they got a copy.
+
+        Returns:
+            The container that the last of them returned: this one, unless it was replaced.
+        """
+        self._put(self._first, self._written_first, tensordict)
+        return self.container if self.is_replaced else tensordict
+
+    def _put(
+        self, made: TensorDictBase, keys: list[NestedKey], target: TensorDictBase
+    ) -> TensorDictBase:
+        kept = dict.fromkeys(key for key in keys if key != DISCARD)
+        return target.update(made.select(*kept, strict=False))
+
+    def composite(self) -> CompositeDistribution:
+        """Return the distribution of all values.
 
         Raises:
             InvalidArgument: If two values have one key, or a value has none.
@@ -269,7 +301,7 @@ class Walk:
                         "probabilistic module its own `out_keys`, or set `return_composite=False`."
                     )
                 parts[key] = part
-        return CompositeDistribution.from_distributions(source, parts)
+        return CompositeDistribution.from_distributions(self.container, parts)
 
 
 def _keys(step: nn.Module, name: str) -> list[NestedKey]:
@@ -401,8 +433,8 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
             tensordict_out: The container to write, instead of `tensordict`.
 
         Returns:
-            The container that was written: it has what the steps wrote, parameters included. After
-            several draws, which have another batch size, a new one.
+            The container that was written: it has what the steps wrote, parameters included. Where
+            one of them returned another container, as after several draws, that one.
         """
         _check_out(tensordict_out)
         walk = Walk(tensordict.copy(), False, whole=False)
@@ -410,9 +442,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
             self._kd_run_before(walk)
         if tensordict_out is not None:
             return walk.write(tensordict_out)
-        if walk.container.batch_size != tensordict.batch_size:  # of several draws
-            return walk.container
-        return walk.write(tensordict)
+        return walk.write_first(tensordict)
 
     def build_dist_from_params(self, tensordict: TensorDictBase) -> Distribution:
         """Build the last distribution from a container that holds its parameters.
@@ -450,7 +480,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
             if isinstance(last, LEAVES) and self._kd_run_first(tensordict):
                 return last.build_dist_from_params(tensordict)
         walk = self._kd_walked(tensordict, False, tensordict_out)
-        dist = walk.composite(tensordict) if walk.whole else walk.found[-1][1]
+        dist = walk.composite() if walk.whole else walk.found[-1][1]
         self._kd_written(walk, tensordict, tensordict_out)
         return dist
 
@@ -474,8 +504,8 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         """Write what the steps wrote, where the caller finds it."""
         if out is not None:
             walk.write(out)
-        elif not walk.whole and walk.container.batch_size == tensordict.batch_size:
-            walk.write(tensordict)
+        elif not walk.whole:
+            walk.write_first(tensordict)
 
     @overload
     def log_prob(
@@ -525,7 +555,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
             return self._kd_scored_by(dist, tensordict, aggregate)
         walk = self._kd_walked(tensordict, True, tensordict_out)
         if walk.whole:
-            score = self._kd_scored_by(walk.composite(tensordict), walk.container, aggregate)
+            score = self._kd_scored_by(walk.composite(), walk.container, aggregate)
         else:
             last, found = walk.found[-1]
             score = last.log_prob(walk.container, found, aggregate=aggregate)
