@@ -1,4 +1,5 @@
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -6,7 +7,7 @@ from torch import Tensor
 from torch.distributions import Independent, TransformedDistribution, transforms
 
 from kd_core import InvalidValue
-from kd_nn import Delta
+from kd_nn import Delta, OneHotCategorical
 
 POINT = torch.tensor([[0.0, 1.0], [2.0, -3.0], [4.0, 5.0]])
 
@@ -65,6 +66,15 @@ def test_samples_repeat_the_point_and_rsample_carries_gradients() -> None:
     assert not delta.sample().requires_grad
     (slope,) = torch.autograd.grad(delta.rsample((5,)).sum(), param)
     assert torch.equal(slope, torch.full((3, 2), 5.0))
+
+
+def test_no_rows_have_log_probs_too() -> None:
+    none = torch.zeros(0, 2)
+    assert Delta(none).log_prob(none).shape == (0,)
+    assert Delta(none).cdf(none).shape == (0,)
+    choice: Any = OneHotCategorical(none)
+    assert choice.sample().shape == choice.mode.shape == (0, 2)
+    assert choice.log_prob(choice.sample()).shape == choice.entropy().shape == (0,)
 
 
 def test_cdf_is_a_step() -> None:

@@ -160,7 +160,7 @@ class Delta(Distribution):
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Return `inf` where `value` is the point, else `-inf`, shape (*sample, *batch_shape)."""
-        if self._validate_args:
+        if self._validate_args and value.numel():  # torch cannot check the values of no rows
             self._validate_sample(value)
         value, param = broadcast_all(value, self.param)
         hit = self._over_event((value - param).abs() <= self.atol + self.rtol * param.abs())
@@ -169,7 +169,7 @@ class Delta(Distribution):
 
     def cdf(self, value: Tensor) -> Tensor:
         """Return 1 where no element of `value` is below the point, else 0: (*sample, *batch)."""
-        if self._validate_args:
+        if self._validate_args and value.numel():
             self._validate_sample(value)
         return self._over_event(value >= self.param).to(_floating(self.param))
 
@@ -250,8 +250,10 @@ class OneHotCategorical(OneHotCategoricalStraightThrough):
             raise InvalidArgument(
                 f"expected either `logits` or `probs`, got {given}. Give one of them."
             )
-        if torch.compiler.is_compiling():
-            validate_args = False
+        if torch.compiler.is_compiling() or not any(
+            x.numel() for x in (logits, probs) if x is not None
+        ):
+            validate_args = False  # torch cannot check the values of no rows
         # Not by torch's constructor, which checks values whatever `validate_args` says.
         self._categorical = Categorical(probs, logits, validate_args=validate_args)
         batch, event = self._categorical.batch_shape, self._categorical.param_shape[-1:]
