@@ -69,7 +69,8 @@ def test_the_parameters_of_a_copy_go_into_what_computes() -> None:
     whole = ensemble(TensorDict({"x": x}, [5]))["y"]
     for number in range(4):
         with ensemble.params_td[number].to_module(ensemble.module):
-            assert torch.equal(ensemble.module(TensorDict({"x": x}, [5]))["y"], whole[number])
+            alone = ensemble.module(TensorDict({"x": x}, [5]))["y"]
+            torch.testing.assert_close(alone, whole[number])
     assert not any(name.startswith("module") for name in ensemble.state_dict())
     assert len([*ensemble.parameters()]) == 2
 
