@@ -8,6 +8,7 @@ and run; must not know how a result is described.
 
 import argparse
 import collections
+import copy
 import inspect
 import itertools
 import re
@@ -33,13 +34,22 @@ PEER = Library("peer", tensordict, tensordict.nn)
 
 
 class Tried(NamedTuple):
-    """A program, and what differs between both libraries; `None` if nothing does."""
+    """A program, and what differs between both libraries; `None` if nothing does.
+
+    Attributes:
+        made: How the module is made.
+        call: What is called.
+        found: What differs.
+        ours: What comes here, and `theirs` there.
+        facts: What `facts` says of the module.
+    """
 
     made: str
     call: str
     found: str | None
     ours: str
     theirs: str
+    facts: str = ""
 
 
 def plus(x: torch.Tensor, h: torch.Tensor | None = None, *, k: float = 1.0) -> torch.Tensor:
@@ -207,7 +217,42 @@ def _scope(lib: Library) -> dict[str, Any]:
             return module(td)
 
     made = {"Dispatched": Dispatched, "Based": Based, "skipping": skipping}
-    return names | made | {"drawing": drawing, "summed": summed}
+
+    def vmapped(module: Any, td: Any) -> Any:
+        return torch.vmap(lambda td: module(td))(td)
+
+    def functional(module: Any, td: Any) -> Any:
+        params = lib.TensorDict.from_module(module).data.clone() * 3
+        with params.to_module(module):
+            return module(td)
+
+    def hooked(module: Any, td: Any) -> Any:
+        seen: list[Any] = []
+        module.register_forward_pre_hook(lambda m, args: seen.append([*args[0].keys()]))
+        module.register_forward_hook(lambda m, args, out: out.clone().set("hook", out["x"]))
+        return module(td), seen
+
+    def without_grad(module: Any, td: Any) -> Any:
+        with torch.no_grad():
+            return module(td)
+
+    def reloaded(module: Any, td: Any) -> Any:
+        state = {name: value * 2 for name, value in module.state_dict().items()}
+        return str(module.load_state_dict(state)), sorted(state), module(td)
+
+    def rebound(module: Any, **attributes: Any) -> Any:
+        for name, value in attributes.items():
+            setattr(module, name, value)
+        return module
+
+    more: dict[str, Any] = {
+        "vmapped": vmapped,
+        "functional": functional,
+        "hooked": hooked,
+        "reloaded": reloaded,
+    }
+    more |= {"without_grad": without_grad, "rebound": rebound, "deepcopy": copy.deepcopy}
+    return names | made | more | {"drawing": drawing, "summed": summed}
 
 
 SCOPES: Final = {lib: _scope(lib) for lib in (OURS, PEER)}
@@ -221,9 +266,19 @@ DRAWN: Final = (
 )
 
 
+INSTEAD: Final = {
+    "m.select_out_keys(*m.out_keys[:1]).reset_out_keys()(td)": "m(td)",
+    "m.select_out_keys(*m.out_keys[-1:]).reset_out_keys().out_keys": "m.out_keys",
+}
+"""What is run there in place of a call: a module that is reset is as before, but not there."""
+
+
 def tried(made: str, call: str) -> Tried:
     """Return what a call of a module does in both libraries."""
+    if call in INSTEAD and "selected_out_keys" in made:
+        return Tried(made, call, None, "", "")  # it is not as before
     seen: list[dict[str, Any]] = []
+    found_facts = ""
     for lib in (OURS, PEER):
         torch.manual_seed(0)
         names = {**SCOPES[lib]}
@@ -238,7 +293,13 @@ def tried(made: str, call: str) -> Tried:
                 seen.append({"error": families, "text": f"made {type(error).__name__}: {error}"})
                 continue
             torch.manual_seed(1)
-            seen.append(outcome(lambda: eval(call, names), names["td"], lib))  # noqa: B023  # now
+            text = (
+                INSTEAD.get(call, call)
+                if lib is PEER and hasattr(names["m"], "select_out_keys")
+                else call
+            )
+            seen.append(outcome(lambda: eval(text, names), names["td"], lib))  # noqa: B023  # now
+            found_facts = facts(names["m"]) if lib is OURS else found_facts
     ours, theirs = seen
     if str(theirs.get("text")).startswith("made"):
         return Tried(made, call, None, "", "")
@@ -250,7 +311,21 @@ def tried(made: str, call: str) -> Tried:
     told = [str(each.get("text", each.get("result")))[:400] for each in seen]
     if found and found.startswith(("after", "moved")):
         told = [str(each.get("after"))[:400] for each in seen]
-    return Tried(made, call, found, *told)
+    return Tried(made, call, found, told[0], told[1], found_facts)
+
+
+def facts(module: Any) -> str:
+    """Return what a module does on which decisions depend.
+
+    It is `hides` where a part hides an output at a key of the input, or of what another part reads;
+    and `idle` where a sequence inside has no outputs.
+    """
+    parts = [part for part in getattr(module, "modules", tuple)() if hasattr(part, "out_keys")]
+    read = {"x", "n", ("n", "h"), "kept", *(key for part in parts for key in part.in_keys)}
+    source = ((getattr(part, "out_keys_source", ()), part.out_keys) for part in parts)
+    hides = any(key not in shown and key in read for keys, shown in source for key in keys)
+    idle = any(hasattr(part, "select_subsequence") and not part.out_keys for part in parts)
+    return " ".join(word for word, holds in (("hides", hides), ("idle", idle)) if holds)
 
 
 def runs(names: dict[str, Any], lib: Library) -> bool:
@@ -268,9 +343,12 @@ CALLS: Final = (
         "[m(td), m(td)]",
         "m.reset_parameters_recursive()",
     ),
-    "m.select_out_keys(m.out_keys[0]).reset_out_keys()(td)",
+    *INSTEAD,
     "skipping(m, td)",
     "dict(m.state_dict()).keys()",
+    *("vmapped(m, td)", "functional(m, td)", "hooked(m, td)", "without_grad(m, td)"),
+    *("reloaded(m, td)", "deepcopy(m)(td)", "m.eval()(td)", "[*map(str, m.named_parameters())]"),
+    *("rebound(m, inplace=False)(td)", "m(td[0])", "m(td.to_lazystack(0))", "m(td.clone()), m(td)"),
 )
 DRAWS: Final = (
     *("m(td).keys()", "m(td)", "m.get_dist(td).mean", "m.get_dist_params(td)", "m.out_keys"),
@@ -499,7 +577,7 @@ class Chain:
                 f"ProbabilisticTensorDictSequential({head}, TensorDictModule(both, [{key()}], ['loc', 'scale']), "
                 f"ProbabilisticTensorDictModule(['loc', 'scale'], ['a'], distribution_class=Normal{draw}){tail}{options})"
             )
-            calls = [*DRAWS, *CALLS[:10], *PARTS]
+            calls = [*DRAWS, *CALLS[:10], *CALLS[-12:], *PARTS]
         else:
             made = self._sequence(0)
             calls = [*CALLS, *PARTS, f"m.select_subsequence(out_keys=[{key()}])(td)", "m[1:](td)",
