@@ -11,6 +11,7 @@ from kd_core import (
     InvalidArgument,
     InvalidValue,
     KeySetMismatch,
+    KeyThroughLeaf,
     Locked,
     MetaData,
     ShapeMismatch,
@@ -169,7 +170,7 @@ def test_a_container_of_tensors_is_not_written_as_a_value() -> None:
     ]
     for td in (dense(), stacked()):
         for write in writes:
-            with pytest.raises(InvalidArgument, match="`w` holds values that are not tensors, got"):
+            with pytest.raises(KeyThroughLeaf, match="`w` holds values that are not tensors, got"):
                 write(td)
         assert td["w"] == list(WORDS)
         assert td.set_at_("w", {"b": 1}, 0)["w"] == [{"b": 1}, *WORDS[1:]]
@@ -368,3 +369,47 @@ def test_values_of_rows_are_broadcast_to_a_stack() -> None:
     td = lazy_stack([part.clone(), part.clone()])
     with pytest.raises((ShapeMismatch, IndexError)):
         td[:] = lazy_stack([TensorDict({"w": ["c", "d", "e"]}, [3])])
+
+
+def of_words(dim: int = 0) -> tuple[TensorDict, TensorDict, TensorDictBase]:
+    """Return two members that have one word for all of their rows, and their stack."""
+    one, other = [TensorDict({"w": "a", "n": {"w": "b"}}, [2, 3]) for _ in range(2)]
+    return one, other, lazy_stack([one, other], dim)
+
+
+def test_rows_of_a_member_with_one_value_for_all_are_written() -> None:
+    one, other, td = of_words()
+    td[0, 0] = {"w": "z", "n": {"w": "y"}}
+    assert one["w"] == [["z"] * 3, ["a"] * 3]
+    assert one["n", "w"] == [["y"] * 3, ["b"] * 3]
+    assert other["w"] == "a"
+    td.set_at_(("n", "w"), "x", (slice(None), 1, 2))
+    assert one["n", "w"] == [["y"] * 3, ["b", "b", "x"]]
+    assert other["n", "w"] == [["b"] * 3, ["b", "b", "x"]]
+    td[0] = {"w": "v"}  # all rows of a member
+    assert one["w"] == [["v"] * 3] * 2
+
+
+def test_such_rows_are_written_by_mask_and_in_stacks_of_stacks() -> None:
+    one, other, td = of_words(1)
+    mask = torch.zeros(2, 2, 3, dtype=torch.bool)
+    mask[0, 1, 2] = True
+    td[mask] = TensorDict({"w": ["z"]}, [1])
+    assert other["w"] == [["a", "a", "z"], ["a"] * 3]
+    assert one["w"] == "a"
+    first, _, inside = of_words()
+    lazy_stack([inside, inside.clone()])[0, 0, 1] = {"w": "z"}
+    assert first["w"] == [["a"] * 3, ["z"] * 3]
+
+
+def test_such_rows_stay_where_a_write_fails_and_are_held_by_a_lock() -> None:
+    one, _, td = of_words()
+    with pytest.raises(ShapeMismatch):
+        td[0, 0] = {"w": "z", "n": {"w": ["x"] * 4}}
+    assert one["w"] == "a"
+    assert one["n", "w"] == "b"
+    td.lock_()
+    td[0, 0] = {"w": "z"}
+    assert one["w"] == [["z"] * 3, ["a"] * 3]
+    word: Any = one.get("w")
+    assert word.is_locked

@@ -44,6 +44,7 @@ from kd_core._errors import (
     shape_text,
 )
 from kd_core._keys import format_key
+from kd_core._leaves.foreach import StandIn
 from kd_core._leaves.loops import (
     Selection,
     explain_shapeless,
@@ -65,6 +66,7 @@ from kd_core._leaves.writes import (
 from kd_core._nodes import (
     Data,
     Encodes,
+    RowData,
     Values,
     are_tensors,
     is_any_data,
@@ -630,6 +632,60 @@ def own_row(entry: object) -> Encodes | None:
     return RowValue(entry)
 
 
+class _NewEntry(StandIn):
+    """A tensor that stands for the entry of a container: a write into it sets the entry."""
+
+    level: AbstractContainer
+    key: str
+    entry: RowData
+
+    def store(self, numbers: Tensor, source: Tensor) -> None:
+        """Set the entry, unless all rows have the one value that is there."""
+        one: Any = self.level._kd_entries[self.key]
+        rows: Any = self.entry
+        if not all(map(one._agrees, rows.reshape(-1).tolist())):
+            self.level._kd_set_entry(self.key, self.entry)
+
+
+def spread_values(
+    member: AbstractContainer, value: Mapping[str, object] | AbstractContainer, added: list[Write]
+) -> AbstractContainer:
+    """Return a member with one value for each row, where rows of one value for all are written.
+
+    Args:
+        member: the member, which stays as it is until `added` is written.
+        value: what is written.
+        added: where the writes are appended that set these entries.
+    """
+    source = value._kd_entries if isinstance(value, AbstractContainer) else value
+    if isinstance(member, MemberStorage):
+        members = [spread_values(each, value, added) for each in member._members]
+        return member._of(members) if added else member
+    entries = dict(member._kd_entries)
+    for key, entry in member._kd_entries.items():
+        if isinstance(entry, AbstractContainer) and key in source:
+            new = source[key]
+            if isinstance(new, (AbstractContainer, Mapping)):
+                entries[key] = spread_values(entry, new, added)
+        elif isinstance(entry, NonTensorData) and entry._kd_desc.ndim and key in source:
+            if entry._always_of_batch() or entry._agrees(source[key]):
+                continue
+            entries[key] = rows = entry._spread(entry._kd_desc)
+            added.append(_new_entry(member, key, rows))
+    return member._kd_like(entries, member._kd_desc) if added else member
+
+
+def _new_entry(level: AbstractContainer, key: str, entry: RowData) -> Write:
+    """Return the write that sets an entry of a container, a locked one too."""
+    above = level._kd_desc
+    if above.frozen:
+        entry._kd_hold(above.held + (above.lock is not None), (ref(level),))
+    source = torch.zeros((), dtype=torch.int64, device="cpu")
+    target = source.clone().as_subclass(_NewEntry)
+    target.plain, target.level, target.key, target.entry = source, level, key, entry
+    return target, source, (key,)
+
+
 # The primitives of a container whose storage is its members.
 #
 # An entry is stacked when it is read, and a write to it writes its rows to the members. Operations
@@ -798,13 +854,33 @@ class MemberStorage(TensorDictBase, Composite):
         ]
 
     def _row_writes(self, index: object, value: object, path: tuple[str, ...]) -> list[Write]:
+        picked = pick(index, self._kd_desc.batch, self._dim)
+        if picked is None or picked.inner:  # rows of members
+            added: list[Write] = []
+            stack = self._with_rows(picked, value, added)
+            if added:  # last: they replace what the stack holds
+                return stack._row_writes(index, value, path) + added
         try:
-            return self._writes_of_rows(index, value, path)
+            return self._writes_of_rows(picked, index, value, path)
         except ShapeMismatch:  # one value per row, for members of different shapes
             spread = self._spread_to_rows(index, value)
             if spread is None:
                 raise
             return self._lone_writes(index, spread, path)
+
+    def _with_rows(self, picked: Picked | None, value: object, added: list[Write]) -> Self:
+        """Return a stack whose members have one value for each row where rows are written.
+
+        Args:
+            picked: the members that are written; `None`: all.
+            value: what is written.
+            added: where the writes are appended that give the members these entries.
+        """
+        if is_compiling() or not isinstance(value, (AbstractContainer, Mapping)):
+            return self
+        members = self._members if picked is None else self._picked(picked)
+        spread = {id(member): spread_values(member, value, added) for member in members}
+        return self._of([spread.get(id(each), each) for each in self._members]) if added else self
 
     def _spread_to_rows(self, index: object, value: object) -> AbstractContainer | None:
         """Return a container with the batch size of the rows that it is written to; see `expand`.
@@ -822,9 +898,10 @@ class MemberStorage(TensorDictBase, Composite):
             return None
         return value._kd_engine.expand(value, shape)
 
-    def _writes_of_rows(self, index: object, value: object, path: tuple[str, ...]) -> list[Write]:
+    def _writes_of_rows(
+        self, picked: Picked | None, index: object, value: object, path: tuple[str, ...]
+    ) -> list[Write]:
         writes: list[Write] = []
-        picked = pick(index, self._kd_desc.batch, self._dim)
         alone = not isinstance(value, (AbstractContainer, Mapping, Tensor))  # the same for all rows
         if picked is not None and picked.in_place and (alone or picked.distinct):
             taken = self._taken(picked)
