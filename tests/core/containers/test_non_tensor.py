@@ -533,3 +533,33 @@ def test_the_answers_of_a_comparison_can_be_written() -> None:
     same = (td == td).zero_()
     same[0] = True
     assert same["w"].tolist() == same["m"].tolist() == [True, False, False]
+
+
+def test_rows_that_are_set_have_a_value_of_their_own() -> None:
+    td = TensorDict({"w": "a"}, [3])
+    td[0] = TensorDict({"w": "a"})
+    assert isinstance(td.get("w"), NonTensorData)
+    td.set_at_("w", "a", 0)
+    assert isinstance(td.get("w"), NonTensorStack)
+    assert td["w"] == ["a", "a", "a"]
+
+
+def test_one_value_that_is_written_without_an_index_stays_one() -> None:
+    td = TensorDict({"w": "a"}, [3])
+    same = td.select("w")
+    td[()] = TensorDict({"w": "b"}, [3])
+    assert td["w"] == same["w"] == "b"
+    assert td.set_at_("w", "c", ())["w"] == "c"
+    td[()] = {"w": ["x", "y", "z"]}
+    assert td["w"] == ["x", "y", "z"]
+
+
+def test_an_empty_copy_shares_the_values_that_it_keeps() -> None:
+    td = TensorDict({"w": "a", "n": {"w": ["x", "y", "z"]}}, [3])
+    made = td.empty(recurse=True)
+    made.set_("w", "b").set_(("n", "w"), "v")
+    assert td["w"] == "b"
+    assert td["n", "w"] == ["v"] * 3
+    assert td.empty(recurse=True, batch_size=[]).batch_size == ()
+    word: Any = td.get("w")
+    assert word.batch_size == (3,)

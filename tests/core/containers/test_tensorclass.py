@@ -17,6 +17,7 @@ from kd_core import (
     InvalidArgument,
     InvalidValue,
     KeyCollision,
+    Locked,
     MetaData,
     NestedKey,
     NonTensorData,
@@ -470,3 +471,13 @@ def test_what_is_written_through_all_rows_is_written() -> None:
 def test_fields_without_entries_are_in_the_dict_of_a_stack() -> None:
     stack = lazy_stack([sample(), sample()]).select("label")
     assert sorted(stack.to_dict()) == ["image", "label", "source", "weight"]
+
+
+def test_an_update_with_none_removes_the_entry_of_a_field() -> None:
+    data = sample()
+    data.update({"source": None, "label": data.label})
+    assert "source" not in data.keys()  # noqa: SIM118  # a batch has no `in`
+    data.update({"source": "lidar"}).update({"source": None}, inplace=True)
+    assert "source" not in data.keys()  # noqa: SIM118  # as above
+    with pytest.raises(Locked):
+        data.lock_().update({"label": None})

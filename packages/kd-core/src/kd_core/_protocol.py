@@ -227,6 +227,10 @@ class AbstractContainer(Node):
         """Return the keys without an entry that read as `None`: fields."""
         return ()
 
+    def _kd_is_cleared(self, key: str) -> bool:
+        """Return whether `None` at a key removes its entry: as in a field, if it may be `None`."""
+        return False
+
     @classmethod
     def _kd_of_other_keys(cls) -> type[Self]:
         """Return the class of what is built of positions or listed keys, not of named values."""

@@ -24,6 +24,7 @@ from kd_core._errors import (
     InvalidArgument,
     InvalidKey,
     KeySetMismatch,
+    KeyThroughLeaf,
     UnknownField,
     listed,
     one_value_for_all,
@@ -1170,11 +1171,13 @@ def refuse_tensors(value: object, path: tuple[str, ...]) -> None:
     """Refuse to write tensors, or a container or mapping of them, as a value.
 
     Raises:
-        InvalidArgument: if it is refused; the message names the path.
+        InvalidArgument: if it is a tensor; the message names the path.
+        KeyThroughLeaf: if it has keys.
     """
     if _holds_tensors(value):
         of_shape = f" of shape {shape_text(value.shape)}" if isinstance(value, Tensor) else ""
-        raise InvalidArgument(
+        kind = InvalidArgument if isinstance(value, Tensor) else KeyThroughLeaf
+        raise kind(
             f"entry {format_key(path)} holds values that are not tensors, got a "
             f"`{type(value).__name__}`{of_shape}. Use `set` to replace the entry, or wrap the "
             "value in `NonTensorData` to store it."

@@ -179,13 +179,18 @@ def _set_field(instance: TensorClass, name: str, value: object) -> None:
 
 def _clear_field(instance: TensorClass, name: str) -> None:
     """Remove the entry of a field that is set to `None`."""
-    declaration = _declaration_of(instance)
     instance._kd_check_unlocked(f"set {format_key(name)}")
+    _check_none(instance, name)
+    _remove(instance, name)
+
+
+def _check_none(instance: TensorClass, name: str) -> None:
+    """Raise if a field cannot be `None`."""
+    declaration = _declaration_of(instance)
     # A field that is not in the constructor has no entry until it is set.
     if not declaration.keeps and declaration.fields[name].init:
         cls = instance._kd_tensor_class
         converted(cls, declaration.options, name, None, instance._kd_desc.unlocked())
-    _remove(instance, name)
 
 
 def _remove(node: AbstractContainer, name: str) -> None:
@@ -726,6 +731,13 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
         if declaration.more_keys:
             return ()
         return [name for name in declaration.fields if name not in self._kd_entries]
+
+    def _kd_is_cleared(self, key: str) -> bool:
+        if type(self)._kd_declared.more_keys:
+            return False
+        self._kd_check_key(key)
+        _check_none(self, key)
+        return True
 
     @classmethod
     def _kd_of_other_keys(cls) -> type[Self]:

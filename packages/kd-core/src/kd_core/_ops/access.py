@@ -314,6 +314,7 @@ class Access(AbstractContainer):
 
     def popitem(self) -> tuple[str, Tensor]:
         """Remove the entry that was added last; return its key and the entry."""
+        self._kd_check_unlocked("remove an entry")
         keys = list(self._kd_entries)
         if not keys:
             raise KeyNotFound("`popitem` found no entry: the container is empty.")
@@ -817,13 +818,16 @@ def _stage_update(
             continue
         if value.__class__ is Branch and key in kinds:  # as `set` does; a mapping replaces a leaf
             raise walk_error((*path, key, next(iter(value))), len(path) + 1, current)
-        if how.inplace and _can_be_written(current, value):
+        if how.inplace and value is not None and _can_be_written(current, value):
             stage.append(level._kd_writes(key, value, (*path, key)))
             continue
         if may_be_locked:
             level._kd_check_unlocked(f"update {format_key((*path, key))}")
         if how.non_blocking and isinstance(value, Tensor):
             value = value.to(level._kd_desc.device, non_blocking=True)
+        if value is None and level._kd_is_cleared(key):
+            stage.append(_staged_removal(level, key))
+            continue
         entry = level._kd_as_entry(key, value, path)
         if how.clone:
             entry = entry.clone() if isinstance(entry, Tensor) else entry._kd_map_each(Tensor.clone)
@@ -842,6 +846,14 @@ def _commit_all(stage: Staged, non_blocking: bool) -> None:
 
 def _staged_set(level: AbstractContainer, key: str, entry: Entry) -> Callable[[], None]:
     return lambda: level._kd_set_entry(key, entry)
+
+
+def _staged_removal(level: AbstractContainer, key: str) -> Callable[[], None]:
+    def remove() -> None:
+        if key in level._kd_entries:
+            level._kd_del_entry(key)
+
+    return remove
 
 
 def _can_be_written(current: Entry | None, value: object) -> bool:

@@ -531,10 +531,12 @@ class Indexing(AbstractContainer):
             tensor([1., 0., 0.])
         """
         path = path_of(key)
+        beyond = goes_beyond(index, self._kd_desc.ndim)
+        if not self._kd_owns_leaves and not beyond:
+            resolve(index, self._kd_desc.batch)
         check_has(self, path)
         level = level_at(self, path[:-1])
         writes: list[Write] = []
-        beyond = goes_beyond(index, self._kd_desc.ndim)
         entry = level._kd_entries[path[-1]] if beyond or not isinstance(level, Composite) else None
         if isinstance(entry, Tensor):
             rows = _Rows(index, tuple(entry.shape))
@@ -557,7 +559,7 @@ class Indexing(AbstractContainer):
         elif isinstance(entry, Tensor):
             writes.append(rows.stage(entry, value, path))
         else:
-            rows.stage_data(level, entry, value, path, writes)
+            rows.stage_data(level, entry, value, path, writes, alike=True)
         rows.commit(writes)
         return self
 
@@ -712,9 +714,14 @@ def _rows_taken(container: W, rows: Tensor) -> W:
 class _Rows:
     """The target of an indexed write: a view of each leaf, or an index into it."""
 
-    __slots__ = ("added", "batch", "batch_fn", "direct", "fn", "index", "ndim", "numbers", "where")
+    __slots__ = (
+        *("added", "batch", "batch_fn", "direct", "fn", "index", "ndim", "numbers", "where"),
+        "whole",
+    )
 
     def __init__(self, index: object, batch: Batch) -> None:
+        self.whole = index == () if index.__class__ is tuple else False
+        """Whether the index names no rows: then one value for all of them stays one."""
         index = None if index is True else index  # torch copies then, and converts the dtype
         self.fn, after = resolve(index, batch)
         self.batch_fn = leading(batch, after)
@@ -760,17 +767,27 @@ class _Rows:
         value: object,
         path: tuple[str, ...],
         writes: list[Write],
+        alike: bool = False,
     ) -> None:
         """Check and record a write of one value per row.
 
         One value for the whole batch becomes one per row, if it is not to stay one: `MetaData`.
+
+        Args:
+            level: the container that holds the entry.
+            entry: what is written.
+            value: what is written there.
+            path: the path of the entry.
+            writes: where the write is appended.
+            alike: whether rows get values of their own where the value is the same, too.
         """
         if not is_row_data(entry):
-            if is_any_data(entry) and entry._agrees(value):
-                return
             batch = entry._kd_desc.batch
             always, of_batch = entry._kd_state() if is_data(entry) else (False, True)
-            if (always or not of_batch) and not (batch or self.batch_fn(batch)):
+            if is_any_data(entry) and entry._agrees(value) and (always or not (alike and batch)):
+                return
+            one = batch and self.whole and is_data(entry) and _is_one_value(value)
+            if one or ((always or not of_batch) and not (batch or self.batch_fn(batch))):
                 self.direct += level._kd_writes(path[-1], value, path)
                 return
             if not is_data(entry) or entry._kd_state()[0] or not entry._kd_desc.ndim:
@@ -977,6 +994,10 @@ def _paired(
 def _check_broadcast(source: Tensor, shape: tuple[int, ...], path: tuple[str, ...]) -> None:
     if not broadcasts_to(source.shape, shape):
         raise cannot_broadcast(source.shape, f"rows of {format_key(path)}", shape)
+
+
+def _is_one_value(value: object) -> bool:
+    return is_data(value) if is_any_data(value) else not isinstance(value, (list, tuple, Tensor))
 
 
 def _stage_level(

@@ -395,7 +395,7 @@ class Structure(AbstractContainer):
             if is_container(value, self):
                 kept[key] = engine(value).empty(value, recurse=True)
             elif is_data(value):
-                kept[key] = value._kd_map_each(Tensor.clone)
+                kept[key] = value._kd_shallow()
         return self._kd_like(kept, desc)
 
     def is_empty(self) -> bool:
