@@ -224,7 +224,9 @@ ACCIDENTS = (
     "positional argument", "invalid combination of arguments", "unsupported operand type",
     "object cannot be interpreted", "Is a directory", "of a 0-d tensor",
     "got multiple values for argument", "cannot convert dictionary update sequence",
-    "KeyError: '0'", "KeyError: 'swap_dest'", "pop from empty list",
+    "KeyError: '0'", "AttributeError: __delitem__", "list indices must be integers",
+    "Multiple dispatch failed",
+    "KeyError: 'swap_dest'", "pop from empty list",
     "Failed to convert the metadata to json",
 )  # fmt: skip
 
