@@ -396,7 +396,7 @@ def test_classes_are_built_of_what_has_paths(tmp_path: Path) -> None:
     for made in (
         Outer.from_dict({key: whole.get(key) for key in keys}, [3]),
         Outer.from_schema(whole.schema(), [3]),
-        Outer.from_csv(tmp_path / "table.csv"),
+        Outer.from_csv(tmp_path / "table.csv", separator="."),
         Outer.from_json(tmp_path / "text.json"),
         Outer.fromkeys(keys, 1),
     ):

@@ -96,9 +96,9 @@ def test_what_json_cannot_keep_is_refused() -> None:
 @pytest.mark.parametrize(
     ("text", "lines", "message"),
     [
-        ("[1, 2]", False, "expected a JSON object of columns"),
+        ("[1, 2]", False, "expected one JSON object for each row"),
         ("{", False, "expected JSON"),
-        ('{"a": 1}\n[1]', True, "one JSON object on each line"),
+        ('{"a": 1}\n[1]', True, "one on each line"),
         ('{"a": 1}\n{"b": 1}', True, "the same keys, got .'a'. in line 1 and .'b'. in line 2"),
     ],
 )
@@ -143,10 +143,16 @@ def test_the_text_itself_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         text = td.to_json(lines=lines)
         assert text is not None
         assert_same(TensorDict.from_json(text, lines=lines), td)
-    with pytest.raises(InvalidValue, match="expected a JSON object of columns, got a `list`"):
+    with pytest.raises(InvalidValue, match="expected one JSON object for each row"):
         TensorDict.from_json("[1]")
     monkeypatch.chdir(tmp_path)
     td.to_json("{a}.json")
     assert_same(TensorDict.from_json("{a}.json"), td)
     with pytest.raises(FileNotFoundError):
         TensorDict.from_json("absent.json")
+
+
+def test_a_list_of_objects_has_one_for_each_row() -> None:
+    td = TensorDict.from_json('[{"a": 1, "b.c": 2.5}, {"a": 3, "b.c": 4}]')
+    assert td["a"].tolist() == [1, 3]
+    assert td["b.c"].tolist() == [2.5, 4]

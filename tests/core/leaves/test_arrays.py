@@ -25,7 +25,7 @@ class Series:
 
 
 class Image:
-    """What only describes its memory, as images of PIL do."""
+    """What describes its memory and has no length, as images of PIL."""
 
     def __init__(self) -> None:
         self.values = numpy.arange(6, dtype="uint8").reshape(2, 3)
@@ -56,13 +56,34 @@ def test_a_column_becomes_a_leaf() -> None:
     assert td["z"].dtype is torch.bool
 
 
-@pytest.mark.parametrize("make", [Image, Exchanged])
+class Described(Image):
+    """An array that only describes its memory."""
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+
+@pytest.mark.parametrize("make", [Described, Exchanged])
 def test_arrays_of_each_protocol_share_their_memory(make: Callable[[], Any]) -> None:
     array = make()
     leaf = TensorDict({"x": array})["x"]
     leaf[0] = 7
-    values = array.values if make is Image else array.tensor
+    values = array.values if make is Described else array.tensor
     assert leaf.tolist() == values.tolist()
+
+
+def test_an_image_stays_what_it_is() -> None:
+    image: Any = Image()
+    assert TensorDict({"x": image})["x"] is image
+    assert TensorDict({"x": [image, image]}, [2])[1]["x"] is image
+
+
+def test_records_become_a_nested_container() -> None:
+    records = numpy.array([(1, 2.5), (3, 4.5)], dtype=[("n", "i8"), ("x", "f4")])
+    td = TensorDict({"r": records}, [2])
+    assert td["r", "x"].tolist() == [2.5, 4.5]
+    nested: Any = TensorDict({"r": records.view(numpy.recarray)})["r"]
+    assert nested.batch_size == (2,)
 
 
 @pytest.mark.parametrize("values", [["a", "b", "c"], [None, 1, 2]])

@@ -172,7 +172,7 @@ def test_the_wrong_object_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="must be a named tuple"):
         TensorDict.from_namedtuple((1, 2))
     with pytest.raises(InvalidArgument, match="must be a tuple"):
-        TensorDict.from_tuple([1, 2])  # type: ignore[arg-type]  # the error is the promise
+        TensorDict.from_tuple({1, 2})  # type: ignore[arg-type]  # the error is the promise
     with pytest.raises(InvalidArgument, match="instance of a dataclass"):
         TensorDict.from_dataclass(Step)
     with pytest.raises(InvalidArgument, match="structured numpy array"):

@@ -80,7 +80,7 @@ def as_entry(
         return _node_as_entry(key, value, desc, path, holder)
     if is_foreign(value):
         return _node_as_entry(key, registry.foreign_node(value), desc, path, holder)
-    if type(value) is dict or isinstance(value, Mapping):
+    if isinstance(value, dict):
         made = mapping_as_entry(key, value, desc, path)
         if holder is not None:
             refuse_cycle(key, made, holder, path)
@@ -89,9 +89,10 @@ def as_entry(
     if converted is None:
         if isinstance(value, (list, tuple)) and _holds_numbers(value, empty=True):
             value = _lists_as_tensors(value, max(len(desc.batch), 1))
-        stacked = _as_stack(value)
-        if stacked is not None:
-            return _node_as_entry(key, stacked, desc, path, holder)
+        node = _as_stack(value)
+        node = records_as_node(value) if node is None else node
+        if node is not None:
+            return _node_as_entry(key, node, desc, path, holder)
         if not list_to_stack():
             return registry.wrap_data(_as_array(value), desc)
         rows = _rows_of(value)
@@ -296,6 +297,23 @@ def _as_stack(value: object) -> Node | None:
         return None
     stacked: Node = value[0]._kd_engine.maybe_dense_stack(value)
     return stacked
+
+
+def is_number(value: object) -> bool:
+    """Return whether a value is a number of Python or of numpy."""
+    from kd_core._leaves.packing import is_number_of_numpy
+
+    return isinstance(value, _NUMBERS) or is_number_of_numpy(value)
+
+
+def records_as_node(value: object) -> Node | None:
+    """Return an array of records as a container of its shape; `None` for other values."""
+    from kd_core._leaves.packing import columns_of_struct_array, is_struct_array
+
+    if not is_struct_array(value) or isinstance(value, sys.modules["numpy"].void):
+        return None
+    made: Node = registry.nest_mapping(columns_of_struct_array(value), describe(value.shape), ())
+    return made
 
 
 def _as_array(value: object) -> object:

@@ -578,7 +578,11 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
         if isinstance(input_dict, TensorDictBase):
             batch_size = input_dict._kd_desc.batch if batch_size is None else batch_size
             return from_mapping(cls, input_dict._kd_entries, batch_size, device)
-        return from_mapping(cls, input_dict, batch_size, device)
+        from kd_core._convert.plain import with_branches
+
+        given = () if batch_size is None else batch_of(batch_size)
+        source = cast("Mapping[AnyKey, object]", with_branches(input_dict, given))
+        return from_mapping(cls, source, batch_size, device)
 
     @classmethod
     def from_tensordict(

@@ -219,7 +219,7 @@ class TensorDict(Dense):
     @classmethod
     def from_dict(
         cls,
-        input_dict: Mapping[AnyKey, object],
+        input_dict: Mapping[AnyKey, object] | TensorDictBase,
         batch_size: BatchSize | None = None,
         device: DeviceLike | None = None,
         *,
@@ -230,8 +230,9 @@ class TensorDict(Dense):
         """Build a container from nested dicts.
 
         Args:
-            input_dict: nested dicts of values.
-            batch_size: the leading dimensions of every entry.
+            input_dict: nested dicts of values, which are converted as by `from_any`; a container
+                is returned as it is.
+            batch_size: the leading dimensions of every entry; a number has one value for all rows.
             device: the device to which every entry is moved.
             auto_batch_size: infer the batch size: all leading dimensions that the leaves share;
                 nested containers get what their own leaves share.
@@ -246,10 +247,11 @@ class TensorDict(Dense):
             torch.Size([3])
         """
         inferred = batch_size is None and (auto_batch_size or batch_dims is not None)
-        if names is None and not inferred:
+        direct = names is None and not inferred
+        if direct and _holds_tensors(input_dict):
             return cls(input_dict, batch_size, device)  # type: ignore[arg-type]  # mypy infers no key
         plain = names is None and device is None and (batch_dims is None or batch_dims >= 0)
-        if plain and cls is TensorDict:
+        if inferred and plain and cls is TensorDict:
             # The fast path for a source of tensors only: "from_dict, nested" in the benchmarks.
             levels: list[TensorDict] = []
             leaves: list[Tensor] = []
@@ -260,6 +262,18 @@ class TensorDict(Dense):
                 if len(levels) > 1 and desc.ndim != batch_dims:
                     _share_more(levels, desc.ndim, batch_dims)
                 return levels[0]  # type: ignore[return-value]  # `Self` is `TensorDict` here
+        if isinstance(input_dict, AbstractContainer):
+            if names is None:
+                return cls.from_any(
+                    input_dict, batch_dims=batch_dims, device=device, batch_size=batch_size
+                )
+        else:
+            from kd_core._convert.plain import with_branches
+
+            given = () if batch_size is None else batch_of(batch_size)
+            input_dict = cast("Mapping[AnyKey, object]", with_branches(input_dict, given))
+        if direct:
+            return cls(input_dict, batch_size, device)  # type: ignore[arg-type]  # as above
         return build(cls, input_dict, batch_size, device, auto_batch_size, batch_dims, None, names)
 
     @overload
@@ -427,6 +441,16 @@ def fill(td: Dense, source: object, desc: Descriptor, path: tuple[str, ...] = ()
             except (IndexError, RuntimeError):  # a tensor without dimensions, or without a shape
                 pass
         entries[key] = as_entry(key, value, desc, path)
+
+
+def _holds_tensors(source: object) -> bool:
+    """Return whether nested dicts hold tensors alone."""
+    if source.__class__ is not dict:
+        return False
+    for value in source.values():
+        if value.__class__ is not Tensor and not _holds_tensors(value):
+            return False
+    return True
 
 
 def _share_more(levels: list[TensorDict], ndim: int, most: int | None) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import importlib
 import json
 import sys
-from collections import namedtuple
+from collections import UserDict, namedtuple
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 from urllib.parse import quote, unquote
 
 import torch
@@ -21,7 +21,7 @@ from kd_core._descriptor import describe, describe_on
 from kd_core._errors import InvalidValue, KeyCollision, MissingDependency, a_type, wrong_type
 from kd_core._keys import KeyPath, format_key
 from kd_core._leaves.loops import find_entry, same_data
-from kd_core._leaves.packing import BITS
+from kd_core._leaves.packing import BITS, columns_of_struct_array, is_struct_array
 from kd_core._nodes import (
     Entry,
     Node,
@@ -40,6 +40,8 @@ from kd_core._unbatched import wrap_tensor
 from kd_core._validation import (
     is_foreign,
     is_foreign_unbatched,
+    is_number,
+    records_as_node,
     shape_of_lists,
     values_of_rows,
 )
@@ -49,16 +51,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from kd_core._descriptor import Descriptor
+    from kd_core._types import Batch
 
     Foreign: TypeAlias = Any
     W = TypeVar("W", bound=AbstractContainer)
-
-    class Records(Protocol):
-        """A numpy array of records, or one record."""
-
-        @property
-        def dtype(self) -> numpy.dtype[numpy.void]: ...
-        def __getitem__(self, name: str) -> Any: ...
 
     class AnyNamedTuple(Protocol):
         """An instance of a class that `collections.namedtuple` or `typing.NamedTuple` makes."""
@@ -68,25 +64,52 @@ if TYPE_CHECKING:
         def __iter__(self) -> Iterator[object]: ...
 
 
-def tree_of(value: object) -> dict[str, object] | None:
-    """Return an object of named or numbered parts as nested dicts; `None` for any other value."""
+def tree_of(value: object, batch: Batch = ()) -> dict[str, object] | None:
+    """Return an object of named or numbered parts as nested dicts; `None` for any other value.
+
+    Args:
+        value: the object.
+        batch: the batch size that is given: under one a number is one value for all rows.
+    """
     parts = _parts_of(value)
-    return None if parts is None else {key: branch_of(part) for key, part in parts}
+    return None if parts is None else {key: branch_of(part, batch) for key, part in parts}
 
 
-def branch_of(value: object) -> object:
+def branch_of(value: object, batch: Batch = ()) -> object:
     """Return an object of named or numbered parts as nested dicts, any other value as it is.
 
-    A list that holds tensors or objects has a value for each item. A data frame becomes a container
-    with a row for each of its rows.
+    A list that holds numbers, tensors or objects has a value for each item. A data frame and an
+    array of records become a container with a row for each of their rows.
     """
-    if isinstance(value, list) and any(map(_has_parts, value)):
-        return entry_of_list(value)
+    if isinstance(value, (Tensor, str)):
+        return value
+    if isinstance(value, list):
+        return entry_of_list(value) if any(map(_is_item, value)) else value
     if is_frame(value):
         columns, rows = registry.tree_of_frame(value, None, None)
         return registry.nest_mapping(columns, describe((rows,)), ())
-    tree = tree_of(value)
+    records = records_as_node(value)
+    if records is not None:
+        return records
+    if batch and is_number(value):
+        return registry.wrap_data(value, describe(batch))
+    tree = tree_of(value, batch)
     return value if tree is None else tree
+
+
+def with_branches(source: object, batch: Batch) -> object:
+    """Return the source of a container with nested dicts in place of objects that have parts.
+
+    A list of pairs, and what has `keys`, as a `ParameterDict` of torch, is a mapping, too.
+    """
+    if not isinstance(source, Mapping):
+        if not (isinstance(source, list) or hasattr(source, "keys")):
+            return source
+        try:
+            source = dict(cast("Mapping[str, object]", source))
+        except (TypeError, ValueError):
+            return source
+    return {key: branch_of(value, batch) for key, value in source.items()}
 
 
 def is_frame(value: object) -> bool:
@@ -96,53 +119,51 @@ def is_frame(value: object) -> bool:
 
 
 def entry_of_list(values: list[object]) -> Entry:
-    """Return a list of numbers as a tensor, any other list as one value for each item."""
-    if _may_be_numbers(values):  # else compiled code would stack tensors, or fail
+    """Return a list of numbers of one type as a tensor, any other list as a value for each item."""
+    shape = shape_of_lists(values)
+    rows = values_of_rows(values, shape, "the list")
+    kinds = {*map(type, rows)}
+    if not kinds or (len(kinds) == 1 and is_number(rows[0])):
         try:  # dynamo of torch 2.10 traces no `suppress`
             return torch.tensor(values)
         except (TypeError, ValueError, RuntimeError):
             pass
-    shape = shape_of_lists(values)
-    rows = values_of_rows(values, shape, "the list")
     return registry.wrap_rows(rows, None, describe(shape))
-
-
-def _may_be_numbers(value: object) -> bool:
-    """Return whether `torch.tensor` may make a number, or lists of numbers, of a value."""
-    if isinstance(value, list):
-        return all(_may_be_numbers(item) for item in value)
-    if isinstance(value, Tensor):
-        return value.numel() == 1
-    return not is_node(value) and _parts_of(value) is None  # a node is a sequence of its rows
 
 
 def _parts_of(value: object) -> Iterator[tuple[str, object]] | None:
     """Return names and parts of an object; `None` for a value without parts."""
     if isinstance(value, (Tensor, AbstractContainer, str, bytes)) or is_node(value):
         return None
-    if isinstance(value, Mapping):
+    if isinstance(value, (dict, UserDict)):
         return iter(value.items())
     if is_dataclass(value) and not isinstance(value, type):
         return ((field.name, getattr(value, field.name)) for field in fields(value))
     if isinstance(value, tuple):
-        return zip(_field_names(value) or map(str, range(len(value))), value, strict=True)
+        names = getattr(type(value), "_fields", None) or map(str, range(len(value)))
+        return zip(names, value, strict=True)
     if is_struct_array(value):
         return iter(columns_of_struct_array(value).items())
     return None
 
 
-def _field_names(value: object) -> tuple[str, ...]:
+def _field_names(value: object) -> tuple[str, ...] | None:
     """Return the names of the fields of a tuple: of a named one, or of a result of torch."""
     of_torch = hasattr(type(value), "n_sequence_fields")  # `torch.max`, for example
-    return tuple(getattr(type(value), "__match_args__" if of_torch else "_fields", ()))
+    found: tuple[str, ...] | None
+    found = getattr(type(value), "__match_args__" if of_torch else "_fields", None)
+    return found
 
 
-def _has_parts(value: object) -> bool:
-    """Return whether an item of a list is a tensor or an object of parts, or holds one."""
+def _is_item(value: object) -> bool:
+    """Return whether an item of a list is a number, a tensor or an object of parts, or holds one.
+
+    Other lists, as those of texts, are rows where the batch size says so.
+    """
     if isinstance(value, list):
-        return any(_has_parts(part) for part in value)
-    is_node = isinstance(value, (Tensor, Mapping, AbstractContainer))
-    return is_node or _parts_of(value) is not None
+        return any(map(_is_item, value))
+    known = isinstance(value, (Tensor, Mapping, AbstractContainer)) or is_number(value)
+    return known or _parts_of(value) is not None
 
 
 def tree_of_dataclass(value: object) -> dict[str, object]:
@@ -158,14 +179,14 @@ def tree_of_dataclass(value: object) -> dict[str, object]:
 
 
 def tree_of_tuple(value: object) -> dict[str, object]:
-    """Return a tuple as nested dicts: fields by name, others by position.
+    """Return a tuple or a list as nested dicts: fields by name, others by position.
 
     Raises:
-        InvalidArgument: if it is not a tuple.
+        InvalidArgument: if it is neither.
     """
-    if not isinstance(value, tuple):
+    if not isinstance(value, (tuple, list)):
         raise wrong_type("`obj`", "a tuple", value, "Use `from_any` for other objects.")
-    return tree_of(value) or {}
+    return tree_of(tuple(value) if isinstance(value, list) else value) or {}
 
 
 def tree_of_named_tuple(value: object) -> dict[str, object]:
@@ -174,11 +195,11 @@ def tree_of_named_tuple(value: object) -> dict[str, object]:
     Raises:
         InvalidArgument: if it is not a named tuple.
     """
-    kind = type(value)
-    if not (hasattr(kind, "_fields") or hasattr(kind, "n_sequence_fields")):
+    names = _field_names(value)
+    if not isinstance(value, tuple) or names is None:
         remedy = "Use `from_tuple` for a tuple without names."
         raise wrong_type("`named_tuple`", "a named tuple", value, remedy)
-    return tree_of_tuple(value)
+    return {key: branch_of(part) for key, part in zip(names, value, strict=True)}
 
 
 def named_tuple_of(td: AbstractContainer, path: tuple[str, ...] = ()) -> AnyNamedTuple:
@@ -197,7 +218,7 @@ def named_tuple_of(td: AbstractContainer, path: tuple[str, ...] = ()) -> AnyName
         if isinstance(value, AbstractContainer):
             values.append(named_tuple_of(value, (*path, key)))
         else:
-            values.append(value._kd_item() if is_data(value) else value)
+            values.append(plain_entry(value))
     try:
         made: AnyNamedTuple = _named_tuple_class(tuple(td._kd_entries))(*values)
     except ValueError as error:  # a keyword of Python
@@ -205,33 +226,17 @@ def named_tuple_of(td: AbstractContainer, path: tuple[str, ...] = ()) -> AnyName
     return made
 
 
+def plain_entry(entry: Entry) -> object:
+    """Return an entry without its wrapper, values of rows as lists."""
+    if not is_data(entry):
+        return entry
+    item = entry._kd_item()
+    return _plain_list(item) if is_row_data(entry) else item
+
+
 @cache
 def _named_tuple_class(names: tuple[str, ...]) -> Callable[..., Any]:
     return namedtuple("GenericDict", names)  # as users of tensordict see it
-
-
-def is_struct_array(value: object) -> TypeGuard[Records]:
-    """Return whether a value is a numpy array of records, or one record."""
-    dtype = getattr(value, "dtype", None)
-    return type(value).__module__ == "numpy" and getattr(dtype, "names", None) is not None
-
-
-def columns_of_struct_array(value: object) -> dict[str, object]:
-    """Return the fields of a structured array as nested dicts; numbers share its memory.
-
-    Raises:
-        InvalidArgument: if it is not a structured array.
-    """
-    if not is_struct_array(value):
-        remedy = "Pass an array whose dtype has named fields, or use `from_any`."
-        raise wrong_type("`struct_array`", "a structured numpy array", value, remedy)
-    columns: dict[str, object] = {}
-    for name in value.dtype.names or ():
-        column = value[name]
-        if getattr(column, "shape", None) == () and getattr(column, "dtype", "") == "O":
-            column = column.item()  # the object itself
-        columns[name] = columns_of_struct_array(column) if is_struct_array(column) else column
-    return columns
 
 
 def struct_array_of(td: AbstractContainer) -> NDArray[numpy.void]:
@@ -340,7 +345,7 @@ def tree_of_pytree(pytree: object) -> dict[tuple[str, ...], object] | Tensor:
             raise KeyCollision(f"two leaves of the tree have the path {format_key(key)}.")
         entries[key] = leaf
     paths = tuple(entries)
-    entries[(STRUCTURE,)] = Structure(spec, paths)
+    entries[(STRUCTURE,)] = registry.wrap_data(Structure(spec, paths), describe(()))
     return entries
 
 

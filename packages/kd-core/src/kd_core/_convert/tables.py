@@ -36,7 +36,6 @@ from kd_core._convert.plain import (
 )
 from kd_core._errors import (
     InvalidArgument,
-    InvalidKey,
     InvalidValue,
     KeyCollision,
     KeyNotFound,
@@ -49,7 +48,7 @@ from kd_core._protocol import AbstractContainer, refuse_unbatched
 
 if TYPE_CHECKING:
     from kd_core._nodes import Entry
-    from kd_core._types import NestedKey
+    from kd_core._types import BatchSize, NestedKey
 
     DtypeOf: TypeAlias = "torch.dtype | str | Mapping[NestedKey, torch.dtype | str] | None"
     Table = Any
@@ -205,7 +204,8 @@ class Dtypes:
     """The dtypes that a caller asks for: of all tensors, or of some by their keys.
 
     A column that is not of numbers is read as numbers if a dtype is asked for its key; so is one of
-    numbers and empty values if a dtype is asked for all. An empty value is `NaN`.
+    numbers and empty values if a dtype is asked for all, or if it is of texts. An empty value is
+    `NaN`.
     """
 
     __slots__ = ("_all", "_by_key", "_met", "_texts")
@@ -249,15 +249,15 @@ class Dtypes:
         if path in self._by_key:
             self._met.append(path)
         wanted = self._all if asked is None else asked
-        if wanted is None:
+        if wanted is None and not self._texts:
             return column
         if not column:
-            return torch.tensor([], dtype=wanted)
+            return column if wanted is None else torch.tensor([], dtype=wanted)
         texts = self._texts or asked is not None
         numbers = [_number(value, texts) for value in column]
         if asked is None and not _some_numbers(column, numbers):
             return column
-        return _as_numbers(column, numbers, path, wanted)
+        return _as_numbers(column, numbers, path, torch.float64 if wanted is None else wanted)
 
     def cast(self, value: object, path: tuple[str, ...]) -> object:
         """Return an entry of the dtype that is asked for.
@@ -674,32 +674,28 @@ def tree_of_frame(frame: object, separator: str | None, dtype: DtypeOf) -> tuple
 
     Raises:
         InvalidArgument: if it is not a data frame.
-        InvalidKey: if a name of a column is not a string or a tuple of strings.
+        KeyCollision: if two columns have the same name.
     """
     pandas = load("pandas", "from_pandas")
     if not isinstance(frame, pandas.DataFrame):
         raise InvalidArgument(f"`dataframe` must be a pandas data frame, got {a_type(frame)}.")
     columns: dict[str, Column] = {}
-    paths: dict[tuple[str, ...], Column] = {}
     ragged = frame.attrs.get(RAGGED, {})
     for at, label in enumerate(frame.columns):
-        if isinstance(label, str) and label in ragged:
-            column: Column = _jagged_column(frame.iloc[:, at].tolist(), ragged[label])
+        name = str(label)
+        if name in columns:
+            raise KeyCollision(f"column `{name}` is given twice. Rename one of them.")
+        if name in ragged:
+            columns[name] = _jagged_column(frame.iloc[:, at].tolist(), ragged[name])
         else:
-            column = _column(frame.iloc[:, at])
-        if isinstance(label, tuple) and all(isinstance(part, str) for part in label):
-            paths[tuple(part for part in label if part) or ("",)] = column
-        elif isinstance(label, str):
-            columns[label] = column
-        else:
-            raise InvalidKey(
-                f"the name of a column must be a string or a tuple of strings, got {label!r}. "
-                "Rename it with `dataframe.rename(columns=str)`."
-            )
+            columns[name] = _column(frame.iloc[:, at])
     dtypes = Dtypes(dtype)
-    tree = tree_of_columns(columns, separator, dtypes)
-    tree.update(paths)
-    return cast_tree(tree, dtypes), len(frame)
+    return cast_tree(tree_of_columns(columns, separator, dtypes), dtypes), len(frame)
+
+
+def frame_in(path: object, read: str, options: Mapping[str, object]) -> object:
+    """Return the data frame that pandas reads."""
+    return getattr(load("pandas", "reading with options of pandas"), read)(path, **options)
 
 
 registry.register("tree_of_frame", tree_of_frame)
@@ -715,15 +711,16 @@ def _jagged_column(lists: Sequence[Sequence[object]], dtype: str) -> Tensor:
 
 
 def _column(series: Any) -> Column:
+    if hasattr(series, "cat"):  # categories: their numbers
+        series = series.cat.codes
     kind = getattr(getattr(series, "dtype", None), "kind", "O")
     values = series.to_numpy(copy=True)
+    if values.dtype.kind == "M":
+        return torch.from_numpy(values.astype("datetime64[ns]").astype("int64"))
     if kind in "biufc" and values.dtype.kind in "biufc":
         return torch.from_numpy(values)
-    if values.dtype.kind in "mM":
-        raise InvalidValue(
-            f"column `{getattr(series, 'name', None)}` holds times, which are not numbers. Convert "
-            "it first, for example with `.astype('int64')`."
-        )
+    if values.dtype.kind == "m":
+        values = values.astype("timedelta64[us]")  # of Python
     return column_of(values.tolist())
 
 
@@ -819,8 +816,12 @@ def _value(column: Column, row: int) -> object:
 # Containers as comma-separated values.
 
 
-def csv_of(td: AbstractContainer, separator: str) -> str:
-    """Return a table with a line of names, and one line for each row."""
+def csv_of(td: AbstractContainer, separator: str, options: Mapping[str, object]) -> str:
+    """Return a table with a line of names, and one line for each row; pandas has the options."""
+    if options:
+        frame: Any = frame_of(td, separator)
+        written: str = frame.to_csv(**{"index": False, **options})
+        return written
     rows = rows_in(td, "to_csv")
     columns = columns_of(ragged_as_jagged(td), separator)
     lists = [
@@ -917,15 +918,15 @@ def _numbers(leaf: Tensor) -> object:
     return (leaf.double() if leaf.is_floating_point() else leaf).tolist()
 
 
-def tree_of_text(
-    text: str, separator: str | None, dtype: DtypeOf
-) -> tuple[Tree, tuple[int, ...] | None]:
+def tree_of_text(text: str, separator: str | None, dtype: DtypeOf) -> tuple[Tree, BatchSize | None]:
     """Return the entries of a JSON object, and its batch size if the text has one.
 
     Raises:
         InvalidValue: if the text is not a JSON object.
     """
     content = _parsed(text)
+    if isinstance(content, list):
+        return _tree_of_rows(content, separator, dtype)
     if not isinstance(content, dict):
         raise InvalidValue(
             f"expected a JSON object of columns, got {a_type(content)}. Pass "
@@ -1039,8 +1040,14 @@ def tree_of_lines(text: str, separator: str | None, dtype: DtypeOf) -> tuple[Tre
         InvalidValue: if a line is not an object, or lines have different keys.
     """
     rows = [_parsed(line) for line in text.split("\n") if line.strip()]
+    return _tree_of_rows(rows, separator, dtype)
+
+
+def _tree_of_rows(rows: list[Any], separator: str | None, dtype: DtypeOf) -> tuple[Tree, int]:
     if not all(isinstance(row, dict) for row in rows):
-        raise InvalidValue("expected one JSON object on each line.")
+        raise InvalidValue(
+            "expected one JSON object for each row, one on each line with `lines=True`."
+        )
     dtypes = Dtypes(dtype)
     return cast_tree(_columns(rows, (), separator, dtypes), dtypes), len(rows)
 
@@ -1069,9 +1076,9 @@ def _columns(
     return found
 
 
-def _parsed(text: str) -> Plain:
+def _parsed(text: str) -> Any:
     try:
-        parsed: Plain = json.loads(text)
+        parsed: object = json.loads(text)
     except ValueError as error:
         raise InvalidValue(f"expected JSON: {error}.") from None
     return parsed

@@ -12,24 +12,34 @@ from __future__ import annotations
 
 import functools
 import pickle
+import sys
 import weakref
 from multiprocessing.context import get_spawning_popen
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeGuard
 
 import torch
 from torch import Tensor, UntypedStorage
 from torch.storage import TypedStorage
 
-from kd_core._errors import not_valid, restores
+from kd_core._errors import not_valid, restores, wrong_type
 from kd_core._torch_private import untyped
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Any, Self, TypeAlias
+    from typing import Self, TypeAlias
 
     import numpy
 
     Array: TypeAlias = numpy.ndarray[Any, numpy.dtype[Any]]
+
+    class Records(Protocol):
+        """A numpy array of records, or one record."""
+
+        @property
+        def dtype(self) -> numpy.dtype[numpy.void]: ...
+        @property
+        def shape(self) -> tuple[int, ...]: ...
+        def __getitem__(self, name: str) -> Any: ...
 
 
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -240,18 +250,59 @@ def _span(leaf: Tensor) -> int:
 # pandas, polars, pyarrow and JAX have one of them at least.
 
 _NUMERIC = "biufc"
+_OF_NUMPY: Final = ("numpy", "numpy.ma", "numpy.rec")
+"""The modules of kinds of arrays: a tuple, which dynamo traces."""
+
+
+def is_of_numpy(value: object) -> bool:
+    """Return whether a value is an array or a number of numpy."""
+    return type(value).__module__ in _OF_NUMPY
+
+
+def is_number_of_numpy(value: object) -> bool:
+    """Return whether a value is a number of numpy, and not an array."""
+    return (
+        is_of_numpy(value)
+        and isinstance(value, sys.modules["numpy"].generic)
+        and value.dtype.kind in _NUMERIC
+    )
+
+
+def is_struct_array(value: object) -> TypeGuard[Records]:
+    """Return whether a value is a numpy array of records, or one record."""
+    dtype = getattr(value, "dtype", None)
+    return is_of_numpy(value) and getattr(dtype, "names", None) is not None
+
+
+def columns_of_struct_array(value: object) -> dict[str, object]:
+    """Return the fields of a structured array as nested dicts; numbers share its memory.
+
+    Raises:
+        InvalidArgument: if it is not a structured array.
+    """
+    if not is_struct_array(value):
+        remedy = "Pass an array whose dtype has named fields, or use `from_any`."
+        raise wrong_type("`struct_array`", "a structured numpy array", value, remedy)
+    columns: dict[str, object] = {}
+    for name in value.dtype.names or ():
+        column = value[name]
+        if getattr(column, "shape", None) == () and getattr(column, "dtype", "") == "O":
+            column = column.item()  # the object itself
+        columns[name] = columns_of_struct_array(column) if is_struct_array(column) else column
+    return columns
 
 
 def tensor_of_array(value: object) -> Tensor | None:
     """Return an array as a tensor that shares its memory where torch can; `None` for other values.
 
-    numpy arrays of strings or objects are other values.
+    numpy arrays of strings or objects are other values; so are tables and what has no length, as
+    images of PIL.
 
     Raises:
         TypeError: if it is a column of a table, or its like, whose elements are not numbers.
     """
     kind = type(value)
-    if hasattr(kind, "__dlpack__") and kind.__module__ != "numpy":
+    if hasattr(kind, "__dlpack__") and not is_of_numpy(value):
         try:
             return torch.utils.dlpack.from_dlpack(value)
         except Exception:  # noqa: BLE001, RUF100  # a library may raise anything; it may offer more
@@ -261,7 +312,7 @@ def tensor_of_array(value: object) -> Tensor | None:
         return None
     dtype = array.dtype
     if dtype.kind not in _NUMERIC:
-        if not array.ndim or kind.__module__ == "numpy":
+        if not array.ndim or is_of_numpy(value):
             return None
         raise TypeError(f"its elements are of dtype {dtype}, which are not numbers")
     if array.ndim and _must_be_copied(array):
@@ -290,10 +341,13 @@ def tensor_of_list(value: object) -> Tensor | None:
 
 
 def _numpy_array(value: Any) -> Array | None:
-    if hasattr(type(value), "__array__"):
+    kind = type(value)
+    if not is_of_numpy(value) and (not hasattr(kind, "__len__") or hasattr(kind, "columns")):
+        return None
+    if hasattr(kind, "__array__"):
         found: Array = value.__array__()
         return found
-    if hasattr(type(value), "__array_interface__"):
+    if hasattr(kind, "__array_interface__"):
         import numpy
 
         return numpy.asarray(value)

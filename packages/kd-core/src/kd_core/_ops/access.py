@@ -62,7 +62,7 @@ from kd_core._validation import Branch, spread_keys
 if TYPE_CHECKING:
     from typing import Self, TypeVar
 
-    from kd_core._nodes import Entry
+    from kd_core._nodes import Entry, Node
     from kd_core._protocol import Side
     from kd_core._types import NestedKey
 
@@ -602,7 +602,7 @@ def with_own_data(copy: W) -> W:
 def dict_of(
     td: AbstractContainer,
     retain_none: bool,
-    convert_tensors: bool,
+    convert_tensors: bool | Literal["numpy"],
     tolist_first: bool,
     unset: bool = True,
 ) -> dict[str, object]:
@@ -611,14 +611,14 @@ def dict_of(
     Args:
         td: the container.
         retain_none: keep entries whose value is `None`.
-        convert_tensors: return tensors as numbers or nested lists of numbers.
+        convert_tensors: return tensors as numbers or nested lists of numbers, or as arrays.
         tolist_first: return a nested container that has a batch as a list of its rows.
         unset: list fields without an entry as `None`.
     """
     plain: dict[str, object] = {}
     for key, value in td._kd_entries.items():
         if value.__class__ is Tensor:
-            plain[key] = value.tolist() if convert_tensors else value
+            plain[key] = _plain_leaf(value, convert_tensors) if convert_tensors else value
         elif isinstance(value, AbstractContainer):
             if tolist_first and value._kd_desc.batch:
                 plain[key] = list_of(value, True, convert_tensors, tolist_first)
@@ -626,11 +626,14 @@ def dict_of(
                 plain[key] = dict_of(value, retain_none, convert_tensors, tolist_first, unset)
         elif not is_data(value):
             leaf = tensor_of(value)
-            plain[key] = leaf.tolist() if convert_tensors and leaf is not None else value
+            if leaf is None or not convert_tensors:
+                plain[key] = value
+            else:
+                plain[key] = _plain_leaf(leaf, convert_tensors)
         elif tolist_first and td._kd_desc.batch and not is_row_data(value):
             plain[key] = value.tolist()
         else:
-            item = value._kd_item()
+            item = plain_item(value)
             if retain_none or item is not None:
                 plain[key] = item
     if retain_none and unset:
@@ -639,8 +642,24 @@ def dict_of(
     return plain
 
 
+def plain_item(data: Node) -> object:
+    """Return what an entry holds that is not a tensor, values of rows as a list of its own."""
+    return _unlinked(data._kd_item())
+
+
+def _unlinked(value: object) -> object:
+    return list(map(_unlinked, value)) if isinstance(value, LinkedList) else value
+
+
+def _plain_leaf(leaf: Tensor, convert: bool | Literal["numpy"]) -> object:
+    return leaf.cpu().numpy() if convert == "numpy" else leaf.tolist()
+
+
 def list_of(
-    td: AbstractContainer, convert_nodes: bool, convert_tensors: bool, tolist_first: bool
+    td: AbstractContainer,
+    convert_nodes: bool,
+    convert_tensors: bool | Literal["numpy"],
+    tolist_first: bool,
 ) -> object:
     """Return the rows of a container as nested lists of the shape of its batch.
 

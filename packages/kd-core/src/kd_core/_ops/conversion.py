@@ -29,8 +29,14 @@ from kd_core._errors import (
 from kd_core._keys import format_key
 from kd_core._leaves.loops import kinds_by_key
 from kd_core._leaves.writes import Write, write_all
-from kd_core._nodes import is_data, is_unbatched, kept_value, leaf_or_node, tensor_of
-from kd_core._ops.access import LinkedList, list_of
+from kd_core._nodes import (
+    is_data,
+    is_unbatched,
+    kept_value,
+    leaf_or_node,
+    tensor_of,
+)
+from kd_core._ops.access import LinkedList, list_of, plain_item
 from kd_core._ops.description import check_names, set_names
 from kd_core._ops.joining import maybe_dense_stack, stack
 from kd_core._ops.modules import StackedUninitialized, stacked_uninitialized
@@ -249,7 +255,7 @@ def _arrays(td: AbstractContainer, path: KeyPath) -> dict[str, object]:
             continue
         leaf = leaf_or_node(value)
         if not isinstance(leaf, Tensor):
-            plain[key] = leaf._kd_item()
+            plain[key] = plain_item(leaf)
             continue
         try:
             plain[key] = leaf.cpu().numpy()

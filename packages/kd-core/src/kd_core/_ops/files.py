@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeAlias, cast
+from typing import IO, TYPE_CHECKING, Final, TypeAlias, cast
 
 from kd_core._errors import InvalidValue, refuse_existing, refuse_pickles
 from kd_core._ops.conversion import build
@@ -72,6 +72,8 @@ def reading(path: PathLike) -> Task:
 # Containers in files and directories, and as one header and few flat buffers.
 
 PathLike: TypeAlias = "str | Path"
+DOT: Final = "."
+"""What joins nested keys in the names of columns."""
 
 
 class Saving(AbstractContainer):
@@ -417,12 +419,13 @@ class Formats(AbstractContainer):
         separator: str | None = None,
         dtype: DtypeOf = None,
         lines: bool = False,
+        **options: object,
     ) -> Self:
         """Build a container from a file of JSON, as `to_json` writes it or of another origin.
 
         Args:
             path: the file; or a text of JSON itself, in brackets as `{...}` and `[...]`, or with
-                `lines` one object a line.
+                `lines` one object a line. A list of objects has one for each row.
             auto_batch_size: infer the batch size: all leading dimensions that the leaves share.
             batch_dims: the largest number of batch dimensions to infer.
             device: the device to which every entry is moved.
@@ -431,6 +434,7 @@ class Formats(AbstractContainer):
             separator: split keys at it; as in `to_json`.
             dtype: the dtype of all tensors, or of some by their keys; see `from_csv`.
             lines: the file has one object a line.
+            **options: what `pandas.read_json` takes, as `orient`; with them pandas reads the file.
 
         Raises:
             InvalidValue: if the file is not JSON of this form.
@@ -438,6 +442,10 @@ class Formats(AbstractContainer):
         from kd_core._convert import tables
 
         batch: BatchSize | None
+        if options:
+            frame = tables.frame_in(path, "read_json", {"lines": lines, **options})
+            tree, batch = tables.tree_of_frame(frame, separator, dtype)
+            return build(cls, tree, batch_size, device, auto_batch_size, batch_dims, found=batch)
         with reading(path):
             text = tables.json_text(path)
             if lines:
@@ -447,7 +455,12 @@ class Formats(AbstractContainer):
         return build(cls, tree, batch_size, device, auto_batch_size, batch_dims, found=batch)
 
     def to_csv(
-        self, path: PathLike | None = None, *, separator: str = ".", exist_ok: bool = True
+        self,
+        path: PathLike | None = None,
+        *,
+        separator: str | None = None,
+        exist_ok: bool = True,
+        **options: object,
     ) -> str | None:
         """Write one line for each item of the first batch dimension, under a line of names.
 
@@ -458,6 +471,7 @@ class Formats(AbstractContainer):
             path: the file to write; `None`: return the text.
             separator: what joins nested keys.
             exist_ok: whether a file at the path is replaced; else that is an error.
+            **options: what `pandas.DataFrame.to_csv` takes; with them pandas writes the file.
 
         Raises:
             AlreadyExists: if something is at the path, and `exist_ok` is false.
@@ -477,7 +491,7 @@ class Formats(AbstractContainer):
         from kd_core._convert import tables
 
         with writing(self, path, "to_csv", exist_ok):
-            text = tables.csv_of(self, separator)
+            text = tables.csv_of(self, separator or DOT, options)
             if path is None:
                 return text
             tables.write_text(path, text)
@@ -486,29 +500,33 @@ class Formats(AbstractContainer):
     @classmethod
     def from_csv(
         cls,
-        path: PathLike,
+        path: PathLike | IO[str],
         *,
         auto_batch_size: bool = False,
         batch_dims: int | None = None,
         device: DeviceLike | None = None,
         batch_size: BatchSize | None = None,
-        separator: str | None = ".",
+        separator: str | None = None,
         dtype: DtypeOf = None,
+        **options: object,
     ) -> Self:
         """Build a container from comma-separated values.
 
         Columns of integers become `int64`, of other numbers `float64`, of `True` and `False`
-        `bool`; all others hold one string a row. Columns `a[0]`, `a[1]`, ... become one leaf.
+        `bool`; all others hold one string a row. Columns `a[0]`, `a[1]`, ... become one leaf. A
+        value that is empty in a column of numbers is `NaN`.
 
         Args:
-            path: the file; its first line has the names.
+            path: the file; its first line has the names. pandas reads what is already open.
             auto_batch_size: infer the batch size: all leading dimensions that the leaves share.
             batch_dims: the largest number of batch dimensions to infer.
             device: the device to which every entry is moved.
             batch_size: the leading dimensions of every entry; `None`: the number of rows.
-            separator: split names at it into nested keys; `None`: do not.
+            separator: split names at it into nested keys, as `"."` those that `to_csv` writes;
+                `None`: do not.
             dtype: the dtype of all tensors, or of some by their keys; the name of a dtype is one.
                 Empty values of a column with a floating-point dtype are `NaN`.
+            **options: what `pandas.read_csv` takes, as `sep=";"`; with them pandas reads the file.
 
         Raises:
             KeyNotFound: if there is no column of a key of `dtype`.
@@ -523,11 +541,15 @@ class Formats(AbstractContainer):
         """
         from kd_core._convert import tables
 
-        with reading(path):
-            tree, rows = tables.tree_of_csv(tables.read_text(path), separator, dtype)
+        if options or not isinstance(path, (str, Path)):
+            frame = tables.frame_in(path, "read_csv", options)
+            tree, rows = tables.tree_of_frame(frame, separator, dtype)
+        else:
+            with reading(path):
+                tree, rows = tables.tree_of_csv(tables.read_text(path), separator, dtype)
         return build(cls, tree, batch_size, device, auto_batch_size, batch_dims, found=rows)
 
-    def to_pandas(self, *, separator: str = ".") -> object:
+    def to_pandas(self, *, separator: str | None = None) -> object:
         """Return a pandas data frame; names of columns as in `to_csv`.
 
         Args:
@@ -542,7 +564,7 @@ class Formats(AbstractContainer):
         from kd_core._convert.tables import frame_of
 
         with writing(self, None, "to_pandas"):
-            return frame_of(self, separator)
+            return frame_of(self, separator or DOT)
 
     @classmethod
     def from_pandas(
@@ -553,12 +575,13 @@ class Formats(AbstractContainer):
         batch_dims: int | None = None,
         device: DeviceLike | None = None,
         batch_size: BatchSize | None = None,
-        separator: str | None = ".",
+        separator: str | None = None,
         dtype: DtypeOf = None,
     ) -> Self:
         """Build a container from a pandas data frame, whose columns are copied.
 
-        Columns of strings and objects hold one value a row. Names that are tuples are nested keys.
+        Columns of strings and objects hold one value a row, of times nanoseconds, of categories
+        their numbers. Names that are not strings are converted.
 
         Args:
             dataframe: the data frame; its index is left out.
@@ -571,14 +594,13 @@ class Formats(AbstractContainer):
 
         Raises:
             MissingDependency: if pandas is not installed.
-            InvalidKey: if a name of a column is neither a string nor a tuple of strings.
         """
         from kd_core._convert.tables import tree_of_frame
 
         tree, rows = tree_of_frame(dataframe, separator, dtype)
         return build(cls, tree, batch_size, device, auto_batch_size, batch_dims, found=rows)
 
-    def to_arrow(self, *, separator: str = ".") -> object:
+    def to_arrow(self, *, separator: str | None = None) -> object:
         """Return an Arrow table with one row for each item of the first batch dimension.
 
         A leaf with more dimensions is a column of lists of fixed size. The metadata of the table
@@ -596,7 +618,7 @@ class Formats(AbstractContainer):
         from kd_core._convert.tables import table_of
 
         with writing(self, None, "to_arrow"):
-            return table_of(self, separator, "to_arrow")
+            return table_of(self, separator or DOT, "to_arrow")
 
     @classmethod
     def from_arrow(
@@ -607,7 +629,7 @@ class Formats(AbstractContainer):
         nulls: str = "raise",
         mask_key: NestedKey = "mask",
         device: DeviceLike | None = None,
-        separator: str | None = ".",
+        separator: str | None = None,
     ) -> Self:
         """Build a container from an Arrow table, whose columns are copied.
 
@@ -631,7 +653,9 @@ class Formats(AbstractContainer):
         tree, batch = tree_of_table(table, separator, nulls, mask_key)
         return build(cls, tree, batch, device)
 
-    def to_parquet(self, path: PathLike, *, separator: str = ".", exist_ok: bool = True) -> None:
+    def to_parquet(
+        self, path: PathLike, *, separator: str | None = None, exist_ok: bool = True
+    ) -> None:
         """Write a file of Parquet, with the table that `to_arrow` returns.
 
         Args:
@@ -647,7 +671,7 @@ class Formats(AbstractContainer):
         from kd_core._convert.tables import write_parquet
 
         with writing(self, path, "to_parquet", exist_ok):
-            write_parquet(self, path, separator)
+            write_parquet(self, path, separator or DOT)
 
     @classmethod
     def from_parquet(
@@ -658,7 +682,7 @@ class Formats(AbstractContainer):
         batch_dims: int | None = None,
         device: DeviceLike | None = None,
         batch_size: BatchSize | None = None,
-        separator: str | None = ".",
+        separator: str | None = None,
         dtype: DtypeOf = None,
         columns: Sequence[str] | None = None,
     ) -> Self:

@@ -62,8 +62,8 @@ class Objects(AbstractContainer):
         Mappings, dataclasses and named tuples become containers of their keys and fields, tuples
         become containers of positions (`"0"`, `"1"`, ...). Structured arrays become containers of
         their fields, data frames containers of their columns with a row for each of their rows.
-        Other values become entries: lists of numbers are tensors, other lists have one value for
-        each item.
+        Other values become entries: lists of numbers of one type are tensors, other lists have one
+        value for each item.
 
         Args:
             obj: the object.
@@ -73,9 +73,9 @@ class Objects(AbstractContainer):
             batch_size: the leading dimensions of every entry.
 
         Returns:
-            A container; one that is given without options is returned as it is. Of an object
-            without parts what it is as an entry: a tensor or a `NonTensorStack` of a list, any
-            other object itself.
+            A container; one that is given without another batch size or device is returned as it
+            is. Of an object without parts what it is as an entry: a tensor or a `NonTensorStack` of
+            a list, any other object itself.
 
         Example:
             >>> from dataclasses import dataclass
@@ -90,17 +90,26 @@ class Objects(AbstractContainer):
             ['obs', ('info', '0'), ('info', '1')]
         """
         from kd_core._convert.plain import entry_of_list, is_frame, tree_of
+        from kd_core._leaves.packing import is_struct_array
 
         if isinstance(obj, list):
             return cast("Self", entry_of_list(obj))
         if is_frame(obj):
             columns, rows = registry.tree_of_frame(obj, None, None)
             return build(cls, columns, batch_size, device, auto_batch_size, batch_dims, rows)
+        if is_struct_array(obj):
+            return cls.from_struct_array(
+                obj,
+                auto_batch_size=auto_batch_size,
+                batch_dims=batch_dims,
+                device=device,
+                batch_size=batch_size,
+            )
         if isinstance(obj, AbstractContainer):
-            if device is None and batch_size is None and batch_dims is None and not auto_batch_size:
+            if device is None and batch_size is None and batch_dims is None:
                 return cast("Self", obj)
             tree: object = obj._kd_entries
-            if batch_size is None and not auto_batch_size:
+            if batch_size is None:
                 batch_size = obj._kd_desc.batch
                 refuse_open(batch_size)
         else:
@@ -388,7 +397,7 @@ class Objects(AbstractContainer):
             >>> td["x"], bool((td.to_struct_array() == array).all())
             (tensor([2.5000, 4.5000]), True)
         """
-        from kd_core._convert.plain import columns_of_struct_array
+        from kd_core._leaves.packing import columns_of_struct_array
 
         tree = columns_of_struct_array(struct_array)
         if batch_size is None and not auto_batch_size:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Final, Literal, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -442,7 +442,7 @@ class Placement(AbstractContainer):
         self,
         *,
         retain_none: bool = True,
-        convert_tensors: bool = False,
+        convert_tensors: bool | Literal["numpy"] = False,
         tolist_first: bool = False,
     ) -> dict[str, object]:
         """Convert the container into nested plain dicts; tensors are shared, data is unwrapped.
@@ -451,7 +451,8 @@ class Placement(AbstractContainer):
 
         Args:
             retain_none: keep entries whose value is `None`.
-            convert_tensors: return tensors as numbers or nested lists of numbers.
+            convert_tensors: return tensors as numbers or nested lists of numbers; `"numpy"`: as
+                arrays, which share their memory where they can.
             tolist_first: return a nested container that has a batch as a list of its rows.
 
         Example:
