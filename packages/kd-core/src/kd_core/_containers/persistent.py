@@ -53,7 +53,7 @@ from kd_core._convert.plain import (
 from kd_core._descriptor import describe
 from kd_core._errors import InvalidArgument, InvalidValue, KdError
 from kd_core._keys import format_key, is_path, path_of
-from kd_core._leaves.loops import common_batch
+from kd_core._leaves.loops import common_batch, version_of
 from kd_core._naming import public_in
 from kd_core._nodes import as_read, is_data, is_row_data, is_unbatched, kept_value
 from kd_core._protocol import AbstractContainer, lock
@@ -110,7 +110,8 @@ class _Entries(Mapping[str, "Entry"]):
         return made
 
     def __iter__(self) -> Iterator[str]:
-        return iter([unescaped(name) for name in self._opened() if name != REPLACED])
+        # In the order of HDF5, also where a file says in which order its entries were made.
+        return iter([unescaped(name) for name in sorted(self._opened()) if name != REPLACED])
 
     def __len__(self) -> int:
         group = self._opened()
@@ -194,8 +195,9 @@ class PersistentTensorDict(TensorDictBase):
     """A container whose entries stay in a file of HDF5, and are read when they are used.
 
     A write goes to the file: of an entry, of a row, in place to a leaf. A tensor that was read is
-    the entry in the file, and sees later writes. Data of the same shape that is assigned to a leaf
-    is cast to its dtype, if it is not of a lesser kind. Results of operations are `TensorDict`s.
+    the entry in the file, and sees later writes. Keys are in alphabetical order, as in HDF5. Data
+    of the same shape that is assigned to a leaf is cast to its dtype, if it is not of a lesser
+    kind. Results of operations are `TensorDict`s.
     `data[index]`, and a batch of a `DataLoader` over `data`, are rows of the file: an entry that is
     set there is written; one that is deleted there stays in the file. Data that is not a tensor is
     kept as JSON; rows of it that are changed in place are written by `close`.
@@ -271,7 +273,7 @@ class PersistentTensorDict(TensorDictBase):
             if mode not in MODES:
                 raise InvalidValue(f"`mode` must be one of {MODES}, got {mode!r}.")
             path = os.path.realpath(filename)
-            root = h5py.File(path, mode, track_order=True)
+            root = h5py.File(path, mode)
         self._open(root, options, str(root.file.filename))
         found = _batch_in(self._group)
         batch = found if batch_size is None else torch.Size(_sizes(batch_size))
@@ -479,6 +481,11 @@ class PersistentTensorDict(TensorDictBase):
         return cast("Self", _Rows.of(self, index, made))
 
     @property
+    def file(self) -> Group:
+        """The open file of `h5py`."""
+        return self._file
+
+    @property
     def kwargs(self) -> dict[str, object]:
         """What `h5py` is given for a new data set."""
         return self._options
@@ -520,7 +527,7 @@ class PersistentTensorDict(TensorDictBase):
         if name in self._group:
             self._kd_del_entry(key)
         if isinstance(value, AbstractContainer):
-            made = self._below_at(self._group.create_group(name, track_order=True))
+            made = self._below_at(self._group.create_group(name))
             made._kd_desc = made._kd_desc.with_batch(value._kd_desc.batch)
             made._keep_batch()
             for inner, each in below.items():
@@ -608,6 +615,8 @@ class _Rows(GeneralMethods, TensorDict):
 
     _whole: TensorDictBase
     _at: Index
+    _versions: dict[str, int]
+    """The versions of the leaves that the file has."""
 
     @classmethod
     def of(cls, whole: TensorDictBase, index: object, read: TensorDictBase) -> _Rows:
@@ -622,7 +631,14 @@ class _Rows(GeneralMethods, TensorDict):
             for key, value in read._kd_entries.items()
         }
         made._kd_nested = read._kd_nested
+        made._versions = {}
+        made._note()
         return made
+
+    def _note(self) -> None:
+        for key, leaf in self._kd_entries.items():
+            if isinstance(leaf, Tensor):
+                self._versions[key] = version_of(leaf)
 
     def _kd_set_entry(self, key: str, value: Entry) -> None:
         old = self._kd_entries.get(key)
@@ -630,6 +646,7 @@ class _Rows(GeneralMethods, TensorDict):
             value = _cast_to(old, value)
         self._whole[self._at] = {key: value}
         super()._kd_set_entry(key, self._whole.select(key)[self._at]._kd_entries[key])
+        self._note()
 
     def _kd_like(self, entries: dict[str, Entry], desc: Descriptor) -> Self:
         return registry.make_dense(entries, desc)
@@ -669,8 +686,18 @@ class _Rows(GeneralMethods, TensorDict):
     apply_ = _writing(TensorDict.apply_)
 
     def _kd_written(self) -> Self:
-        leaves = {key: leaf for key, leaf in self._kd_entries.items() if not is_data(leaf)}
-        self._whole[self._at] = leaves
+        """Write what changed since: other entries may have other values in the file."""
+        changed: dict[str, Entry] = {}
+        for key, entry in self._kd_entries.items():
+            if isinstance(entry, _Rows):
+                entry._kd_written()
+            elif not isinstance(entry, Tensor):
+                changed |= {} if is_data(entry) else {key: entry}
+            elif (version := version_of(entry)) < 0 or version != self._versions[key]:
+                changed[key] = entry
+        if changed:
+            self._whole[self._at] = changed
+            self._note()
         return self
 
     def __deepcopy__(self, memo: object) -> Self:
@@ -729,7 +756,7 @@ def restore_persistent(
 ) -> PersistentTensorDict:
     """Open the file of a container again; called by pickle."""
     h5py = load("h5py", "PersistentTensorDict")
-    root = h5py.File(filename, mode, track_order=True)
+    root = h5py.File(filename, mode)
     made = PersistentTensorDict(group=root[group], batch_size=batch, **options)
     return made if reason is None else lock(made, reason)
 

@@ -1010,6 +1010,13 @@ def _paths(entries: Entries, prefix: tuple[str, ...]) -> Iterator[tuple[str, ...
             yield from _paths(inner, (*prefix, key))
 
 
+def version_of(entry: object) -> int:
+    """Return a number that grows when a tensor is written; -1 where torch does not count."""
+    if not isinstance(entry, Tensor) or entry.is_inference():
+        return -1
+    return entry._version
+
+
 def common_batch(shapes: list[tuple[int, ...]], most: int | None = None) -> tuple[int, ...]:
     """Return the leading dimensions that all shapes share, at most `most` of them."""
     if not shapes:

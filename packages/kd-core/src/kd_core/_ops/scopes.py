@@ -20,7 +20,7 @@ from kd_core._descriptor import LOCKED_BY_USER
 from kd_core._errors import InvalidArgument
 from kd_core._keys import KeyPath
 from kd_core._leaves.foreach import shares_storage
-from kd_core._leaves.loops import find_entry
+from kd_core._leaves.loops import find_entry, version_of
 from kd_core._protocol import (
     AbstractContainer,
     Composite,
@@ -476,7 +476,7 @@ class _Seen:
 
     def __init__(self, entry: Entry) -> None:
         self.entry = entry
-        self.version = _version(entry)
+        self.version = version_of(entry)
 
 
 Snapshot: TypeAlias = "dict[KeyPath, _Seen] | list[Snapshot]"
@@ -516,13 +516,6 @@ def _leaves(level: AbstractContainer, path: KeyPath) -> Iterator[tuple[KeyPath, 
             yield from _leaves(value, (*path, key))
         else:
             yield (*path, key), value
-
-
-def _version(entry: object) -> int:
-    """Return a number that grows when a tensor is written; -1 where torch does not count."""
-    if not isinstance(entry, Tensor) or entry.is_inference():
-        return -1
-    return entry._version
 
 
 def _carry_back(
