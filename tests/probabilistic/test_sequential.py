@@ -823,3 +823,21 @@ def test_what_a_function_writes_is_there_after_get_dist() -> None:
     assert torch.equal(model.get_dist(td).mean, ONE)
     assert list(td.keys()) == ["x", "loc", "scale"]
     assert list(model.get_dist_params(TensorDict({"x": ONE}, [3])).keys()) == ["x", "loc", "scale"]
+
+
+class Squared(ProbabilisticTensorDictModule):
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:  # type: ignore[override]
+        made = super().forward(tensordict)
+        return made.set("squared", made["action"] ** 2)
+
+
+def test_what_a_subclass_of_a_draw_writes_too_is_there_in_each_call() -> None:
+    first, second, _ = steps()
+    draw = Squared(["loc", "scale"], ["action"], distribution_class=Normal)
+    model = TensorDictSequential(first, second, draw)
+    torch.compiler.reset()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    for call in (*[model] * 10, cast("TensorDictSequential", compiled)):  # a plan runs later
+        made = call(data())
+        assert list(made.keys()) == ["x", "p", "loc", "scale", "action", "squared"]
+        torch.testing.assert_close(made["squared"], made["action"] ** 2)

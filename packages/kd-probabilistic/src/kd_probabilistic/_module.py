@@ -474,13 +474,14 @@ class ConfiguredModule(TensorDictModuleBase):
     def _kd_has_value_form(self) -> bool:
         """Whether bare parameters are enough: not for `num_samples` or a generator in an entry.
 
-        Nor without a key for the value: it is written at `"_"`, which plans leave out. Nor where
-        `forward` writes the parts of a sum, which are not among the outputs.
+        Nor for a class of the user with a `forward` of its own. Nor without a key for the value: it
+        is written at `"_"`, which plans leave out. Nor where `forward` writes the parts of a sum,
+        which are not among the outputs.
         """
         settings = self._kd_settings
         if self.num_samples is not None or settings.parts or DISCARD in settings.sample_keys:
             return False
-        return not isinstance(self.generator, (str, tuple))
+        return self._kd_value_form and not isinstance(self.generator, (str, tuple))
 
     def _kd_stored_keys(self) -> tuple[NestedKey, ...]:
         """Return the visible keys in the order in which a container gets them, with `_`."""
