@@ -20,8 +20,6 @@ nox.options.sessions = ["lint", "typecheck", "tests", "docs"]
 TORCH = os.environ.get("KD_TORCH", "2.13.0")
 # What runs models in a browser, from npm.
 ONNXRUNTIME_WEB = "1.30.0"
-# Below 2.10 dynamo does not trace a `forward` that is a descriptor, as ours is: its signature comes
-# from the keys of each module.
 TORCHES = ("2.10.0", "2.11.0", "2.12.1", "2.13.0", "2.14.1", "2.15.0")
 # Beside the oldest, which all other lanes use.
 PYTHONS = ("3.12", "3.13", "3.14")

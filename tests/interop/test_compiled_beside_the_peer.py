@@ -132,8 +132,25 @@ def target(lib: Library) -> Step:
     return lambda td: weights.lerp_(source, 0.1).clone()
 
 
+def subclass_of(base: Any) -> Any:
+    class Own(base):  # type: ignore[misc]  # of either library
+        def forward(self, tensordict: Any) -> Any:
+            made = super().forward(tensordict)
+            return made.set("more", made["x"] * 2)
+
+    return Own
+
+
 PROGRAMS: dict[str, Callable[[Library], Step]] = {
     "sequence": sequence,
+    "own module": lambda lib: subclass_of(lib.TensorDictModule)(linear(), ["x"], ["y"]),
+    "own sequence": lambda lib: subclass_of(lib.TensorDictSequential)(sequence(lib)),
+    "own step": lambda lib: lib.TensorDictSequential(
+        sequence(lib), subclass_of(lib.TensorDictModule)(linear(), ["y"], ["w"])
+    ),
+    "own draw": lambda lib: subclass_of(lib.ProbabilisticTensorDictModule)(
+        ["x"], ["y"], distribution_class=lambda x: Normal(x, 1.0)
+    ),
     "selected": lambda lib: sequence(lib, selected_out_keys=[("n", "z")]),
     "keywords": by_keyword,
     "policy": policy,

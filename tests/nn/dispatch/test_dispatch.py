@@ -61,23 +61,39 @@ def test_container_passes_through() -> None:
 
 def test_signature_names_the_arguments() -> None:
     module = TensorDictModule(torch.add, ["a", ("b", "c")], ["d"])
-    assert list(inspect.signature(module.forward).parameters) == ["a", "b_c"]
+    assert list(inspect.signature(module).parameters) == ["a", "b_c"]
     sequence = TensorDictSequential(module, TensorDictModule(torch.neg, ["d"], ["e"]))
-    assert list(inspect.signature(sequence.forward).parameters) == ["a", "b_c"]
+    assert list(inspect.signature(sequence).parameters) == ["a", "b_c"]
 
 
 def test_signature_follows_the_keys_of_the_instance() -> None:
     module = TensorDictModule(torch.neg, ["a"], ["b"])
     module.in_keys = ["other"]
-    assert list(inspect.signature(module.forward).parameters) == ["other"]
+    assert list(inspect.signature(module).parameters) == ["other"]
 
 
-def test_signature_of_a_forward_that_a_user_wrote_is_his_and_binds_tensors_by_key() -> None:
+@pytest.mark.parametrize("owner", [Add, TensorDictModule, TensorDictSequential])
+def test_a_decorated_method_is_a_plain_function(owner: type[nn.Module]) -> None:
+    assert inspect.isfunction(owner.__dict__["forward"])
+
+
+def test_signature_of_a_method_takes_tensors_next_to_its_own_parameters() -> None:
     signature = inspect.signature(Add().forward)
-    assert list(signature.parameters) == ["tensordict"]
-    assert signature.bind(X, in_y=Y).arguments == {"x": X, "in_y": Y}
+    assert list(signature.parameters) == ["tensordict", "args", "kwargs"]
+    assert signature.bind(X, in_y=Y).arguments == {"tensordict": X, "in_y": Y}
+    assert signature.bind(x=X, in_y=Y).arguments == {"x": X, "in_y": Y}
+    assert signature.bind(X, Y).arguments == {"tensordict": X, "args_0": Y}
     td = TensorDict({"x": X, "in": {"y": Y}})
     assert list(signature.bind(td).arguments.values()) == [td]
+
+
+class Based(TensorDictModuleBase):
+    in_keys: ClassVar = ["x", ("in", "y")]  # type: ignore[misc]  # as users declare them
+    out_keys: ClassVar = ["sum"]  # type: ignore[misc]  # as users declare them
+
+    @dispatch
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        return tensordict.set("sum", tensordict["x"] + tensordict["in", "y"])
 
 
 class Plain(TensorDictModuleBase):
@@ -91,7 +107,7 @@ class Plain(TensorDictModuleBase):
 @pytest.mark.parametrize(
     ("module", "names"),
     [
-        (Add(), ["tensordict"]),
+        (Based(), ["x", "in_y"]),
         (Plain(), ["tensordict"]),
         (TensorDictModule(torch.add, ["a", ("b", "c")], ["d"]), ["a", "b_c"]),
         (TensorDictSequential(TensorDictModule(torch.neg, ["a"], ["b"])), ["a"]),
@@ -99,23 +115,20 @@ class Plain(TensorDictModuleBase):
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_signature_of_a_module_is_that_of_its_forward(module: nn.Module, names: list[str]) -> None:
+def test_signature_of_a_module_names_its_keys(module: nn.Module, names: list[str]) -> None:
     assert list(inspect.signature(module).parameters) == names
-    assert inspect.signature(module) == inspect.signature(module.forward)
     assert names[0] not in inspect.signature(type(module)).parameters
 
 
-def test_help_names_the_arguments_and_the_class() -> None:
+def test_help_shows_the_method_and_the_class() -> None:
     module = TensorDictModule(torch.add, ["a", ("b", "c")], ["d"])
-    text = pydoc.plain(pydoc.render_doc(module.forward))
-    assert "forward(a: torch.Tensor, b_c: torch.Tensor)" in text
-    assert "Read, run and write" in text
+    assert "Read, run and write" in pydoc.plain(pydoc.render_doc(module.forward))
     assert "Run a callable on entries" in pydoc.plain(pydoc.render_doc(module))
 
 
 def test_names_that_are_no_parameters_stay_callable() -> None:
     module = TensorDictModule(torch.neg, ["lambda"], ["b"])
-    assert str(inspect.signature(module.forward)) == "(*args, **kwargs)"
+    assert str(inspect.signature(module)) == "(*args, **kwargs)"
     assert same(module(**{"lambda": X}), -1)
 
 
@@ -166,7 +179,7 @@ def test_colliding_names_are_given_by_position_or_as_nested_dicts() -> None:
 
 def test_key_called_self_is_given_by_position_or_in_a_container() -> None:
     module = TensorDictModule(torch.neg, ["self"], ["y"])
-    assert str(inspect.signature(module.forward)) == "(*args, **kwargs)"
+    assert str(inspect.signature(module)) == "(*args, **kwargs)"
     for _ in range(3):
         assert same(module(X), -1)
         assert same(module(TensorDict({"self": X}))["y"], -1)

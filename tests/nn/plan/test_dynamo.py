@@ -10,8 +10,8 @@ from tests.nn.plans import X
 from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 
-from kd_core import TensorDict
-from kd_nn import TensorDictModule, TensorDictModuleBase, TensorDictSequential
+from kd_core import TensorDict, TensorDictBase
+from kd_nn import TensorDictModule, TensorDictModuleBase, TensorDictSequential, dispatch
 
 
 def scaled(x: Tensor, by: float = 1.0) -> Tensor:
@@ -188,3 +188,50 @@ def test_get_kwargs_that_are_assigned_later_are_passed() -> None:
     model.get_kwargs = {"no_such_option": 1}
     with pytest.raises(TypeError, match="no_such_option"):
         compiled(TensorDict(x=X))
+
+
+class Shifted(TensorDictModule):
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:  # type: ignore[override]  # takes a container alone
+        made = super().forward(tensordict)
+        return made.set("y", made["y"] + 1)
+
+
+class Logged(TensorDictSequential):
+    def forward(  # type: ignore[override]  # takes a container alone
+        self, tensordict: TensorDictBase, **options: object
+    ) -> TensorDictBase:
+        made = super().forward(tensordict, **options)
+        return made.set("seen", made["y"].sum())
+
+
+class Doubled(TensorDictModuleBase):
+    in_keys = ["x"]  # noqa: RUF012  # as users write it
+    out_keys = ["y"]  # noqa: RUF012  # as users write it
+
+    @dispatch
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        return tensordict.set("y", tensordict["x"] * 2)
+
+
+class Quadrupled(Doubled):
+    @dispatch
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        made = super().forward(tensordict)
+        return made.set("y", made["y"] * 2)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda: Shifted(torch.neg, ["x"], ["y"]),
+        lambda: Logged(Shifted(torch.neg, ["x"], ["y"])),
+        Quadrupled,
+    ],
+    ids=["module", "sequence", "dispatched"],
+)
+def test_a_subclass_calls_the_forward_of_its_base(made: Callable[[], TensorDictModuleBase]) -> None:
+    model = made()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    found, expected = compiled(TensorDict(x=X)), model(TensorDict(x=X))
+    assert list(found.keys()) == list(expected.keys())
+    assert (found == expected).all()

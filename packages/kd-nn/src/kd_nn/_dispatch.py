@@ -12,10 +12,8 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar, Token
 from itertools import chain
-from types import MethodType
 from typing import (
     Any,
-    Generic,
     Literal,
     ParamSpec,
     Protocol,
@@ -391,16 +389,15 @@ def _as_entry(value: object) -> object:
 
 # `dispatch`: make a method that takes a container callable with tensors.
 #
-# The decorated method is a descriptor. Looked up on an instance it is a bound method whose
-# signature binds the real arguments, made from the keys of that instance: `torch.export` may pass
-# `(x, y)` although the function takes a container. The keys belong to the instance, so only a
-# descriptor can give this signature. It lists what the function takes; for modules of this
-# library, the keys.
+# The decorated method is a plain function, so `super().forward(...)` works as for any method, in
+# code that dynamo traces too. It belongs to the class, while the keys belong to the instance:
+# `inspect.signature(module)` names them, `inspect.signature(module.forward)` lists what the method
+# declares, and names what is given by keyword as it is given. So `torch.export` binds the arguments
+# of a call by key although the function takes a container.
 
 KEPT = 256
-"""How many functions a decorated method keeps, one per list of keys."""
+"""How many lists of argument names a decorated method keeps, one per list of keys."""
 
-M = TypeVar("M", bound=nn.Module)
 T = TypeVar("T", bound=TensorDictBase)
 Value: TypeAlias = "Tensor | Mapping[str, Value] | None"
 """What an argument of a call with tensors may be: a mapping stands for the keys below its name."""
@@ -422,62 +419,65 @@ class Forward(Protocol):
     def __call__(self, /, *args: Value, **kwargs: Named) -> Outputs: ...
 
 
-class ForwardSignature:
-    """The signature of a module: that of its `forward`, which names the real arguments."""
+class Dispatched(Protocol):
+    """What `dispatch` makes of a method: a function, which tensors may be given to."""
+
+    @overload
+    def __get__(self, module: None, owner: type[nn.Module] | None = None) -> Self: ...
+    @overload
+    def __get__(self, module: nn.Module, owner: type[nn.Module] | None = None) -> Forward: ...
+    def __call__(self, module: nn.Module, /, *args: object, **kwargs: object) -> object: ...
+
+
+class ModuleSignature:
+    """The signature of a keyed module: an argument per key, if its `forward` takes tensors."""
 
     def __get__(
         self, module: nn.Module | None, owner: type[nn.Module] | None = None
     ) -> inspect.Signature | None:
         """Return the signature of an instance; None leaves that of the class to `__init__`."""
-        return None if module is None else signature_of(module.forward)
+        return None if module is None else signature_of_call(module)
 
 
-class KeyedSignature(inspect.Signature):
-    """The signature of a keyed module, one argument per key; it binds a container as well.
+def signature_of_call(module: nn.Module) -> inspect.Signature:
+    """Return the arguments of a call of a module, which may be a plain one."""
+    forward: Callable[..., object] = module.forward
+    call = call_of(getattr(forward, "__func__", forward))
+    if call is None:
+        return signature_of(forward)
+    optional = optional_keys(module) if hasattr(type(module), "_kd_optional_in_keys") else ()
+    return call.names_of(module).signature(optional)
 
-    `torch.export` binds the arguments of a call to the signature before it makes the call, and also
-    what it derives from a container of the same structure, which need not be a container.
+
+class MethodSignature(inspect.Signature):
+    """The signature of a decorated method; it binds tensors by keyword, under their own names.
+
+    `torch.export` binds the arguments of a call to the signature before it makes the call.
     """
 
     __slots__ = ()
 
     def bind(self, *args: object, **kwargs: object) -> inspect.BoundArguments:
-        """Bind tensors to the keys, or a container to the first of them or to its own name."""
-        first = next(iter(self.parameters.values()), None)
-        if first is None or first.kind is first.VAR_POSITIONAL or self.parameters.keys() & kwargs:
-            return super().bind(*args, **kwargs)
-        if args and (len(args) > 1 or isinstance(args[0], Tensor)):
-            return super().bind(*args, **kwargs)
-        if not args and "tensordict" not in kwargs:
-            return super().bind(*args, **kwargs)
-        # torch calls what is given by position as the first parameter is called.
-        given = dict(zip([first.name], args, strict=False)) | kwargs
-        named = [inspect.Parameter(name, first.POSITIONAL_OR_KEYWORD) for name in given]
+        """Bind what is given by position in the order of the parameters, and the rest by name."""
+        by_place = self.bind_partial(*args).arguments
+        given: dict[str, object] = {}
+        for name, value in by_place.items():
+            if self.parameters[name].kind is inspect.Parameter.VAR_POSITIONAL:
+                given |= {f"{name}_{i}": each for i, each in enumerate(value)}
+            else:
+                given[name] = value
+        given |= kwargs
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        named = [inspect.Parameter(name, kind) for name in given]
         return inspect.BoundArguments(inspect.Signature(named), given)
 
 
-class WrittenSignature(KeyedSignature):
-    """The signature of a `forward` that a user wrote: his parameters; it binds tensors by key."""
+class TensorCall:
+    """How a method that takes a container is called, with tensors too; made by `dispatch`.
 
-    __slots__ = ("keyed",)
-
-    keyed: KeyedSignature
-
-    def replace(self, **changes: Any) -> WrittenSignature:
-        """Return a changed copy: `inspect` removes `self` from that of a bound method."""
-        copy = super().replace(**changes)
-        keyed = [*self.keyed.parameters.values()]
-        dropped = len(self.parameters) - len(copy.parameters)
-        copy.keyed = KeyedSignature(keyed[dropped:])
-        return copy
-
-    def bind(self, *args: object, **kwargs: object) -> inspect.BoundArguments:
-        """Bind tensors to the keys, or a container."""
-        return self.keyed.bind(*args, **kwargs)
-
-
-class Dispatched(Generic[M]):
-    """A method that takes a container, callable with tensors too; made by `dispatch`."""
+    Attributes:
+        method: The function that stands in the class.
+    """
 
     def __init__(
         self,
@@ -486,58 +486,41 @@ class Dispatched(Generic[M]):
         source: str | Keys,
         dest: str | Keys,
         auto_batch_size: bool,
-        parameters: Sequence[inspect.Parameter],
     ) -> None:
         self.function = function
         self.separator, self.source, self.dest = separator, source, dest
         self.auto_batch_size = auto_batch_size
+        parameters = _parameters_of_method(function)
         further = parameters[2:]
         self.extras = tuple(parameter.name for parameter in further)
         self.by_place = tuple(p.name for p in further if p.kind is p.POSITIONAL_OR_KEYWORD)
         self.takes_any = any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in further)
-        self.written: list[inspect.Parameter] | None = [_optional(p) for p in parameters[1:]]
         self.places = sum(p.kind is not p.KEYWORD_ONLY for p in further)
         # Bounded: a program may create modules with new keys again and again.
-        self._function_of = functools.lru_cache(KEPT)(self._make_function)
         self._names_of = functools.lru_cache(KEPT)(self._make_names)
-        functools.update_wrapper(self, function)
+        self.method = self._make_method(parameters)
 
-    def __set_name__(self, owner: type, name: str) -> None:
-        """Define the signature of the class's instances, if this is their `forward`."""
-        # That of a class of this library names the keys, as does what `torch.export` captures.
-        if owner.__dict__.get("_kd_changes_by_assignment"):
-            self.written = None
-        if name == "forward" and not hasattr(owner, "__signature__"):
-            owner.__signature__ = ForwardSignature()  # type: ignore[attr-defined]  # of any class
+    def _make_method(self, parameters: Sequence[inspect.Parameter]) -> Callable[..., object]:
+        call, function = self, self.function
 
-    @overload
-    def __get__(self, module: None, owner: type[nn.Module] | None = None) -> Self: ...
-    @overload
-    def __get__(self, module: nn.Module, owner: type[nn.Module] | None = None) -> Forward: ...
-    def __get__(
-        self, module: nn.Module | None, owner: type[nn.Module] | None = None
-    ) -> Self | Forward:
-        """Return the method bound to `module`, with the argument names of its keys."""
-        if module is None:
-            return self
-        if is_dynamo_compiling():
-            return cast("Forward", functools.partial(self._enter, module))
-        try:
-            return MethodType(self._function_for(module), module)
-        except KeysNotDeclared:  # an AttributeError here would hide the method itself
-            return cast("Forward", functools.partial(self._enter, module))
+        @functools.wraps(function)
+        def method(module: nn.Module, /, *args: object, **kwargs: object) -> object:
+            if len(args) == 1 and not kwargs and isinstance(args[0], TensorDictBase):
+                return function(module, args[0])  # what `enter` does, without its frame
+            return call.enter(module, *args, **kwargs)
 
-    def __call__(self, module: M, *args: object, **kwargs: object) -> object:
-        """Call the method on `module`, as `Class.method(module, ...)` does."""
-        return self._enter(module, *args, **kwargs)
+        signature = MethodSignature(_taking_tensors(parameters))
+        method.__signature__ = signature  # type: ignore[attr-defined]  # inspect reads it
+        method._kd_call = self  # type: ignore[attr-defined]  # `call_of` reads it
+        return method
 
-    def _enter(self, module: nn.Module, /, *args: object, **kwargs: object) -> object:
+    def enter(self, module: nn.Module, /, *args: object, **kwargs: object) -> object:
         if args and isinstance(args[0], TensorDictBase):
             if kwargs or len(args) > 1:
                 self._refuse_tensors(module, args[1:], kwargs)
             return self.function(module, *args, **kwargs)
         if len(args) == 1 and type(args[0]) is not Tensor and is_plain_mapping(args[0]):
-            return self._enter(module, TensorDict(args[0]), **kwargs)
+            return self.enter(module, TensorDict(args[0]), **kwargs)
         if "tensordict" in kwargs and is_plain_mapping(kwargs["tensordict"]):
             kwargs["tensordict"] = TensorDict(kwargs["tensordict"])
         if isinstance(kwargs.get("tensordict"), TensorDictBase):
@@ -578,9 +561,10 @@ class Dispatched(Generic[M]):
         extras: dict[str, object] = {}
         if self.extras:
             count = len(names.names)
-            if self.written is not None and count < len(args) <= count + len(self.by_place):
-                extras = dict(zip(self.by_place, args[count:], strict=False))
-                args = args[:count]
+            if count < len(args) <= count + len(self.by_place):
+                placed = dict(zip(self.by_place, args[count:], strict=False))
+                if not isinstance(placed.get("tensordict_out"), Tensor):
+                    extras, args = placed, args[:count]
             extras |= {k: v for k, v in kwargs.items() if k in self.extras and k not in names.names}
             kwargs = {k: v for k, v in kwargs.items() if k not in extras}
         if self.takes_any and hasattr(type(module), "_kd_takes"):
@@ -605,13 +589,13 @@ class Dispatched(Generic[M]):
         try:
             if not extras:
                 run = getattr(type(module), "_kd_run_on_values", None)
-                if run is not None and type(module).forward is self:
+                if run is not None and type(module).forward is self.method:
                     return _bare(run(module, bound))
             batch_size = common_batch_size(bound.values()) if self.auto_batch_size else ()
             result = self.function(module, container_of(bound, batch_size), **extras)
         except InputMissing as error:  # what a step made of this call's arguments is there
             missing = names.missing_from(bound, optional_keys(module), who)
-            if missing is None or self.written is not None:
+            if missing is None:
                 raise
             raise missing from error
         return self._pick(module, result)
@@ -638,49 +622,36 @@ class Dispatched(Generic[M]):
     def _make_names(self, keys: Keys) -> CallNames:
         return CallNames(keys, self.separator)
 
-    def _function_for(self, module: nn.Module) -> Callable[..., object]:
-        ask = getattr(type(module), "_kd_keys_of_call", None)
-        known = None if ask is None or self.source != "in_keys" else ask(module)
-        if known is not None:  # at once: each question looks whether the steps have changed
-            return self._function_of(*known)
-        optional = optional_keys(module) if hasattr(type(module), "_kd_optional_in_keys") else ()
-        return self._function_of(keys_of(module, self.source), optional)
 
-    def _make_function(self, keys: Keys, optional: Keys) -> Callable[..., object]:
-        function, enter = self.function, self._enter
-
-        def forward(self_: nn.Module, /, *args: object, **kwargs: object) -> object:
-            if len(args) == 1 and not kwargs and isinstance(args[0], TensorDictBase):
-                return function(self_, args[0])  # what `_enter` does, without its frame
-            return enter(self_, *args, **kwargs)
-
-        signature = self._make_names(keys).signature(optional)
-        first = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
-        named = KeyedSignature([first, *signature.parameters.values()])
-        if self.written is not None:
-            written = WrittenSignature([first, *self.written])
-            written.keyed, named = named, written
-        forward.__signature__ = named  # type: ignore[attr-defined]  # inspect reads it
-        forward.__module__ = self.function.__module__
-        forward.__name__ = getattr(self.function, "__name__", "forward")
-        forward.__qualname__ = getattr(self.function, "__qualname__", "forward")
-        forward.__doc__ = self.function.__doc__
-        return forward
+def call_of(function: object) -> TensorCall | None:
+    """Return how a method that `dispatch` has decorated is called; None for any other function."""
+    call: TensorCall | None = getattr(function, "_kd_call", None)
+    # `functools.wraps` copies attributes to what another decorator makes.
+    return call if call is not None and call.method is function else None
 
 
-def _optional(parameter: inspect.Parameter) -> inspect.Parameter:
-    """Return a parameter that a call with tensors leaves out."""
-    free = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-    if free or parameter.default is not parameter.empty:
-        return parameter
-    return parameter.replace(default=None)
+def _taking_tensors(parameters: Sequence[inspect.Parameter]) -> Sequence[inspect.Parameter]:
+    """Return the parameters of a method that takes tensors in place of a container, too."""
+    found = [parameters[0]]
+    for parameter in parameters[1:]:
+        free = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        given = free or parameter.default is not parameter.empty
+        found.append(parameter if given else parameter.replace(default=None))
+    kinds = [parameter.kind for parameter in found]
+    for name, kind in ("args", _VAR_POSITIONAL), ("kwargs", _VAR_KEYWORD):
+        if kind not in kinds:
+            found.append(inspect.Parameter(name, kind))
+    return sorted(found, key=lambda parameter: parameter.kind)
 
 
-Decorator = Callable[[Callable[..., TensorDictBase]], Dispatched[nn.Module]]
+_VAR_POSITIONAL, _VAR_KEYWORD = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+
+
+Decorator = Callable[[Callable[..., TensorDictBase]], Dispatched]
 
 
 @overload
-def dispatch(function: Callable[..., TensorDictBase], /) -> Dispatched[nn.Module]: ...
+def dispatch(function: Callable[..., TensorDictBase], /) -> Dispatched: ...
 @overload
 def dispatch(
     separator: str = "_",
@@ -693,7 +664,7 @@ def dispatch(
     source: str | list[NestedKey] = "in_keys",
     dest: str | list[NestedKey] = "out_keys",
     auto_batch_size: bool = True,
-) -> Dispatched[nn.Module] | Decorator:
+) -> Dispatched | Decorator:
     """Decorate a method that takes a container so that it can be called with tensors.
 
     A container as first argument, or as `tensordict=`, is passed through. Otherwise positional
@@ -709,7 +680,7 @@ def dispatch(
             that fits all of them, that of a lone tensor being its shape; else it is `()`.
 
     Returns:
-        The method, whose signature on an instance names the real arguments.
+        The method, a plain function: `super().forward(...)` calls it.
 
     Raises:
         InvalidArgument: If it is not a method that takes a container.
@@ -728,18 +699,17 @@ def dispatch(
         >>> Scale()(torch.ones(2, 3), limits_high=torch.full((2, 3), 4.0))
         tensor([[0.2500, 0.2500, 0.2500],
                 [0.2500, 0.2500, 0.2500]])
-        >>> inspect.signature(Scale().forward)
-        <WrittenSignature (tensordict=None)>
     """
     if not isinstance(separator, str):
         return dispatch()(separator)
     joined = separator
 
-    def decorate(function: Callable[..., TensorDictBase]) -> Dispatched[nn.Module]:
-        parameters = _parameters_of_method(function)
+    def decorate(function: Callable[..., TensorDictBase]) -> Dispatched:
         reads = source if isinstance(source, str) else parse_keys(source, "source")
         writes = dest if isinstance(dest, str) else parse_keys(dest, "dest")
-        return Dispatched(function, joined, reads, writes, auto_batch_size, parameters)
+        return cast(
+            "Dispatched", TensorCall(function, joined, reads, writes, auto_batch_size).method
+        )
 
     return decorate
 

@@ -27,8 +27,16 @@ from kd_core import (
     TensorDictBase,
     format_key,
 )
-from kd_core.extending import assume_constant_result, is_exporting, public_in, signature_of
-from kd_nn._dispatch import describe, dispatch, keys_of, read_entries, skip_existing, write_entries
+from kd_core.extending import assume_constant_result, is_exporting, public_in
+from kd_nn._dispatch import (
+    describe,
+    dispatch,
+    keys_of,
+    read_entries,
+    signature_of_call,
+    skip_existing,
+    write_entries,
+)
 from kd_nn._keys import DISCARD
 from kd_nn._modules.base import TensorDictModuleBase, reset_members
 from kd_nn._modules.module import TensorDictModule
@@ -458,7 +466,7 @@ class EnsembleModule(TensorDictModuleBase):
 
 def _with_keys(module: nn.Module) -> TensorDictModule:
     """Wrap a plain module: its argument names become the in_keys, with one output."""
-    parameters = signature_of(module.forward).parameters.values()
+    parameters = signature_of_call(module).parameters.values()
     names = [
         parameter.name
         for parameter in parameters

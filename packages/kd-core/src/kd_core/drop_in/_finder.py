@@ -761,23 +761,23 @@ def serve_modules() -> None:
     base._write_to_tensordict = _write_to_tensordict
     package.TensorDictSequential._compute_in_and_out_keys = _compute_in_and_out_keys
     package.TensorDictParams._param_td = property(_itself)
-    _serve_dispatch(type(vars(package.TensorDictModule)["forward"]))
+    _serve_dispatch(type(package.TensorDictModule.forward._kd_call))
     if find_spec("kd_probabilistic") is not None:
         _serve_probabilistic()
     if report_wanted():
         _watch(base)
 
 
-def _serve_dispatch(dispatched: Any) -> None:
+def _serve_dispatch(call: Any) -> None:
     """Let methods get what they were called with, where a program says so."""
-    enter = dispatched._enter
+    enter = call.enter
 
     def entered(self: Any, module: object, /, *args: object, **kwargs: object) -> object:
         if _functions.dispatching():
             return enter(self, module, *args, **kwargs)
         return self.function(module, *args, **kwargs)
 
-    dispatched._enter = entered
+    call.enter = entered
 
 
 def _serve_probabilistic() -> None:

@@ -45,8 +45,8 @@ from kd_core import (
 )
 from kd_core.extending import assume_constant_result, plain_str
 from kd_nn._dispatch import (
-    ForwardSignature,
     Inplace,
+    ModuleSignature,
     Named,
     Outputs,
     Value,
@@ -705,7 +705,7 @@ class TensorDictModuleBase(Flagged):
     _kd_class_out_keys: ClassVar[Keys | None] = None
     _kd_computes_keys: ClassVar[bool] = False
     _kd_value_form: ClassVar[bool] = False
-    __signature__ = ForwardSignature()
+    __signature__ = ModuleSignature()
     _kd_traced: Plan
 
     if TYPE_CHECKING:
@@ -996,16 +996,6 @@ class TensorDictModuleBase(Flagged):
     def _kd_add_call_note(self, error: Exception, values: Mapping[NestedKey, object]) -> None:
         """Add to an exception of torch what this module was given, by key."""
         add_call_note(error, self, values)
-
-    def _kd_keys_of_call(self) -> tuple[Keys, Keys] | None:
-        """Return the keys that a call takes, and the optional ones; `None` if a class says them."""
-        kind = type(self)
-        inherited = kind._kd_optional_in_keys is TensorDictModuleBase._kd_optional_in_keys
-        if self._kd_computes_keys or not inherited:
-            return None
-        spec: InKeySpec | None = self.__dict__.get("_kd_in_spec")
-        keys = kind._kd_class_in_keys if spec is None else spec.keys
-        return None if keys is None else (keys, ())
 
     def _kd_own_in_keys(self) -> Keys:
         spec: InKeySpec | None = self.__dict__.get("_kd_in_spec")

@@ -35,9 +35,9 @@ from kd_core import (
 )
 from kd_core.extending import field_keys, public_in, signature_of
 from kd_nn._dispatch import (
-    Dispatched,
     Inplace,
     add_output_note,
+    call_of,
     container_of,
     describe,
     destination,
@@ -47,6 +47,7 @@ from kd_nn._dispatch import (
     outputs_exist,
     read_entries,
     read_optional,
+    signature_of_call,
     write_entries,
 )
 from kd_nn._errors import (
@@ -269,7 +270,7 @@ class TensorDictModule(TensorDictModuleBase):
         if self.__dict__.get("_kd_in_spec") is None:  # a sequence
             return False
         names = self._kd_argument_names()
-        parameters = signature_of(self._kd_function()).parameters if names else {}
+        parameters = self._kd_signature().parameters if names else {}
         return bool(names) and all(
             name in parameters and parameters[name].default is not inspect.Parameter.empty
             for name, key in zip(names, self._kd_in_spec.reads, strict=True)
@@ -281,7 +282,7 @@ class TensorDictModule(TensorDictModuleBase):
         if self.__dict__.get("_kd_in_spec") is None:
             return False
         try:
-            parameters = signature_of(self._kd_function()).parameters
+            parameters = self._kd_signature().parameters
         except (TypeError, ValueError):
             return False
         takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
@@ -293,12 +294,23 @@ class TensorDictModule(TensorDictModuleBase):
             return cast("Callable[..., object]", getattr(wrapped, self.method))
         return wrapped.forward if isinstance(wrapped, nn.Module) else wrapped
 
+    def _kd_signature(self) -> inspect.Signature:
+        """Return what the callable takes.
+
+        Raises:
+            TypeError: If nobody knows, as of some functions of C.
+            ValueError: Likewise.
+        """
+        if self.method is None and isinstance(self.module, nn.Module):
+            return signature_of_call(self.module)
+        return signature_of(self._kd_function())
+
     def _kd_argument_names(self) -> tuple[str, ...]:
         """Return the name of the argument of each input; none where they are not known."""
         if self._kd_in_spec.names is not None:
             return self._kd_in_spec.names
         try:
-            parameters = signature_of(self._kd_function()).parameters.values()
+            parameters = self._kd_signature().parameters.values()
         except (TypeError, ValueError):  # a function of C
             return ()
         names = tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD)
@@ -605,16 +617,16 @@ class TensorDictModuleWrapper(TensorDictModuleBase):
     def _kd_places(self) -> Sequence[str]:
         """The names of arguments that the wrapped module takes by position after its inputs."""
         inner = self.td_module
-        forward = type(inner).forward
-        if isinstance(forward, Dispatched) and forward.written is not None:
-            return forward.by_place
+        call = call_of(type(inner).forward)
+        if call is not None and "tensordict_out" not in call.by_place:
+            return call.by_place
         return getattr(inner, "_kd_places", ())
 
     def _kd_takes(self, name: str) -> bool:
         """Return whether the wrapped module takes an argument of a name that is not an input."""
         inner = self.td_module
-        forward = type(inner).forward
-        if isinstance(forward, Dispatched) and name in forward.extras:
+        call = call_of(type(inner).forward)
+        if call is not None and name in call.extras:
             return True
         takes = getattr(inner, "_kd_takes", None)
         return takes is not None and bool(takes(name))

@@ -26,11 +26,11 @@ from kd_core import (
 from kd_core.extending import is_prefix
 from kd_nn._dispatch import (
     MISSING,
-    Dispatched,
     Inplace,
     add_output_note,
     add_step_note,
     anyone_skips,
+    call_of,
     container_of,
     describe,
     destination,
@@ -316,7 +316,7 @@ def _run_recomputed(step: nn.Module, wrapped: nn.Module, work: TensorDictBase) -
     """
     keys = keys_of(step, "in_keys")
     values = read_optional(work, keys)
-    takes_tensors = isinstance(getattr(type(wrapped), "forward", None), Dispatched)
+    takes_tensors = call_of(type(wrapped).forward) is not None
     if not takes_tensors or not all(isinstance(value, Tensor) for value in values):
         return step(work.copy())
     result = step(*values)
@@ -937,15 +937,6 @@ class TensorDictSequential(StepList, TensorDictModule):  # type: ignore[misc]  #
 
     def _kd_stored_keys(self) -> Keys:
         return self._kd_resolve().stored
-
-    def _kd_keys_of_call(self) -> tuple[Keys, Keys] | None:
-        """Return the keys that a call takes, and the optional ones; `None` if a class says them."""
-        if self._kd_computes_keys:
-            return None
-        resolved: Resolved | None = self.__dict__.get("_kd_resolved")
-        if resolved is None or resolved.unsure:
-            resolved = self._kd_resolve()
-        return resolved.in_keys, resolved.optional
 
     def extra_repr(self) -> str:
         """Return the keys, for printing."""
