@@ -15,7 +15,7 @@ import tempfile
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from functools import partial
+from functools import partial, wraps
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -29,6 +29,7 @@ import torch
 
 from kd_core import (
     NO_DEFAULT,
+    KeyNotFound,
     LazyStackedTensorDict,
     MissingDependency,
     NestedKey,
@@ -549,6 +550,38 @@ def _sync_all(self: TensorDictBase) -> None:
         torch.cuda.synchronize()
 
 
+def _leaving_out_keys(update_: Callable[..., object]) -> Callable[..., object]:
+    """Return `update_` that writes what is there, and leaves out other keys.
+
+    Libraries write whole steps into buffers which hold a part of them.
+    """
+
+    @wraps(update_)
+    def write(
+        self: TensorDictBase, input_dict_or_td: object = NO_DEFAULT, *args: Any, **named: Any
+    ) -> object:
+        try:
+            return update_(self, input_dict_or_td, *args, **named)
+        except KeyNotFound:  # nothing is written yet
+            if named.get("keys_to_update") is not None:
+                raise
+            return update_(self, _known_keys(self, input_dict_or_td), *args, **named)
+
+    return write
+
+
+def _known_keys(td: TensorDictBase, source: Any) -> dict[NestedKey, object]:
+    """Return the entries of a source whose keys a container has."""
+    found: dict[NestedKey, object] = {}
+    keys = td.keys(True)
+    for key, value in source.items():
+        if key not in keys:
+            continue
+        entry: object = td.get(key) if isinstance(value, (Mapping, TensorDictBase)) else None
+        found[key] = _known_keys(entry, value) if isinstance(entry, TensorDictBase) else value
+    return found
+
+
 def serve_containers() -> None:
     """Add the attributes of containers."""
     for name, value in {
@@ -573,6 +606,7 @@ def serve_containers() -> None:
         "_sync_all": _sync_all,
         "_get_sub_tensordict": TensorDictBase.__getitem__,
         "_has_exclusive_keys": False,
+        "update_": _leaving_out_keys(TensorDictBase.update_),
     }.items():
         setattr(TensorDictBase, name, value)
     if _is_there("kd_nn"):  # a program need not import `tensordict.nn` for `as_module=True`
