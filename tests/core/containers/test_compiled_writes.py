@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
 
-from kd_core import TensorDict, stack
+from kd_core import NestedKey, TensorDict, stack
 from kd_core.testing import assert_close
 
 X = torch.arange(3.0)
@@ -156,3 +156,21 @@ def test_a_compiled_write_of_all_rows_is_seen_by_views_and_not_by_copies() -> No
     assert td["n", "s"] == ["2", "1", "0"]
     assert part["n", "s"] == ["1", "0"]
     assert before["n", "s"] == within["n", "s"] == ["0", "1", "2"]
+
+
+NESTED_DICTS: dict[str, Callable[[dict[NestedKey, object]], object]] = {
+    "construct": lambda batch: TensorDict(batch)["n", "x"],
+    "sized": lambda batch: TensorDict(batch, [3], device="cpu", lock=True)["n", "x"],
+    "set": lambda batch: TensorDict(a=X).set("b", batch)["b", "n", "x"],
+    "update": lambda batch: TensorDict(a=X, n={}).update(batch)["n", "x"],
+    "assign": lambda batch: TensorDict(n={"x": -X}).assign(batch)["n", "x"],
+    "stack": lambda batch: stack([TensorDict(batch), TensorDict(batch)])["n", "x"][0],
+}
+
+
+def test_a_nested_dict_that_compiled_code_is_given_is_stored() -> None:
+    def run(batch: dict[NestedKey, object]) -> list[object]:
+        return [each(batch) for each in NESTED_DICTS.values()]
+
+    found = torch.compile(run, fullgraph=True, backend="eager")({"n": {"x": X}})
+    assert all(isinstance(each, torch.Tensor) and torch.equal(each, X) for each in found)

@@ -29,7 +29,7 @@ ONE_BY_ONE: Final = "Pass several keys one by one, as `*keys`."
 def plain_str(text: str) -> str:
     """Return the characters of a string as a plain `str`, whatever its class prints."""
     # Not `str(text)`, which an enumeration defines, nor a method that dynamo cannot trace.
-    return text if text.__class__ is str else "".join((text,))
+    return text if type(text) is str else "".join((text,))
 
 
 def path_of(key: NestedKey) -> KeyPath:
@@ -38,7 +38,7 @@ def path_of(key: NestedKey) -> KeyPath:
     Raises:
         InvalidKey: if the key is not a string or a non-empty (nested) tuple of strings.
     """
-    if key.__class__ is str:
+    if type(key) is str:
         return (key,)
     if not isinstance(key, tuple):
         if isinstance(key, str):
@@ -47,7 +47,7 @@ def path_of(key: NestedKey) -> KeyPath:
     if not key:
         raise InvalidKey("a key must have at least one part, got an empty tuple.")
     for part in key:
-        if part.__class__ is not str:
+        if type(part) is not str:
             if not isinstance(part, (str, tuple)):
                 raise _no_key(part, _rows_beside(key))
             return tuple(name for part in key for name in path_of(part))
@@ -79,7 +79,7 @@ def is_key(value: object) -> TypeGuard[NestedKey]:
     if not isinstance(value, tuple):
         return isinstance(value, str)
     for part in value:  # a loop, because `all` of a generator takes twice as long
-        if part.__class__ is not str and not is_key(part):
+        if type(part) is not str and not is_key(part):
             return False
     return bool(value)
 
@@ -103,7 +103,7 @@ def unravel_key(key: NestedKey) -> NestedKey:
         >>> unravel_key(("a",))
         'a'
     """
-    if key.__class__ is str:
+    if type(key) is str:
         return key
     path = path_of(key)
     return path[0] if len(path) == 1 else path

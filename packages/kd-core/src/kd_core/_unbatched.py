@@ -313,7 +313,7 @@ class UnbatchedTensor(TensorData, metaclass=ABCMeta):
         return seen
 
     def _with(self, tensor: Tensor, desc: Descriptor) -> Self:
-        new = object.__new__(self.__class__)
+        new = object.__new__(type(self))
         new._tensor, new._kd_desc, new._seen = tensor, desc._unlocked, None
         return new
 
@@ -485,8 +485,8 @@ def _plain(call: Callable[..., object], args: Sequence[object]) -> object:
 def _unwrapped(value: object) -> object:
     if isinstance(value, UnbatchedView):
         return value._kd_tensor
-    if value.__class__ is list or value.__class__ is tuple:
-        kind: type = value.__class__
+    if type(value) is list or type(value) is tuple:
+        kind: type = type(value)
         return kind(map(_unwrapped, value))
     return value._tensor if is_unbatched(value) else value
 

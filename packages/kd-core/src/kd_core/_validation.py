@@ -66,7 +66,7 @@ def as_entry(
         InvalidValue: if it contains the container, or has too many levels.
     """
     if isinstance(value, Tensor):
-        if value.__class__ is not Tensor:
+        if type(value) is not Tensor:
             if isinstance(value, UnbatchedView):
                 return _node_as_entry(
                     key, wrap_tensor(value._kd_tensor, value._kd_desc), desc, path
@@ -456,7 +456,7 @@ def spread_keys(source: Mapping[NestedKey, object]) -> dict[str, object]:
         *above, last = path_of(key)
         for part in above:
             inner = level.setdefault(part, Branch())
-            if inner.__class__ is not Branch:
+            if type(inner) is not Branch:
                 break
             level = inner
         else:
@@ -481,7 +481,7 @@ def _plant(level: dict[str, object], path: tuple[str, ...], value: object) -> No
     for at, part in enumerate(above, 1):
         inner: Any = level.setdefault(part, Branch())
         if isinstance(inner, Mapping) and not is_node(inner):
-            inner = inner if inner.__class__ is Branch else spread_keys(inner)
+            inner = inner if type(inner) is Branch else spread_keys(inner)
         elif is_node(inner) and entries_of(inner) is not None:
             container: Any = inner._kd_shallow()
             level[part] = container

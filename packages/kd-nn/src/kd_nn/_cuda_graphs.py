@@ -326,6 +326,6 @@ def _results(recording: _Recording, given: list[Tensor], objects: list[object]) 
 
 def _copies(tensors: list[Tensor]) -> Sequence[Tensor]:
     """Return clones; of plain tensors, which are many at times, together."""
-    if len(tensors) > 1 and all(each.__class__ is Tensor for each in tensors):
+    if len(tensors) > 1 and all(type(each) is Tensor for each in tensors):
         return clone_leaves(tensors)
     return [each.clone() for each in tensors]

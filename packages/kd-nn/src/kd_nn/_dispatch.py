@@ -89,7 +89,7 @@ def _tree_of(values: Mapping[NestedKey, object]) -> dict[str, object] | None:
     """Nest plain tensors by their keys; None for other values, or if one key holds another."""
     tree: dict[str, object] = {}
     for key, value in values.items():
-        if value.__class__ is not Tensor:
+        if type(value) is not Tensor:
             return None
         level = tree
         *above, last = (key,) if isinstance(key, str) else cast("tuple[str, ...]", key)
@@ -289,7 +289,7 @@ class CallNames:
                 f"{who()} expected at most {many} ({self.accepted()}), got {len(args)}."
             )
         for value in args:
-            if value.__class__ is not Tensor and is_plain_mapping(value):
+            if type(value) is not Tensor and is_plain_mapping(value):
                 raise DispatchError(
                     f"{who()} expected a container or tensors ({self.accepted()}), got a plain "
                     f"`{type(value).__name__}`. Wrap it in a `TensorDict`: `TensorDict(...)`."
@@ -304,7 +304,7 @@ class CallNames:
                     )
                 bound[key] = part
         for key, value in bound.items():
-            if value.__class__ is not Tensor:
+            if type(value) is not Tensor:
                 bound[key] = _as_entry(value)
         return bound
 

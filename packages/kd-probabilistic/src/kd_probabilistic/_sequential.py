@@ -474,7 +474,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
             >>> model.get_dist(TensorDict(probs=torch.tensor(0.25))).mean
             tensor(0.2500)
         """
-        if is_dynamo_compiling() and tensordict_out is None and tensordict.__class__ is TensorDict:
+        if is_dynamo_compiling() and tensordict_out is None and type(tensordict) is TensorDict:
             name, holder = self._kd_prepare_dist(), self._modules["module"]
             last = None if name is None or holder is None else holder._modules[name]
             if isinstance(last, LEAVES) and self._kd_run_first(tensordict):

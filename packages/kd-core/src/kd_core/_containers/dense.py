@@ -185,7 +185,7 @@ class Dense(TensorDictBase):
         self._kd_desc = desc
 
     def _kd_set_entry(self, key: str, value: Entry) -> None:
-        if value.__class__ is not Tensor and (
+        if type(value) is not Tensor and (
             isinstance(value, Dense) or not isinstance(value, Tensor) or value.is_nested
         ):
             self._kd_nested = True
@@ -208,11 +208,11 @@ class Dense(TensorDictBase):
         del entries[key]
 
     def _kd_like(self, entries: dict[str, Entry], desc: Descriptor) -> Self:
-        kind = self.__class__
+        kind = type(self)
         nested = False
         for value in entries.values():  # `holds_nodes`, inlined: "keys" in the benchmarks
-            if value.__class__ is not Tensor and (
-                value.__class__ is kind or not isinstance(value, Tensor) or value.is_nested
+            if type(value) is not Tensor and (
+                type(value) is kind or not isinstance(value, Tensor) or value.is_nested
             ):
                 nested = True
                 break
@@ -224,13 +224,13 @@ class Dense(TensorDictBase):
 
     def _kd_shallow(self) -> Self:
         # Overridden for speed: "clone(False)" and "replace" in the benchmarks.
-        new = object.__new__(self.__class__)
+        new = object.__new__(type(self))
         new._kd_entries = entries = self._kd_entries.copy()
         new._kd_desc = self._kd_desc._unlocked
         new._kd_nested = self._kd_nested
         if self._kd_nested:
             for key, value in entries.items():
-                if value.__class__ is not Tensor and isinstance(value, Node):
+                if type(value) is not Tensor and isinstance(value, Node):
                     entries[key] = value._kd_shallow()
         return new
 
@@ -256,7 +256,7 @@ class Dense(TensorDictBase):
                 entries[key] = mapped(value, fn, batch)
             else:
                 entries[key] = fn(value)
-        new = object.__new__(self.__class__)
+        new = object.__new__(type(self))
         new._kd_desc = after
         new._kd_entries = entries
         new._kd_nested = nested
@@ -272,7 +272,7 @@ class Dense(TensorDictBase):
             after = memo[1]
         else:
             after = desc._unlocked if batch is None else desc.with_batch(batch(desc.batch))
-        kind = self.__class__
+        kind = type(self)
         new = object.__new__(kind)
         new._kd_desc = after
         new._kd_nested = nested = self._kd_nested
@@ -284,9 +284,9 @@ class Dense(TensorDictBase):
                 entries[key] = fn(value)
             return new
         for key, value in held.items():
-            if value.__class__ is Tensor:
+            if type(value) is Tensor:
                 entries[key] = fn(value)
-            elif value.__class__ is kind and not value._kd_nested and value._kd_desc is desc:
+            elif type(value) is kind and not value._kd_nested and value._kd_desc is desc:
                 inner = object.__new__(kind)
                 inner._kd_desc = after
                 inner._kd_nested = False
@@ -309,7 +309,7 @@ class Dense(TensorDictBase):
         desc = self._kd_desc
         if memo is None or memo[0] is not desc:
             memo = desc, [desc.with_batch(batch(desc.batch)) for batch in batches]
-        make, kind, nested = object.__new__, self.__class__, self._kd_nested
+        make, kind, nested = object.__new__, type(self), self._kd_nested
         parts: list[Self] = []
         for entries, after in zip(map_to_parts(self._kd_entries, fn, batches, memo), memo[1]):  # noqa: B905  # see `map_to_parts`
             part = make(kind)
@@ -329,7 +329,7 @@ class Dense(TensorDictBase):
 
     def _kd_rebuild(self, leaves: Iterator[Tensor]) -> Self:
         # Overridden for speed: "math" in the benchmarks.
-        new = object.__new__(self.__class__)
+        new = object.__new__(type(self))
         new._kd_desc = self._kd_desc._unlocked
         new._kd_nested = nested = self._kd_nested
         if nested or len(self._kd_entries) < MANY:
@@ -342,9 +342,9 @@ class Dense(TensorDictBase):
         self, other: Entry, fn: Callable[[Tensor, Tensor], Tensor], path: tuple[str, ...] = ()
     ) -> Self:
         # Overridden for speed: "math" in the benchmarks.
-        if other.__class__ is not self.__class__ and not isinstance(other, Dense):
+        if type(other) is not type(self) and not isinstance(other, Dense):
             return super()._kd_zip_each(other, fn, path)
-        new = object.__new__(self.__class__)
+        new = object.__new__(type(self))
         new._kd_entries = zip_each(self._kd_entries, other._kd_entries, fn, path)
         new._kd_nested = self._kd_nested or other._kd_nested  # a plain leaf beside a ragged one
         new._kd_desc = self._kd_desc._unlocked
@@ -414,11 +414,11 @@ class Dense(TensorDictBase):
         if not self._kd_nested:
             return False
         found = False
-        own = self.__class__
+        own = type(self)
         by = (ref(self),) if count > 0 else ()
         entries: Mapping[str, Any] = self._kd_entries
         for value in entries.values():
-            kind = value.__class__
+            kind = type(value)
             if kind is own or (kind is not Tensor and isinstance(value, Node)):
                 found |= value._kd_hold(count, by)
         return found
@@ -440,7 +440,7 @@ class Dense(TensorDictBase):
             key: packed(value, number) if isinstance(value, Tensor) else value
             for key, value in self._kd_entries.items()
         }
-        args = (self.__class__, entries, desc.batch, desc.device, desc.pickled_lock)
+        args = (type(self), entries, desc.batch, desc.device, desc.pickled_lock)
         own = own_attributes(self)
         return restore_dense, (*args, own) if own else args
 
@@ -458,7 +458,7 @@ class Dense(TensorDictBase):
             new = self._kd_engine.clone(self)
         else:
             entries = copy.deepcopy(self._kd_entries, memo)
-            new = _built(self.__class__, entries, describe(desc.batch, desc.device), None)
+            new = _built(type(self), entries, describe(desc.batch, desc.device), None)
         memo[id(self)] = new
         own = own_attributes(self)
         if own:
@@ -620,7 +620,7 @@ def _found_device(entries: dict[str, Entry], device: torch.device) -> torch.devi
 def holds_nodes(entries: dict[str, Entry]) -> bool:
     """Return whether an entry is something other than a tensor, or a nested tensor."""
     for value in entries.values():
-        if value.__class__ is not Tensor and (
+        if type(value) is not Tensor and (
             isinstance(value, Dense) or not isinstance(value, Tensor) or value.is_nested
         ):
             return True

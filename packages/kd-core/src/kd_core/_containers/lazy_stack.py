@@ -348,11 +348,11 @@ class LazyStackedTensorDict(MemberStorage):
     def __getitem__(self, index: Index) -> Self: ...
     def __getitem__(self, index: NestedKey | Index) -> object:
         """Return the entry at a key, or index the batch: `stack[i]` is member `i`."""
-        if index.__class__ is int and self._dim == 0:
+        if type(index) is int and self._dim == 0:
             count = len(self._members)
             if -count <= index < count:
                 return self._members[index]
-        if index.__class__ is str or is_path(index):
+        if type(index) is str or is_path(index):
             return super().__getitem__(index)
         picked = pick(index, self._kd_desc.batch, self._dim)
         if picked is None:
@@ -648,7 +648,7 @@ class LazyStackedTensorDict(MemberStorage):
 
     def __reduce__(self) -> tuple[object, ...]:
         reason = self._kd_desc.pickled_lock
-        kind = self.__class__
+        kind = type(self)
         if self._kd_tensor_class is not None:
             kind = plain_class(kind)
         locked = reason if reason == LOCKED_AS_PART else reason is not None
@@ -906,7 +906,7 @@ def _join_alike(members: Sequence[TensorDictBase], dim: int, size: int) -> dict[
     joined: dict[str, Entry] = {}
     for key, value in first.items():
         column = [level.get(key) for level in levels]
-        if value.__class__ is Tensor:
+        if type(value) is Tensor:
             try:
                 joined[key] = torch.stack(column, dim)
             except (KdError, RuntimeError, TypeError):
@@ -914,8 +914,8 @@ def _join_alike(members: Sequence[TensorDictBase], dim: int, size: int) -> dict[
             continue
         if not isinstance(value, TensorDictBase):
             return None
-        kind, desc = value.__class__, value._kd_desc
-        if any(node.__class__ is not kind or node._kd_desc is not desc for node in column):
+        kind, desc = type(value), value._kd_desc
+        if any(type(node) is not kind or node._kd_desc is not desc for node in column):
             return None
         below = _join_alike(column, dim, size)
         if below is None:

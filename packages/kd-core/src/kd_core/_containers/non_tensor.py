@@ -68,7 +68,7 @@ _IMMUTABLE: Final = frozenset({str, int, float, bool, NoneType, bytes, complex})
 
 def copy_of_value(value: object) -> object:
     """Return a deep copy of a value; the value itself if it cannot be copied."""
-    if value.__class__ in _IMMUTABLE or is_node(value):
+    if type(value) in _IMMUTABLE or is_node(value):
         return value
     try:
         return deepcopy(value)
@@ -90,7 +90,7 @@ def _all_held(value: object) -> object:
 
 
 def _holds_entries(value: object) -> bool:
-    if value.__class__ is list or value.__class__ is tuple:
+    if type(value) is list or type(value) is tuple:
         return any(map(_holds_entries, value))
     return isinstance(value, NonTensorDataBase)
 
@@ -206,7 +206,7 @@ def _itself(made: object, node: NonTensorDataBase) -> object:
 
 def _refuse_keys(index: object) -> None:
     if isinstance(index, str) or (
-        index.__class__ is tuple and any(isinstance(part, str) for part in index)
+        type(index) is tuple and any(isinstance(part, str) for part in index)
     ):
         raise _no_keys(index)
 
@@ -1131,7 +1131,7 @@ class NonTensorData(NonTensorDataBase, Encodes):
         return self._boxed is other._boxed or same_data(self.data, other.data)
 
     def _kd_with_descriptor(self, desc: Descriptor) -> Self:
-        new = object.__new__(self.__class__)
+        new = object.__new__(type(self))
         new._boxed = self._boxed
         new._kd_desc = desc._unlocked
         new._of_batch = self._of_batch or desc.ndim > 0

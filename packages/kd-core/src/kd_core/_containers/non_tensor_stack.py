@@ -1141,15 +1141,15 @@ def _value_of_row(pool: list[object], positions: Tensor, desc: Descriptor) -> No
 
 def _with_own_lists(value: object) -> object:
     """Return a value with lists, tuples and dicts of its own; what they hold is shared."""
-    if value.__class__ is str:  # most are
+    if type(value) is str:  # most are
         return value
     if isinstance(value, Shared):
         return Shared(_with_own_lists(value.value), value.ndim)
-    if value.__class__ is dict:
+    if type(value) is dict:
         return {key: _with_own_lists(each) for key, each in value.items()}
-    if value.__class__ is list or value.__class__ is tuple:
+    if type(value) is list or type(value) is tuple:
         own = [_with_own_lists(each) for each in value]
-        return own if value.__class__ is list else tuple(own)
+        return own if type(value) is list else tuple(own)
     return value
 
 

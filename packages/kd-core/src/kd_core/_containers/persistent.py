@@ -438,7 +438,7 @@ class PersistentTensorDict(TensorDictBase):
     def __getitem__(self, index: Index) -> Self: ...
     def __getitem__(self, index: object) -> object:
         """Return the entry at a key, or the rows at an index, which write to the file."""
-        if index.__class__ is str or is_path(index):
+        if type(index) is str or is_path(index):
             return super().__getitem__(cast("str", index))
         return self._rows(index)
 
@@ -660,7 +660,7 @@ class _Rows(GeneralMethods, TensorDict):
     def __getitem__(self, index: Index) -> Self: ...
     def __getitem__(self, index: object) -> object:
         made = super().__getitem__(cast("Index", index))
-        if index.__class__ is str or is_path(index) or made is self or _adds(index):
+        if type(index) is str or is_path(index) or made is self or _adds(index):
             return made
         return _Rows.of(self, index, cast("TensorDictBase", made))
 
@@ -669,7 +669,7 @@ class _Rows(GeneralMethods, TensorDict):
 
     def __setitem__(self, index: object, value: object) -> None:
         super().__setitem__(index, value)
-        if not (index.__class__ is str or is_path(index)):
+        if not (type(index) is str or is_path(index)):
             self._kd_written()
 
     set = _writing(TensorDict.set)

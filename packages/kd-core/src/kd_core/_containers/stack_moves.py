@@ -473,7 +473,7 @@ def pick(index: object, batch: Batch, dim: int) -> Picked | None:
         The resolved index, or `None` where it mixes members, selects none, maps the numbers of
         members, or is wrong: the general method then raises the error.
     """
-    if index.__class__ is int and not dim:  # mostly: "lazy stacks" in the benchmarks
+    if type(index) is int and not dim:  # mostly: "lazy stacks" in the benchmarks
         row = _rows(index, batch[0])
         return None if row is None else Picked(row, (), 0, True, True)
     items = tuple(map(_row_number, plain_index(index, batch)))
@@ -595,8 +595,8 @@ def stack_class(kind: type[K], members: Sequence[AbstractContainer]) -> type[K]:
         kind: a class of lazy stacks, with fields or without.
         members: what is stacked.
     """
-    cls = members[0].__class__
-    classes = [member.__class__ for member in members]
+    cls = type(members[0])
+    classes = [type(member) for member in members]
     if all([each is cls for each in classes]):  # noqa: C419  # a generator is slow to trace
         classes = classes[:1]
     depth = _depth(kind, *classes)

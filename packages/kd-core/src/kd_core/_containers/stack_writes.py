@@ -216,7 +216,7 @@ class StackedEntries(Mapping[str, "Entry"]):
         """Return the stacked entry, or `default` where a member has none."""
         stack = self._stack
         found: list[Any] = [member._kd_entries.get(key) for member in stack._members]
-        if found[0].__class__ is Tensor:
+        if type(found[0]) is Tensor:
             try:  # checking the class of each first is slow
                 return torch.stack(found, stack._dim)
             except (KdError, RuntimeError, TypeError):
@@ -284,7 +284,7 @@ def holds_unbatched(level: AbstractContainer, key: str) -> bool:
 def _shapes(stack: Composite, key: str) -> Iterator[str]:
     """Yield the shape of an entry in each member, those of the members of stacks one by one."""
     for member in stack._members:
-        if isinstance(member, stack.__class__):
+        if isinstance(member, type(stack)):
             yield from _shapes(member, key)
         else:
             yield shape_text(_shape_of(member._kd_entries[key]))
@@ -738,7 +738,7 @@ class MemberStorage(TensorDictBase, Composite):
         return new
 
     def _of(self, members: Sequence[AbstractContainer], dim: int | None = None) -> Self:
-        kind = self.__class__
+        kind = type(self)
         if members[0]._kd_tensor_class is not None or kind._kd_tensor_class is not None:
             kind = stack_class(kind, members)
         new = object.__new__(kind)
@@ -750,7 +750,7 @@ class MemberStorage(TensorDictBase, Composite):
 
     def __deepcopy__(self, memo: dict[int, object]) -> Self:
         """Copy all members, unlocked, as `clone` does."""
-        new = object.__new__(self.__class__)
+        new = object.__new__(type(self))
         memo[id(self)] = new
         new._members, new._dim = deepcopy(self._members, memo), self._dim
         new._kd_desc = self._kd_desc.unlocked()
@@ -769,7 +769,7 @@ class MemberStorage(TensorDictBase, Composite):
         if self._kd_tensor_class is not None:
             return object.__new__(self._kd_tensor_class)._kd_like(entries, desc)
         members = self._members
-        if members and all(each.__class__ is members[0].__class__ for each in members):
+        if members and all(type(each) is type(members[0]) for each in members):
             return cast("Self", members[0]._kd_like(entries, desc))
         return registry.make_dense(entries, desc)
 

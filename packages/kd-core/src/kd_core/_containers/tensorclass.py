@@ -124,7 +124,7 @@ class _FieldOf(Generic[T]):
         return value if isinstance(value, Tensor) else value._kd_item()
 
     def __set__(self, instance: TensorClass, value: T) -> None:
-        kind = value.__class__
+        kind = type(value)
         if kind is Tensor or kind is TensorDict:
             instance._kd_put(self._name, value)
         else:
@@ -534,7 +534,7 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
                 bound = _all_as_declared(self, bound)
             if not declaration.more_keys:
                 for value in bound.values():
-                    if value.__class__ is not Tensor:
+                    if type(value) is not Tensor:
                         bound = _plain(type(self), bound, self._kd_desc)
                         break
             _complete(self, bound, names, lock, declaration.by_attribute)
@@ -649,21 +649,21 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
 
         def get(self, key, default=None, *how, **named):
             """Read the entry at a key; data that is not a tensor, in a field, as its value."""
-            if key.__class__ is str and not how and not named:
+            if type(key) is str and not how and not named:
                 found = self._kd_entries.get(key, default)
             else:
                 found = super().get(key, default, *how, **named)
-            if found.__class__ is Tensor or not is_data(found) or self._kd_declared.more_keys:
+            if type(found) is Tensor or not is_data(found) or self._kd_declared.more_keys:
                 return found
-            above = () if key.__class__ is str or found is default else path_of(key)[:-1]
+            above = () if type(key) is str or found is default else path_of(key)[:-1]
             if above and self._kd_read(above)._kd_tensor_class is None:  # of a plain container
                 return found
             return found._kd_item()
 
         def set(self, key, value=NO_DEFAULT, inplace=False, *how, **named):
             """Store a value at `key`; a dict or a tuple is kept as it is, as by an attribute."""
-            kept = value.__class__ is dict or isinstance(value, tuple)
-            if kept and key.__class__ is str and not inplace:
+            kept = type(value) is dict or isinstance(value, tuple)
+            if kept and type(key) is str and not inplace:
                 declaration = self._kd_declared
                 if not declaration.more_keys and not declaration.converts:
                     value = _whole(value, self._kd_desc)
@@ -709,7 +709,7 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
         declaration = type(self)._kd_declared
         if key not in declaration.fields:
             self._kd_check_key(key)
-        kind = value.__class__
+        kind = type(value)
         if not declaration.keeps or (kind is not Tensor and kind is not TensorDict):
             if declaration.converts:
                 value = _as_declared(self, key, value)
@@ -834,7 +834,7 @@ def from_mapping(
         return from_mapping(kind, value, batch_size, device)
 
     given = cast("Mapping[str, object]", source)
-    if not all(key.__class__ is str for key in given):  # a source of paths, such as a table
+    if not all(type(key) is str for key in given):  # a source of paths, such as a table
         given = with_plain_keys(given)
     return _built(cls, _as_classes(cls, given, nested), batch_size, device)
 

@@ -79,10 +79,10 @@ class TensorDict(Dense):
             device = None
         if batch_size is None:
             batch: Batch = ()
-        elif batch_size.__class__ is list:
+        elif type(batch_size) is list:
             batch = tuple(batch_size)
             for size in batch:  # `batch_of`, inlined: "construct" in the benchmarks
-                if size.__class__ is not int:
+                if type(size) is not int:
                     batch = batch_of(batch)
         else:
             batch = batch_of(batch_size)
@@ -111,7 +111,7 @@ class TensorDict(Dense):
 
     def _kd_put(self, key: str, value: object) -> None:
         # Overridden for speed: "td['a'] = x" in the benchmarks.
-        if value.__class__ is Tensor:
+        if type(value) is Tensor:
             desc = self._kd_desc
             try:
                 shape: tuple[int, ...] = value.shape
@@ -126,7 +126,7 @@ class TensorDict(Dense):
                 else:
                     self._kd_entries[key] = value
                 return
-        elif value.__class__ is TensorDict and not is_dynamo_compiling():
+        elif type(value) is TensorDict and not is_dynamo_compiling():
             # Without nodes below it, only the container itself would make a cycle.
             desc = self._kd_desc
             same = value._kd_desc is desc and not desc.frozen
@@ -138,13 +138,13 @@ class TensorDict(Dense):
 
     def _kd_store(self, path: tuple[str, ...], value: object) -> None:
         # Overridden for speed: "set(('b', 'c'), x)" in the benchmarks.
-        if len(path) == 2 and value.__class__ is Tensor:
+        if len(path) == 2 and type(value) is Tensor:
             child = self._kd_entries.get(path[0])
             try:
                 shape: tuple[int, ...] = value.shape
             except RuntimeError:  # a tensor without a shape
                 shape = ()
-            if child.__class__ is TensorDict:
+            if type(child) is TensorDict:
                 desc = child._kd_desc
                 if (shape and shape[0] == desc.rows) or (
                     (desc.plain or (desc.plain_on_cpu and value.is_cpu))
@@ -192,7 +192,7 @@ class TensorDict(Dense):
     @traced_as(Dense.rename_key_)
     def rename_key_(self, old_key: NestedKey, new_key: NestedKey, safe: bool = False) -> Self:
         # Overridden for speed: "rename_key_ there and back" in the benchmarks.
-        if old_key.__class__ is str and new_key.__class__ is str and old_key != new_key:
+        if type(old_key) is str and type(new_key) is str and old_key != new_key:
             entries = self._kd_entries
             if not safe and old_key in entries and not self._kd_desc.frozen:
                 entries[new_key] = entries.pop(old_key)
@@ -210,7 +210,7 @@ class TensorDict(Dense):
         # Overridden for speed: "empty()" in the benchmarks.
         if recurse or batch_size is not None or device is not NO_DEFAULT or names is not NO_DEFAULT:
             return super().empty(recurse, batch_size=batch_size, device=device, names=names)
-        new = object.__new__(self.__class__)
+        new = object.__new__(type(self))
         new._kd_entries = {}
         new._kd_desc = self._kd_desc._unlocked
         new._kd_nested = False
@@ -375,15 +375,15 @@ def _stage_merge(
         return True
     rest: dict[str, Entry] = {}
     for key, value in source._kd_entries.items():
-        if value.__class__ is Tensor:
+        if type(value) is Tensor:
             rest[key] = value
-        elif value.__class__ is not TensorDict:
+        elif type(value) is not TensorDict:
             if not isinstance(value, Tensor):
                 return False
             rest[key] = value
         else:
             current = target._kd_entries.get(key)
-            if current.__class__ is TensorDict:
+            if type(current) is TensorDict:
                 if not _stage_merge(current, value, merges):
                     return False
             elif current is not None or value._kd_desc is not desc or value._kd_nested:
@@ -423,8 +423,8 @@ def fill(td: Dense, source: object, desc: Descriptor, path: tuple[str, ...] = ()
     if (desc.ndim != 1 or len(items) >= MANY) and all_fit(items, desc):
         return
     for key, value in items.items():
-        if value.__class__ is not Tensor or key.__class__ is not str:
-            if type(key) is not str:  # torch 2.10: dynamo misreads the `__class__` of a string
+        if type(value) is not Tensor or type(key) is not str:
+            if type(key) is not str:
                 fill(td, with_plain_keys(items, path), desc, path)
                 return
             if type(value) is dict and len(path) < MAX_DEPTH:
@@ -445,10 +445,10 @@ def fill(td: Dense, source: object, desc: Descriptor, path: tuple[str, ...] = ()
 
 def _holds_tensors(source: object) -> bool:
     """Return whether nested dicts hold tensors alone."""
-    if source.__class__ is not dict:
+    if type(source) is not dict:
         return False
     for value in source.values():
-        if value.__class__ is not Tensor and not _holds_tensors(value):
+        if type(value) is not Tensor and not _holds_tensors(value):
             return False
     return True
 
@@ -484,9 +484,9 @@ def _undescribed(
     td._kd_entries = entries = source.copy()
     td._kd_nested = False
     for key, value in source.items():
-        if key.__class__ is not str:
+        if type(key) is not str:
             return None
-        if value.__class__ is Tensor:
+        if type(value) is Tensor:
             leaves.append(value)
             continue
         inner = _undescribed(value, levels, leaves, depth + 1)
@@ -677,7 +677,7 @@ def _traced_assign_levels(
 ) -> None:
     """Check and store in one loop: dynamo pays for each line and function that it traces."""
     desc = td._kd_desc
-    if td.__class__ is TensorDict and not desc.frozen:
+    if type(td) is TensorDict and not desc.frozen:
         own, fits, makes = td._kd_entries, True, False
         checked: dict[str, Any] = entries
         stored: dict[str, Any] = {}
@@ -692,7 +692,7 @@ def _traced_assign_levels(
                 stored[key] = made = object.__new__(TensorDict)
                 made._kd_entries, made._kd_desc, made._kd_nested = value, desc, False
                 makes, fits = True, fits and all_fit(value, desc)
-            elif level.__class__ is TensorDict and not level._kd_desc.frozen:
+            elif type(level) is TensorDict and not level._kd_desc.frozen:
                 below.append((level, value))
                 fits = fits and all_fit(value, level._kd_desc)
             else:
@@ -729,7 +729,7 @@ def assign_levels(td: TensorDictBase, entries: dict[str, object], levels: tuple[
         >>> td.to_dict()
         {'a': {'b': tensor(0.), 'c': tensor(1.)}, 'd': tensor(2.)}
     """
-    if td.__class__ is not TensorDict or not _fit(td, entries, levels):
+    if type(td) is not TensorDict or not _fit(td, entries, levels):
         td.assign(_by_path(entries, levels))
         return
     own, desc = td._kd_entries, td._kd_desc
@@ -753,14 +753,14 @@ def _fit(td: TensorDict, entries: dict[str, Any], levels: tuple[str, ...]) -> bo
         return False
     for key, value in entries.items():
         if key not in levels:
-            if value.__class__ is not Tensor or not leaf_fits(value, desc):
+            if type(value) is not Tensor or not leaf_fits(value, desc):
                 return False
             if not desc.plain and value.device != desc.device:
                 return False
             continue
         level, inner = own.get(key), desc
         if level is not None:
-            if level.__class__ is not TensorDict or level._kd_desc.frozen:
+            if type(level) is not TensorDict or level._kd_desc.frozen:
                 return False
             inner = level._kd_desc
         if not all_fit(value, inner):

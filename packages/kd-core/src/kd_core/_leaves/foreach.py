@@ -64,7 +64,7 @@ def is_eager() -> bool:
 
 def is_ragged(leaf: Tensor) -> bool:
     """Return whether a leaf has rows of different lengths, which are reduced one by one."""
-    if leaf.__class__ is Tensor:  # most leaves: "math" in the benchmarks
+    if type(leaf) is Tensor:  # most leaves: "math" in the benchmarks
         return False
     return leaf.is_nested and leaf.layout is torch.jagged and not is_dynamo_compiling()
 
@@ -182,7 +182,7 @@ class StandIn(Tensor):
 
     def of(self, part: Tensor) -> Self:
         """Return a stand-in for a view of this one."""
-        found = part.as_subclass(self.__class__)
+        found = part.as_subclass(type(self))
         found.__dict__.update(self.__dict__)
         found.plain = part
         return found
@@ -472,7 +472,7 @@ def exact_constant(leaves: list[Tensor], number: object, alike: bool = False) ->
         number: the second operand.
         alike: whether all leaves are known to be of one dtype.
     """
-    if is_compiling() or (number.__class__ is not float and number.__class__ is not int):
+    if is_compiling() or (type(number) is not float and type(number) is not int):
         return None
     if not leaves or maybe_current_level() is not None or dispatch_modes():
         return None
@@ -481,7 +481,7 @@ def exact_constant(leaves: list[Tensor], number: object, alike: bool = False) ->
         return None
     if len(leaves) < CONSTANT_FROM:
         for leaf in leaves:
-            if leaf.__class__ not in PLAIN or not (alike or leaf.dtype is dtype) or not leaf.is_cpu:
+            if type(leaf) not in PLAIN or not (alike or leaf.dtype is dtype) or not leaf.is_cpu:
                 return None
     elif (
         not (alike or len(set(map(dtype_of, leaves))) == 1)
@@ -490,7 +490,7 @@ def exact_constant(leaves: list[Tensor], number: object, alike: bool = False) ->
     ):
         return None
     # The type is part of the key: 2**24 + 1 as int and as float are equal, but rounded differently.
-    known = _constants.get((dtype, number, number.__class__))
+    known = _constants.get((dtype, number, type(number)))
     return _new_constant(dtype, number) if known is None else known
 
 
@@ -503,7 +503,7 @@ def _new_constant(dtype: torch.dtype, number: float | int) -> Tensor | None:
         _constants.clear()
     with torch.inference_mode(False):  # an inference tensor could not be saved for backward
         constant = torch.tensor(number, dtype=dtype, device="cpu")
-    _constants[dtype, number, number.__class__] = constant
+    _constants[dtype, number, type(number)] = constant
     return constant
 
 

@@ -645,7 +645,7 @@ def all_fit(source: dict[str, object], desc: Descriptor) -> bool:
     first = desc.size[0]  # dynamo does not compare a named size with a symbolic one
     try:
         for key, value in source.items():
-            if value.__class__ is not Tensor or key.__class__ is not str or value.shape[0] != first:
+            if type(value) is not Tensor or type(key) is not str or value.shape[0] != first:
                 return False
     except (IndexError, RuntimeError):  # a tensor without dimensions, or without a shape
         return False
@@ -657,7 +657,7 @@ def _all_fit_in(source: dict[str, object], desc: Descriptor) -> bool:
     batch, ndim = desc.size, desc.ndim
     try:
         for key, value in source.items():
-            if value.__class__ is not Tensor or key.__class__ is not str:
+            if type(value) is not Tensor or type(key) is not str:
                 return False
             if ndim and value.shape[:ndim] != batch:
                 return False
@@ -670,7 +670,7 @@ def _all_on_device(source: dict[str, object], desc: Descriptor) -> bool:
     """Return whether all values of a dict are plain tensors on the device of `desc`."""
     device, on_cpu = desc.device, desc.on_cpu
     for value in source.values():
-        if value.__class__ is not Tensor:
+        if type(value) is not Tensor:
             return False
         if not (value.is_cpu if on_cpu else value.device == device):
             return False
@@ -698,7 +698,7 @@ def map_each(
     """Apply `fn` to each leaf, those of nodes included."""
     return {
         key: fn(value)
-        if value.__class__ is Tensor
+        if type(value) is Tensor
         else value._kd_map_each(fn, batch, memo)
         if isinstance(value, Node)
         else mapped(value, fn, batch)
@@ -721,7 +721,7 @@ def map_to_parts(
     parts: list[dict[str, Any]] = [{} for _ in batches]
     for key, value in entries.items():
         dealt: Sequence[Entry]
-        if value.__class__ is Tensor:
+        if type(value) is Tensor:
             dealt = fn(value)
         elif isinstance(value, Node):
             dealt = value._kd_map_to_parts(fn, batches, memo)
@@ -742,7 +742,7 @@ def _parts_of(leaf: Tensor, fn: PartsFn) -> Sequence[Tensor]:
 def collect(entries: Entries, leaves: list[Tensor]) -> None:
     """Append all leaves, depth first, in insertion order."""
     for value in entries.values():
-        if value.__class__ is Tensor or not isinstance(value, Node):
+        if type(value) is Tensor or not isinstance(value, Node):
             leaves.append(value)
         else:
             value._kd_collect(leaves)
@@ -752,7 +752,7 @@ def rebuild(entries: Entries, leaves: Iterator[Tensor]) -> dict[str, Entry]:
     """Replace the leaves that `collect` lists by new ones, in the same order."""
     rebuilt: dict[str, Entry] = {}  # a loop, because a comprehension costs a frame
     for key, value in entries.items():
-        if value.__class__ is Tensor or not isinstance(value, Node):
+        if type(value) is Tensor or not isinstance(value, Node):
             rebuilt[key] = next(leaves)
         else:
             rebuilt[key] = value._kd_rebuild(leaves)
@@ -775,7 +775,7 @@ def collect_pairs(
         raise key_sets_differ(mine, theirs, path)
     for key, value in mine.items():
         other = theirs.get(key)
-        if value.__class__ is Tensor and other.__class__ is Tensor:
+        if type(value) is Tensor and type(other) is Tensor:
             left.append(value)
             right.append(other)
         elif other is None:
@@ -805,7 +805,7 @@ def zip_each(
     entries: dict[str, Entry] = {}
     for key, value in mine.items():
         other = theirs.get(key)
-        if value.__class__ is Tensor and other.__class__ is Tensor:
+        if type(value) is Tensor and type(other) is Tensor:
             entries[key] = fn(value, other)
         elif other is None:
             raise key_sets_differ(mine, theirs, path)
@@ -824,7 +824,7 @@ def all_plain(entries: Entries) -> bool:
     This is checked before the leaves are looked at one by one: "math" in the benchmarks.
     """
     for value in entries.values():
-        if value.__class__ is not Tensor and getattr(value, "_kd_nested", True):
+        if type(value) is not Tensor and getattr(value, "_kd_nested", True):
             return False
     return True
 
@@ -839,7 +839,7 @@ def few_leaves(entries: Entries) -> bool:
         return False
     count = 0
     for value in entries.values():
-        if value.__class__ is Tensor:
+        if type(value) is Tensor:
             if not count and value.is_cuda:
                 return False
             count += 1
@@ -935,7 +935,7 @@ def has_entry(entries: Entries, path: tuple[str, ...]) -> bool:
 
 def kinds_of(entries: Entries) -> Iterable[tuple[str, Entry]]:
     """Return the keys and, for each, an entry of the same kind: lazy stacks do not stack for it."""
-    if type(entries) is dict:  # dynamo cannot guard on the `__class__` of a dict
+    if type(entries) is dict:
         return entries.items()
     kinds = getattr(entries, "_kinds", None)
     return entries.items() if kinds is None else kinds()

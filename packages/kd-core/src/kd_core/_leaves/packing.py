@@ -143,7 +143,7 @@ def packed(leaf: Tensor, protocol: int) -> Packed | Tensor:
 
 def _has_buffer(leaf: Tensor) -> bool:
     """Return whether a leaf is nothing but numbers in a row that Python can reach."""
-    if leaf.__class__ is not Tensor or leaf.layout is not torch.strided or not leaf.is_cpu:
+    if type(leaf) is not Tensor or leaf.layout is not torch.strided or not leaf.is_cpu:
         return False
     if leaf.is_quantized or leaf.is_nested or leaf.is_conj() or leaf.is_neg() or leaf.__dict__:
         return False
@@ -198,7 +198,7 @@ def numbers_of(buffer: Any, dtype: torch.dtype) -> Tensor:
 
 def _has_bits(leaf: Tensor) -> bool:
     """Return whether a leaf can be viewed as integers of its size."""
-    return leaf.__class__ is Tensor and leaf.layout is torch.strided and not leaf.is_quantized
+    return type(leaf) is Tensor and leaf.layout is torch.strided and not leaf.is_quantized
 
 
 @restores
@@ -217,7 +217,7 @@ def own_bytes(leaf: Tensor) -> Tensor:
     Dimensions that are expanded stay so. What a new process is given stays a view: nothing would
     hold a copy, whose memory is shared by its file, until the process has opened it.
     """
-    if leaf.__class__ is not Tensor or leaf.layout is not torch.strided or leaf.is_meta:
+    if type(leaf) is not Tensor or leaf.layout is not torch.strided or leaf.is_meta:
         return leaf
     stored = leaf.untyped_storage().nbytes()
     if stored == leaf.nbytes:  # the fast path

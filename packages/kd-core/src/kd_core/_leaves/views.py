@@ -99,7 +99,7 @@ def _count(entries: Entries, options: Options) -> int:
     """Return how many items `walk_items` lists; `list(view)` calls it too."""
     count = len(entries)
     for _, value in kinds_of(entries):
-        if value.__class__ is Tensor or isinstance(value, Tensor):
+        if type(value) is Tensor or isinstance(value, Tensor):
             continue
         inner = _container_entries(value, options[2])
         if inner is not None and options[0]:
@@ -235,7 +235,7 @@ class _Leaves:
         count = len(entries)
         value: Any
         for _, value in entries.items() if type(entries) is dict else kinds_of(entries):
-            if value.__class__ is not Tensor:
+            if type(value) is not Tensor:
                 if getattr(value, "_kd_nested", True) is False:
                     count += len(value._kd_entries) - 1
                 elif not isinstance(value, Tensor):
@@ -255,7 +255,7 @@ class LeafKeys(_Leaves, NestedKeys):
         found: list[NestedKey] = []
         value: Any
         for key, value in entries.items() if type(entries) is dict else kinds_of(entries):
-            if value.__class__ is Tensor:
+            if type(value) is Tensor:
                 found.append(key)
             elif getattr(value, "_kd_nested", True) is False:
                 for name in value._kd_entries:
@@ -273,7 +273,7 @@ class LeafValues(_Leaves, NestedValues):
     def __iter__(self) -> Iterator[Tensor]:
         found: list[Any] = []
         for key, value in self._kd_entries.items():
-            if value.__class__ is Tensor:
+            if type(value) is Tensor:
                 found.append(value)
             elif getattr(value, "_kd_nested", True) is False:
                 found.extend(value._kd_entries.values())
@@ -291,7 +291,7 @@ class LeafItems(_Leaves, NestedItems):
         found: list[Any] = []
         for item in self._kd_entries.items():
             key, value = item
-            if value.__class__ is Tensor:
+            if type(value) is Tensor:
                 found.append(item)
             elif getattr(value, "_kd_nested", True) is False:
                 for name, leaf in value._kd_entries.items():

@@ -219,7 +219,7 @@ def commit(writes: Sequence[Write], write: Callable[[Tensor, Tensor], object]) -
                 check_write(*each)
         plain = _check_wrapped(writes, write)
     elif writes:
-        plain = writes[0][0].__class__ in PLAIN and writes[0][1].__class__ in PLAIN
+        plain = type(writes[0][0]) in PLAIN and type(writes[0][1]) in PLAIN
     if plain or write not in (_copy, _copy_later):  # a write at an index may be of a large leaf
         _write_each(writes, write)
         return

@@ -138,7 +138,7 @@ class Access(AbstractContainer):
             >>> td.get("x") is None
             True
         """
-        if key.__class__ is str:
+        if type(key) is str:
             return self._kd_entries.get(key, None if default is NO_DEFAULT else default)
         found: Entry | None = None
         if as_list or as_padded_tensor or as_nested_tensor:
@@ -147,7 +147,7 @@ class Access(AbstractContainer):
             path = path_of(key)
             shown = read_as(self, path, None, how)
             return absent(self, path, default) if shown is None else shown
-        if key.__class__ is tuple and key:
+        if type(key) is tuple and key:
             found = find_entry(self._kd_entries, key)  # type: ignore[arg-type]  # mostly of strings
         if found is None:  # not there, or a tuple that holds tuples
             path = path_of(key)
@@ -200,7 +200,7 @@ class Access(AbstractContainer):
                 return self
         if non_blocking and isinstance(value, Tensor):
             value = value.to(self._kd_desc.device, non_blocking=True)
-        if key.__class__ is str:
+        if type(key) is str:
             self._kd_put(key, value)
         else:
             self._kd_store(path_of(key), value)
@@ -269,9 +269,9 @@ class Access(AbstractContainer):
         """
         if value is NO_DEFAULT or item is not NO_DEFAULT:
             value = _one_value("set_", value, item)
-        if key.__class__ is str and self._kd_owns_leaves and not non_blocking:
+        if type(key) is str and self._kd_owns_leaves and not non_blocking:
             entry = self._kd_entries.get(key)
-            if entry.__class__ is Tensor and value.__class__ is Tensor:
+            if type(entry) is Tensor and type(value) is Tensor:
                 try:  # comparing the shapes first would cost half of the copy
                     entry.copy_(value)
                 except RuntimeError:
@@ -300,7 +300,7 @@ class Access(AbstractContainer):
             KeyNotFound: if it is missing and no default was given.
             Locked: if the container is locked.
         """
-        if key.__class__ is str and not self._kd_desc.frozen:
+        if type(key) is str and not self._kd_desc.frozen:
             entry = self._kd_entries.get(key)
             if entry is not None:
                 self._kd_del_entry(key)
@@ -351,7 +351,7 @@ class Access(AbstractContainer):
             >>> td.nested("next", TensorDict).select("obs")["obs"]
             tensor(1.)
         """
-        entry: object = self._kd_entries.get(key) if key.__class__ is str else None
+        entry: object = self._kd_entries.get(key) if type(key) is str else None
         if entry is None:
             entry = self._kd_read(path_of(key))
         if not isinstance(entry, kind):
@@ -496,7 +496,7 @@ class Access(AbstractContainer):
         return entries.items()  # typed as `td[key]` is
 
     def __contains__(self, key: object) -> bool:
-        if key.__class__ is str:
+        if type(key) is str:
             return key in self._kd_entries
         if not is_key(key):
             raise InvalidKey(
@@ -589,7 +589,7 @@ def with_own_data(copy: W) -> W:
             with_own_data(member)
     elif copy._kd_nested:  # a fast path ("clone(False)" in the benchmarks)
         for key, value in copy._kd_entries.items():
-            if value.__class__ is Tensor:
+            if type(value) is Tensor:
                 continue
             if isinstance(value, AbstractContainer):
                 if value._kd_nested:
@@ -617,7 +617,7 @@ def dict_of(
     """
     plain: dict[str, object] = {}
     for key, value in td._kd_entries.items():
-        if value.__class__ is Tensor:
+        if type(value) is Tensor:
             plain[key] = _plain_leaf(value, convert_tensors) if convert_tensors else value
         elif isinstance(value, AbstractContainer):
             if tolist_first and value._kd_desc.batch:
@@ -835,7 +835,7 @@ def _stage_update(
         if merged and isinstance(current, AbstractContainer):
             in_stack |= stage_merge(current, value, (*path, key), how.below(only), stage)
             continue
-        if value.__class__ is Branch and key in kinds:  # as `set` does; a mapping replaces a leaf
+        if type(value) is Branch and key in kinds:  # as `set` does; a mapping replaces a leaf
             raise walk_error((*path, key, next(iter(value))), len(path) + 1, current)
         if how.inplace and value is not None and _can_be_written(current, value):
             stage.append(level._kd_writes(key, value, (*path, key)))

@@ -315,7 +315,7 @@ def _each(
     doubtful: dict[str, object] = {}
     found: Any
     for key, value in td._kd_entries.items():
-        if value.__class__ is Tensor or not isinstance(value, Node):  # as in `_leaves.loops`
+        if type(value) is Tensor or not isinstance(value, Node):  # as in `_leaves.loops`
             try:
                 found = fn(value) if nested is None else fn(_name(path, key, nested), value)
             except Exception as error:
@@ -325,12 +325,12 @@ def _each(
             if found is value and target is None:
                 continue
             try:
-                fits = rows >= 0 and found.__class__ is Tensor and found.shape[0] == rows
+                fits = rows >= 0 and type(found) is Tensor and found.shape[0] == rows
             except (IndexError, RuntimeError):  # a tensor without dimensions, or without a shape
                 fits = False
             if not fits:
                 doubtful[key] = found
-        elif value.__class__ is td.__class__ or isinstance(value, AbstractContainer):
+        elif type(value) is type(td) or isinstance(value, AbstractContainer):
             inner = _each(value, fn, nested, target, (*path, key), filter_empty)
             if holds_entries(inner) or not _leaves_out(value, filter_empty):
                 entries[key] = inner

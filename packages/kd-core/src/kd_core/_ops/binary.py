@@ -145,7 +145,7 @@ def as_operand(value: object) -> Tensor | complex:
 
 def is_plain(operand: object) -> bool:
     """Return whether an operand is a number or `None`."""
-    return operand is None or operand.__class__ in NUMBERS
+    return operand is None or type(operand) in NUMBERS
 
 
 def is_of_rows(operand: object) -> bool:
@@ -568,7 +568,7 @@ def binary(
         exact: the same for a 0-dim tensor; given if it can replace a number with equal results.
     """
     try:
-        kind = other.__class__
+        kind = type(other)
         if kind is int or kind is float or kind is bool or kind is complex:
             if is_dynamo_compiling():  # a loop adds the fewest guards
                 result = td._kd_map_each(lambda leaf: fn(leaf, other), None, None)
@@ -633,7 +633,7 @@ def _alike(td: W, other: AbstractContainer) -> tuple[W, AbstractContainer, bool]
     beside, with_data = other._kd_entries, False
     for key, entry in td._kd_entries.items():
         found = beside.get(key)
-        if entry.__class__ is found.__class__ is Tensor:
+        if type(entry) is type(found) is Tensor:
             continue
         if isinstance(entry, Tensor) and is_data(found):
             mine[key], theirs[key] = _as_tensors(entry, found)
@@ -677,7 +677,7 @@ def _compare_data(
         return
     theirs = other._kd_entries
     for key, entry in list(td._kd_entries.items()):
-        if entry.__class__ is Tensor:
+        if type(entry) is Tensor:
             continue
         if isinstance(entry, AbstractContainer):
             below, made = theirs[key], result._kd_entries[key]

@@ -128,7 +128,7 @@ class Conversion(AbstractContainer):
         state: dict[str, object] = OrderedDict()
         entries = self._kd_entries if self._kd_owns_leaves else _stacked(self, keep_vars, state)
         for key, value in entries.items():
-            if value.__class__ is Tensor or isinstance(value, Tensor):
+            if type(value) is Tensor or isinstance(value, Tensor):
                 state[key] = _kept(value, keep_vars) if value.requires_grad else value
             elif is_container(value, self):
                 state[key] = engine(value)._kd_levels(value, keep_vars)
@@ -323,7 +323,7 @@ def _flatten_state(
     about[prefix.removesuffix(".")] = level
     for key, value in entries.items():
         name = prefix + key
-        if value.__class__ is Tensor and name not in state:
+        if type(value) is Tensor and name not in state:
             state[name] = _kept(value, keep_vars) if value.requires_grad else value
             continue
         if isinstance(value, AbstractContainer):

@@ -130,9 +130,9 @@ def _reading(index: int | slice | tuple[Simple, ...]) -> LeafFn:
 def resolve(index: object, batch: Batch) -> Resolved:
     """Return an index as a function of a leaf, and the new batch size."""
     ndim = len(batch)
-    if index.__class__ is slice:
+    if type(index) is slice:
         return _reading(index), index_slice(batch, index)
-    if index.__class__ is tuple:
+    if type(index) is tuple:
         if len(index) == 2 and index[0] is Ellipsis and index[1] is None:
             return lambda leaf: leaf.unsqueeze(ndim), (*batch, 1)
         return _resolve_items(index, batch)
@@ -295,7 +295,7 @@ def _no_index(item: object) -> InvalidArgument:
 
 
 def gives_views(index: object) -> bool:
-    if index.__class__ is int or index.__class__ is slice:
+    if type(index) is int or type(index) is slice:
         return True
     items = index if isinstance(index, tuple) else (index,)
     return all(item is None or item is Ellipsis or _is_position(item) for item in items)
@@ -374,9 +374,9 @@ def behind(tensor: Tensor, leaf: Tensor) -> Tensor:
 
 def _takes_all(index: object) -> bool:
     """Return whether an index is `:`, `...`, or a tuple of these."""
-    if index.__class__ is tuple:
+    if type(index) is tuple:
         return all(map(_takes_all, index))
-    return index is ... or (index.__class__ is slice and index == slice(None))
+    return index is ... or (type(index) is slice and index == slice(None))
 
 
 def views_at(container: W, index: object) -> W:
@@ -424,16 +424,16 @@ class Indexing(AbstractContainer):
             OutOfRange: if an index is out of range.
         """
         value: Entry | None = None
-        if index.__class__ is str:
+        if type(index) is str:
             try:
                 value = self._kd_entries[index]
             except KeyError:
                 value = None
-        elif index.__class__ is tuple and index and index[0].__class__ is str:
+        elif type(index) is tuple and index and type(index[0]) is str:
             value = find_entry(self._kd_entries, index)
-        elif index.__class__ is int or index.__class__ is slice or not is_path(index):
+        elif type(index) is int or type(index) is slice or not is_path(index):
             return self._kd_rows_at(index)
-        if value.__class__ is Tensor:
+        if type(value) is Tensor:
             return value
         if value is None:  # also for a path of a subclass of `str`
             value = self._kd_read(path_of(index))
@@ -452,7 +452,7 @@ class Indexing(AbstractContainer):
             Locked: if the source has keys that a locked container does not have.
             ShapeMismatch: if a value does not fit.
         """
-        if index.__class__ is str:
+        if type(index) is str:
             self._kd_put(index, value)
         elif is_path(index):
             self._kd_store(path_of(index), value)
@@ -461,7 +461,7 @@ class Indexing(AbstractContainer):
 
     def _kd_traced_rows_at(self, index: object) -> Self:
         """Return the rows without what is cached for eager code, which would add guards."""
-        if index.__class__ is not int:
+        if type(index) is not int:
             return rows_at(self, index)
         desc = self._kd_desc
         batch = desc.batch
@@ -477,12 +477,12 @@ class Indexing(AbstractContainer):
         """Return the rows at an index; in its own method, as closures slow `__getitem__`."""
         desc = self._kd_desc
         batch = desc.batch
-        if index.__class__ is int:
+        if type(index) is int:
             index_int(batch, index)
             row = desc._row or desc.row()
             made = self._kd_map_each(itemgetter(index), _without_first, (desc, row))
             return locked_as_rows(self, made) if desc.frozen else made
-        if index.__class__ is Tensor and batch and _are_rows(index):
+        if type(index) is Tensor and batch and _are_rows(index):
             try:
                 return _rows_taken(self, index)
             except (IndexError, RuntimeError):  # one is negative or out of range
@@ -720,7 +720,7 @@ class _Rows:
     )
 
     def __init__(self, index: object, batch: Batch) -> None:
-        self.whole = index == () if index.__class__ is tuple else False
+        self.whole = index == () if type(index) is tuple else False
         """Whether the index names no rows: then one value for all of them stays one."""
         index = None if index is True else index  # torch copies then, and converts the dtype
         self.fn, after = resolve(index, batch)
@@ -732,7 +732,7 @@ class _Rows:
         else:
             self.where = None if gives_views(index) else plain_index(index, batch)
         self.index = for_nested(index, batch)
-        self.numbers = index if index.__class__ is Tensor and batch and is_eager() else None
+        self.numbers = index if type(index) is Tensor and batch and is_eager() else None
         """Row numbers that `resolve` has not compared with the batch size, or a mask."""
         self.direct: list[Write] = []
         """Writes into members of a stack, which have resolved their rows already."""
@@ -953,7 +953,7 @@ def _copied(target: AbstractContainer, index: object, source: object) -> bool:
     if is_compiling() or not isinstance(source, AbstractContainer):
         return False
     batch = target._kd_desc.batch
-    numbers = index if index.__class__ is Tensor and batch and _are_rows(index) else None
+    numbers = index if type(index) is Tensor and batch and _are_rows(index) else None
     if numbers is None and not gives_views(index):
         return False
     leaves: list[Tensor] = []
@@ -979,7 +979,7 @@ def _paired(
     entries = target._kd_entries
     for key, value in source._kd_entries.items():
         entry = entries.get(key)
-        if entry.__class__ is Tensor and value.__class__ is Tensor:
+        if type(entry) is Tensor and type(value) is Tensor:
             leaves.append(entry)
             values.append(value)
         elif (
@@ -1097,9 +1097,9 @@ def _selection(
     chosen = spread(condition, batch, "a condition", features=True)
 
     def pick(leaf: Tensor, new: Tensor) -> Tensor:
-        if leaf.__class__ is not Tensor and is_ragged(leaf):
+        if type(leaf) is not Tensor and is_ragged(leaf):
             return _ragged_rows(td, leaf, condition, new)
-        if new.__class__ is not Tensor and is_ragged(new):
+        if type(new) is not Tensor and is_ragged(new):
             return _ragged_rows(other, new, ~condition, leaf)
         return torch.where(chosen(new if leaf.ndim < new.ndim else leaf), leaf, new)
 

@@ -110,7 +110,7 @@ class Join:
         else:
             first = first_of(containers, self.name)._kd_desc
         ndim = first.ndim + new
-        return dim if dim.__class__ is int and 0 <= dim < ndim else wrap_dim(dim, ndim)
+        return dim if type(dim) is int and 0 <= dim < ndim else wrap_dim(dim, ndim)
 
     def shape(self, shapes: Sequence[Batch]) -> Batch | None:
         """Return the shape of the result; `None` if the shapes of the parts do not fit."""
@@ -157,7 +157,7 @@ class Join:
         try:
             for key in first:
                 column = next(columns) if columns else [level[key] for level in levels]
-                if column[0].__class__ is not Tensor:
+                if type(column[0]) is not Tensor:
                     joined[key] = self._joined_other(column, (*path, key), memo)
                 elif dim:
                     joined[key] = call(column, dim)

@@ -400,7 +400,7 @@ def _held_by(moved: Moved, name: str) -> Tensor | None:
 
 
 def _is_parameter(tensor: Tensor) -> bool:
-    kind = tensor.__class__  # a plain tensor is none; torch asks others in Python
+    kind = type(tensor)  # a plain tensor is none; torch asks others in Python
     return kind is nn.Parameter or (kind is not Tensor and isinstance(tensor, nn.Parameter))
 
 
@@ -698,7 +698,7 @@ class _Route:
 
 def _as_parameter(new: Tensor, old: Tensor | None) -> Tensor:
     """Return what takes the place of a parameter: a parameter that shares the memory."""
-    if old.__class__ is not nn.Parameter or new.is_inference():
+    if type(old) is not nn.Parameter or new.is_inference():
         return new
     trained = old.requires_grad and (new.is_floating_point() or new.is_complex())
     # What `nn.Parameter` calls, without its checks.
@@ -864,11 +864,11 @@ def module_entries(
     entries: dict[str, Entry] = {}
     for name, tensor in module._parameters.items():
         if tensor is not None:
-            entries[name if name.__class__ is str else plain_str(name)] = tensor
+            entries[name if type(name) is str else plain_str(name)] = tensor
     if module._buffers:
         for name, buffer in module._buffers.items():
             if buffer is not None:
-                entries[name if name.__class__ is str else plain_str(name)] = buffer
+                entries[name if type(name) is str else plain_str(name)] = buffer
     for name, child in module._modules.items():
         # A call for each module without state would cost a tenth: "from_module" in the benchmarks.
         if child is None or not (
@@ -882,7 +882,7 @@ def module_entries(
                 continue
             node = registry.make_dense(inner, describe(()), bool(child._modules))
             memo[id(child)] = node
-        entries[name if name.__class__ is str else plain_str(name)] = node
+        entries[name if type(name) is str else plain_str(name)] = node
     return entries
 
 

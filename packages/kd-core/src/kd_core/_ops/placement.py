@@ -139,7 +139,7 @@ def read_target(where: Sequence[object], options: Options) -> Target:
     for position, each in enumerate(given):
         if each is None:
             continue
-        if each.__class__ is bool and 0 < position == len(where) - 1:
+        if type(each) is bool and 0 < position == len(where) - 1:
             target.non_blocking = bool(each)
             continue
         device, dtype = read_argument(each)
@@ -559,7 +559,7 @@ def dense_copy(td: W, retain_none: bool) -> W:
 
 def _plain(leaf: Tensor) -> Tensor:
     """Return a tensor of a subclass that only says where its memory is as a plain one."""
-    is_plain = leaf.__class__ is Tensor or isinstance(leaf, nn.Parameter) or leaf.is_nested
+    is_plain = type(leaf) is Tensor or isinstance(leaf, nn.Parameter) or leaf.is_nested
     return leaf if is_plain else leaf.as_subclass(Tensor)
 
 

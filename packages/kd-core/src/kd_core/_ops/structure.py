@@ -257,7 +257,7 @@ class Structure(AbstractContainer):
             Locked: if the container is locked.
         """
         old, new = old_key, new_key
-        if old.__class__ is str and new.__class__ is str and not (safe or self._kd_desc.frozen):
+        if type(old) is str and type(new) is str and not (safe or self._kd_desc.frozen):
             moved = self._kd_entries.get(old)
             if moved is not None and old != new:  # without making paths, which takes half of it
                 self._kd_check_key(new)
@@ -317,7 +317,7 @@ class Structure(AbstractContainer):
             ['a.b']
         """
         flat: dict[str, Entry] = {}
-        if separator.__class__ is not str:
+        if type(separator) is not str:
             separator = _checked_separator(separator)
         _flatten_into(self._kd_entries, separator, "", flat, is_leaf)
         if inplace:  # entries that stay come first, as where the others are renamed
@@ -339,7 +339,7 @@ class Structure(AbstractContainer):
         """
         if not separator:
             raise InvalidValue("the separator must not be empty. Pass one such as `'.'`.")
-        if separator.__class__ is not str:
+        if type(separator) is not str:
             separator = _checked_separator(separator)
         desc = self._kd_desc._unlocked
         entries = self._kd_entries
@@ -401,7 +401,7 @@ class Structure(AbstractContainer):
     def is_empty(self) -> bool:
         """Return whether there is no leaf and no data at any level."""
         for value in self._kd_entries.values():
-            if value.__class__ is Tensor or not (
+            if type(value) is Tensor or not (
                 is_container(value, self) and engine(value).is_empty(value)
             ):
                 return False
@@ -416,7 +416,7 @@ class Structure(AbstractContainer):
         parts: dict[str, list[NestedKey]] = {}
         entries = self._kd_entries
         for key in keys:
-            if key.__class__ is str:
+            if type(key) is str:
                 first = key
             else:
                 first, below = _parted(key)
@@ -446,7 +446,7 @@ class Structure(AbstractContainer):
         kept: dict[str, Entry] = {**self._kd_entries}
         parts: dict[str, list[NestedKey]] = {}
         for key in keys:
-            if key.__class__ is str:
+            if type(key) is str:
                 first = key
             else:
                 first, below = _parted(key)
@@ -565,7 +565,7 @@ def _flatten_into(
     for key, value in entries.items():
         name = prefix + key
         if (
-            value.__class__ is not Tensor
+            type(value) is not Tensor
             and isinstance(value, AbstractContainer)
             and not (is_leaf and is_leaf(type(value)))
         ):
@@ -581,9 +581,9 @@ def _flatten_into(
 
 def _parted(key: NestedKey) -> tuple[str, NestedKey]:
     """Split a key into its first part and the rest, `()` if there is none."""
-    if key.__class__ is tuple and len(key) == 2:  # as most nested keys
+    if type(key) is tuple and len(key) == 2:  # as most nested keys
         first, last = key
-        if first.__class__ is str and last.__class__ is str and last:
+        if type(first) is str and type(last) is str and last:
             return key  # type: ignore[return-value]  # two strings
     path = path_of(key)
     return path[0], path[1:]

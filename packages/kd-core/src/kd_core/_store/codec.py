@@ -535,11 +535,11 @@ class _Collector:
 
     def _level(self, entries: list[object], depth: int) -> None:
         for pair in entries:
-            if pair.__class__ is not list or len(pair) != 2 or pair[0].__class__ is not str:
+            if type(pair) is not list or len(pair) != 2 or type(pair[0]) is not str:
                 raise _invalid("entry", pair)
             node = pair[1]
             # Tensors are the most frequent nodes: "io" in the benchmarks.
-            if node.__class__ is dict and len(node) == 1 and "tensor" in node:
+            if type(node) is dict and len(node) == 1 and "tensor" in node:
                 self._tensor(node["tensor"])
             else:
                 self.add(node, depth + 1)

@@ -329,7 +329,7 @@ def _set(
 ) -> TensorDictBase:
     if inplace or non_blocking:
         return self.set(key, value, inplace=inplace, non_blocking=non_blocking)
-    if key.__class__ is not str:
+    if type(key) is not str:
         return self.set(key, value)
     self._kd_put(key, value)  # what `set` does: libraries call this several times a step
     return self

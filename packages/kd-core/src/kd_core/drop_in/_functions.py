@@ -78,14 +78,14 @@ _TensorClassMeta = type(TensorClass)
 
 
 def _unravel_key_to_tuple(key: NestedKey) -> tuple[str, ...]:
-    if key.__class__ is str:
+    if type(key) is str:
         return (key,)
     return kd_core.unravel_key_to_tuple(key) if is_key(key) else ()
 
 
 def unravel_key(key: NestedKey) -> NestedKey:
     """Return a key in its normal form; an empty tuple for a tuple that is not a key."""
-    if key.__class__ is str:
+    if type(key) is str:
         return key
     return () if isinstance(key, tuple) and not is_key(key) else kd_core.unravel_key(key)
 

@@ -790,7 +790,7 @@ class TensorDictModuleBase(Flagged):
             plan: Plan = state["_kd_plan"]
         except KeyError:
             plan = self._kd_plan_again()
-        if args and args[0].__class__ is TensorDict:
+        if args and type(args[0]) is TensorDict:
             alone = not kwargs and len(args) == 1
             result = plan.container(self, args[0]) if alone else BUSY
         else:
@@ -800,7 +800,7 @@ class TensorDictModuleBase(Flagged):
                 if error.__traceback__ is not None and error.__traceback__.tb_next is not None:
                     raise
                 result = BUSY  # the arguments do not fit: the general path says why
-        if result.__class__ is not Outcome:
+        if type(result) is not Outcome:
             return result
         if result is STALE:
             state.pop("_kd_plan", None)

@@ -404,7 +404,7 @@ def _add_changed(
         if value is old:
             continue
         here = (*head, name)
-        if value.__class__ is Tensor:
+        if type(value) is Tensor:
             found.append(here if head else name)
         elif type(value) is TensorDict and type(old) is TensorDict:
             _add_changed(value, old, here, found)

@@ -94,7 +94,7 @@ def expln(x: Tensor) -> Tensor:
 def _constant(value: float) -> Tensor | None:
     """Return a number as a 0-dim float32 tensor; None while a mode makes fake tensors."""
     tensor = torch.tensor(value, dtype=torch.float32, device="cpu")
-    return tensor if tensor.__class__ is Tensor else None
+    return tensor if type(tensor) is Tensor else None
 
 
 @public_in("kd_nn")
@@ -134,7 +134,7 @@ class biased_softplus(nn.Module):  # noqa: N801 - the usual name
             if (
                 shift is not None
                 and low is not None
-                and x.__class__ is Tensor
+                and type(x) is Tensor
                 and x.dtype is torch.float32
             ):
                 return functional.softplus(x + shift).add_(low)
@@ -287,7 +287,7 @@ class NormalParamExtractor(nn.Module):
             InvalidValue: If the last dimension is odd, or there is none.
         """
         # Not for a proxy or a fake tensor: a branch on its size would be traced.
-        if tensor.__class__ is Tensor and (not tensor.ndim or tensor.shape[-1] % 2):
+        if type(tensor) is Tensor and (not tensor.ndim or tensor.shape[-1] % 2):
             raise InvalidValue(
                 "the last dimension must have an even size, since `NormalParamExtractor` splits it "
                 f"into location and scale, got a tensor of shape {tuple(tensor.shape)}. "
