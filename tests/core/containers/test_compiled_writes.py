@@ -174,3 +174,23 @@ def test_a_nested_dict_that_compiled_code_is_given_is_stored() -> None:
 
     found = torch.compile(run, fullgraph=True, backend="eager")({"n": {"x": X}})
     assert all(isinstance(each, torch.Tensor) and torch.equal(each, X) for each in found)
+
+
+def test_a_tensor_without_dimensions_is_refused_in_compiled_code_too() -> None:
+    def write(td: TensorDict) -> tuple[TensorDict, int]:
+        refused = 0
+        for key in ("a", ("n", "b")):
+            try:
+                td[key] = torch.ones(())
+            except RuntimeError:
+                refused += 1
+        try:
+            TensorDict({"a": torch.ones(())}, [3])
+        except RuntimeError:
+            refused += 1
+        return td, refused
+
+    run = torch.compile(write, fullgraph=True, backend="eager")
+    td, refused = run(make())
+    assert refused == 3
+    assert list(td.keys()) == list(make().keys())

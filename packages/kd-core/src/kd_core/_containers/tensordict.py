@@ -434,11 +434,12 @@ def fill(td: Dense, source: object, desc: Descriptor, path: tuple[str, ...] = ()
             entry = entries[key] = as_entry(key, value, desc, path)
             td._kd_nested = td._kd_nested or holds_nodes({key: entry})
             continue
-        if rows >= 0:  # else it is not the fast path; dynamo catches no `IndexError`
+        if rows >= 0:  # else it is not the fast path
             try:
-                if value.shape[0] == rows and (not on_cpu or value.is_cpu):
+                shape = value.shape  # dynamo catches no `IndexError` of one without dimensions
+                if shape and shape[0] == rows and (not on_cpu or value.is_cpu):
                     continue  # the fast path
-            except (IndexError, RuntimeError):  # a tensor without dimensions, or without a shape
+            except RuntimeError:  # a tensor without a shape
                 pass
         entries[key] = as_entry(key, value, desc, path)
 

@@ -645,9 +645,12 @@ def all_fit(source: dict[str, object], desc: Descriptor) -> bool:
     first = desc.size[0]  # dynamo does not compare a named size with a symbolic one
     try:
         for key, value in source.items():
-            if type(value) is not Tensor or type(key) is not str or value.shape[0] != first:
+            if type(value) is not Tensor or type(key) is not str:
                 return False
-    except (IndexError, RuntimeError):  # a tensor without dimensions, or without a shape
+            shape = value.shape  # dynamo catches no `IndexError` of one without dimensions
+            if not shape or shape[0] != first:
+                return False
+    except RuntimeError:  # a tensor without a shape
         return False
     return True
 
@@ -682,10 +685,9 @@ def leaf_fits(value: Tensor, desc: Descriptor) -> bool:
     ndim = desc.ndim
     try:
         if ndim == 1:
-            return value.shape[0] == desc.size[0]
+            shape = value.shape  # dynamo catches no `IndexError` of one without dimensions
+            return shape[0] == desc.size[0] if shape else False
         return ndim == 0 or value.shape[:ndim] == desc.size
-    except IndexError:  # a tensor without dimensions
-        return False
     except RuntimeError:
         if is_shapeless(value):
             return desc.ndim == 1 and value.size(0) == desc.size[0]

@@ -325,8 +325,9 @@ def _each(
             if found is value and target is None:
                 continue
             try:
-                fits = rows >= 0 and type(found) is Tensor and found.shape[0] == rows
-            except (IndexError, RuntimeError):  # a tensor without dimensions, or without a shape
+                shape = found.shape if rows >= 0 and type(found) is Tensor else ()
+                fits = bool(shape) and shape[0] == rows
+            except RuntimeError:  # a tensor without a shape
                 fits = False
             if not fits:
                 doubtful[key] = found
