@@ -112,7 +112,6 @@ REFUSED: dict[str, Call] = {
     "rename_key_, missing": lambda td: td.rename_key_("z", "q"),
     "rename_key_, taken": lambda td: td.rename_key_("a", "b", safe=True),
     "rename_key_, below a leaf": lambda td: td.rename_key_("a", ("b", "z")),
-    "rename_key_, into itself": lambda td: td.rename_key_("n", ("n", "n")),
     "set, shape": lambda td: td.set("b", BAD),
     "set, below a leaf": lambda td: td.set(("a", "b", "c"), torch.zeros(2, 3)),
     "set, new levels": lambda td: td.set(("p", "q"), BAD),

@@ -223,12 +223,15 @@ def test_rename_overwrites_unless_it_is_to_be_safe() -> None:
     assert list(make().rename_key_("a", "a").keys()) == ["a", "n"]
 
 
+def test_an_entry_that_is_renamed_below_its_name_is_in_a_new_container() -> None:
+    assert ("n", "x", "b") in make().rename_key_("n", ("n", "x")).keys(True)
+    assert ("a", "b") in make().rename_key_("a", ("a", "b")).keys(True)
+
+
 def test_rename_that_cannot_be_done_changes_nothing() -> None:
     td = make()
     with pytest.raises(KeyNotFound, match="`x`"):
         td.rename_key_("x", "y")
-    with pytest.raises(InvalidArgument, match="is inside it"):
-        td.rename_key_("n", ("n", "x"))
     with pytest.raises(KeyNotFound, match="goes through `a`"):
         td.rename_key_(("n", "b"), ("a", "b"))
     td.batch_size = []

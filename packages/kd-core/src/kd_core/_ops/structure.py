@@ -247,7 +247,8 @@ class Structure(AbstractContainer):
 
         Args:
             old_key: a key that is there.
-            new_key: its new name, in the same or another nested container.
+            new_key: its new name, in the same or another nested container; below `old_key`, the
+                entry is in a new container of the old name.
             safe: refuse to overwrite an entry that has the new name.
 
         Raises:
@@ -272,11 +273,6 @@ class Structure(AbstractContainer):
             entry = self._kd_read(source)
         if source == target:
             return self
-        if is_prefix(source, target):
-            raise InvalidArgument(
-                f"cannot rename {format_key(old)} to {format_key(new)}, which is inside "
-                "it. Choose a name outside it."
-            )
         if safe and find_entry(self._kd_entries, target) is not None:
             raise KeyCollision(
                 f"cannot rename {format_key(old)} to {format_key(new)}: there is an entry "
@@ -289,7 +285,7 @@ class Structure(AbstractContainer):
             level._kd_del_entry(source[-1])
             level._kd_set_entry(target[-1], entry)
             return self
-        if is_compiling():
+        if is_compiling() and not is_prefix(source, target):
             store_moved(self, target, entry)
             level._kd_del_entry(source[-1])
             return self
