@@ -307,7 +307,6 @@ def test_a_locked_container_gives_locked_results() -> None:
         1 / td,
         td.abs(),
         td.double(),
-        td.clamp(0, 1),
         td.lerp(td, 0.5),
         td.detach(),
         td.maximum(td),
@@ -319,7 +318,10 @@ def test_a_locked_container_gives_locked_results() -> None:
         result.unlock_()["new"] = torch.ones(3)
         assert "n" not in result or not result.nested("n", TensorDict).is_locked
     rows = torch.ones(3)
+    words = TensorDict({"s": "word", "n": {}}, [3]).lock_()
     for free in (
+        td.clamp(0, 1),
+        *(words + 1, words + words, -words, words.exp(), words.maximum(1), words.lerp(words, 0.5)),
         td + rows,
         rows * td,
         td.clamp_min(rows),

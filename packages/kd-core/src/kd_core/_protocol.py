@@ -442,9 +442,26 @@ def lock(container: W, reason: str = LOCKED_BY_USER) -> W:
     return container
 
 
+def is_frozen(container: AbstractContainer) -> bool:
+    """Return whether the structure of a container may not change.
+
+    That of a stack may not where all of its members are locked, each by itself.
+    """
+    return container._kd_desc.frozen or (
+        not container._kd_owns_leaves
+        and isinstance(container, Composite)
+        and all(map(is_frozen, container._members))
+    )
+
+
 def locked_as(container: AbstractContainer, result: W) -> W:
     """Lock what was computed from a container, or is a view of it, as the container is locked."""
-    return lock(result) if container._kd_desc.frozen and result is not container else result
+    return lock(result) if result is not container and is_frozen(container) else result
+
+
+def locked_alone(container: Node, result: W) -> W:
+    """Lock a view of a container if the container is locked by itself, not only in another."""
+    return lock(result) if container._kd_desc.lock is not None else result
 
 
 def relock(container: W, reason: str | None) -> W:

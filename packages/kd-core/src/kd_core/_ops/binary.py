@@ -70,7 +70,6 @@ from kd_core._protocol import (
     AbstractContainer,
     Composite,
     leaves_of,
-    lock,
     locked_as,
     name_in,
     note_entry,
@@ -536,13 +535,23 @@ def unary(td: W, fn: _LeafOp, kernel: Kernel | None = None) -> W:
     except (RuntimeError, TypeError) as error:
         note_entry(error, td, fn)
         raise
-    return lock(result) if td._kd_desc.frozen else result
+    if td._kd_desc.frozen or not td._kd_owns_leaves:
+        return _locked_as(td, result, kernel is not None)
+    return result
+
+
+def _locked_as(td: AbstractContainer, result: W, at_once: bool) -> W:
+    """Lock a result as the container is locked; not where all of no leaves were computed at once.
+
+    See `unary`: nothing has come of a kernel that had no leaves.
+    """
+    return result if at_once and not leaves_of(td) else locked_as(td, result)
 
 
 def cloned(td: W) -> W:
     """Return a copy, not locked, that shares values that are not tensors."""
     copy = unary(td, torch.clone, clone_leaves)
-    return unlock(copy) if td._kd_desc.frozen else copy
+    return unlock(copy) if copy._kd_desc.frozen else copy
 
 
 def unary_(td: W, fn: _LeafOp, kernel: Kernel | None = None, refuse_overlap: bool = True) -> W:
@@ -581,7 +590,9 @@ def binary(
     except RuntimeError as error:
         _explain(td, other, fn, error)
         raise
-    return lock(result) if td._kd_desc.frozen and not is_of_rows(other) else result
+    if (td._kd_desc.frozen or not td._kd_owns_leaves) and not is_of_rows(other):
+        return _locked_as(td, result, kernel is not None)
+    return result
 
 
 def compared(td: W, other: object, fn: _LeafOp) -> W:
@@ -596,7 +607,7 @@ def compared(td: W, other: object, fn: _LeafOp) -> W:
     if fn in _EQUALITIES and isinstance(other, AbstractContainer):
         td, other, with_data = _alike(*lined_up(td, other))
     result = binary(td, other, fn)
-    if td._kd_desc.frozen:
+    if result._kd_desc.frozen:
         unlock(result)  # answers are not values of the container
     if with_data and isinstance(other, AbstractContainer):
         _compare_data(td, other, result, fn is torch.eq)
@@ -911,7 +922,8 @@ def binary_of_tensors(td: W, other: object, fn: _LeafOp, kernel: Kernel | None =
         return binary(td, operand, fn, kernel)
     leaves = leaves_of(td)
     beside = [number_beside(leaf, operand) for leaf in leaves]
-    return locked_as(td, td._kd_rebuild(iter(run_pairs(leaves, beside, fn, kernel))))
+    made = td._kd_rebuild(iter(run_pairs(leaves, beside, fn, kernel)))
+    return _locked_as(td, made, kernel is not None)
 
 
 def binary_of_tensors_(td: W, other: object, fn: _LeafOp, kernel: Kernel | None = None) -> W:
@@ -1015,9 +1027,10 @@ def blend(td: W, fn: _LeafOp, first: object, second: object, kernel: Kernel | No
         kernel: the foreach function for two lists and a number.
     """
     result = blended(td, fn, first, second, kernel)
-    if isinstance(first, AbstractContainer) or isinstance(second, AbstractContainer):
-        return locked_as(td, result)
-    return result if is_of_rows(first) or is_of_rows(second) else locked_as(td, result)
+    beside = isinstance(first, AbstractContainer) or isinstance(second, AbstractContainer)
+    if not beside and (is_of_rows(first) or is_of_rows(second)):
+        return result
+    return _locked_as(td, result, True)
 
 
 def blended(td: W, fn: _LeafOp, first: object, second: object, kernel: Kernel | None = None) -> W:

@@ -26,6 +26,7 @@ from kd_core._ops.binary import (
     binary,
     blend,
     blend_,
+    blended,
     check_batches,
     is_plain,
     lined_up,
@@ -293,7 +294,7 @@ class Blending(AbstractContainer):
         *,
         out: Self | None = None,
     ) -> Self:
-        """Limit every value to a range: `torch.clamp`.
+        """Limit every value to a range: `torch.clamp`; the result is not locked.
 
         Args:
             min: the lower bound; `None`: not bounded.
@@ -302,7 +303,7 @@ class Blending(AbstractContainer):
         """
         _check_limits(min, max)
         fn = torch.clamp if is_plain(min) and is_plain(max) else _clamp
-        return written_to(out, blend(self, fn, min, max))
+        return written_to(out, blended(self, fn, min, max))
 
     def clamp_(self, min: Operand | None = None, max: Operand | None = None) -> Self:
         """Limit every value to a range, in place; return self."""

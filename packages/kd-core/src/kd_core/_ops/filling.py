@@ -28,7 +28,7 @@ from kd_core._ops.access import add_writes, sources_of
 from kd_core._ops.binary import binary_, blended, unary_
 from kd_core._ops.description import put_on
 from kd_core._ops.indexing import check_mask, from_the_first
-from kd_core._protocol import AbstractContainer, Composite, check_has, level_at, lock
+from kd_core._protocol import AbstractContainer, Composite, check_has, is_frozen, level_at, lock
 from kd_core._shapes import Fresh, has_names, names_of, sizes_of, with_names, without_names
 from kd_core._types import NO_DEFAULT
 
@@ -315,7 +315,7 @@ def fill_like(fn: Callable[..., Tensor]) -> Callable[..., object]:
         input: AbstractContainer, *args: object, device: DeviceLike | None = None, **options: object
     ) -> AbstractContainer:
         made = filled(input, *args, device=device, **options)
-        return lock(made) if input._kd_desc.frozen else made
+        return lock(made) if is_frozen(input) else made
 
     return locked_as
 

@@ -106,7 +106,7 @@ def _each(td: W, fn: _Reduce, dim: Dim, keepdim: bool) -> W:
             whole = over_everything(td, fn)
             return td._kd_map_each(lambda leaf: whole(leaf).view((1,) * leaf.ndim), EVERYTHING_KEPT)
         made = td._kd_map_each(over_everything(td, fn), EVERYTHING)
-        if td._kd_desc.frozen and getattr(fn, "func", fn) is norm:  # alone of all
+        if getattr(fn, "func", fn) is norm:  # alone of all
             return locked_as(td, made)
         return made
     if isinstance(dim, str) and not _is_named(td, dim):

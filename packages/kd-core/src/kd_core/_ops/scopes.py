@@ -115,8 +115,8 @@ def moved(how: Plan, container: W) -> W:
         return container
     desc = container._kd_desc
     result = container._kd_map_each(leaf, inner, (desc, desc.with_batch(batch)))
-    if desc.frozen:
-        lock(result)
+    if desc.frozen or not container._kd_owns_leaves:
+        locked_as(container, result)
     try:  # noqa: SIM105  # as `record`, inlined too
         result._kd_scope = ref(container), Moved, how
     except (AttributeError, TypeError):  # a kind that has no place for it
