@@ -159,3 +159,25 @@ def test_a_mask_of_all_dimensions_of_a_leaf(dim: int) -> None:
         assert stack.get_at("a", index).tolist() == [0, 5, 10]
     stack.set_at_("a", -1, mask)
     assert torch.equal(td["a"], leaf.masked_fill(mask, -1))
+
+
+def test_numbers_in_several_dimensions_take_copies_stacked_lazily() -> None:
+    members = [TensorDict({"a": torch.zeros(i + 1)}) for i in range(3)]
+    taken = lazy_stack(members)[torch.tensor([[0, 1], [2, 0]])]
+    assert taken.batch_size == (2, 2)
+    assert [row["a"].shape[0] for row in taken.view(-1).unbind(0)] == [1, 2, 3, 1]
+    taken[0, 0]["a"].fill_(1)
+    assert not members[0]["a"].any()
+    stack = lazy_stack([TensorDict({"a": torch.arange(2) + i}, [2]) for i in range(3)], 1)
+    index = torch.tensor([[0, 1], [1, 0]])
+    assert stack[:, index]["a"].tolist() == stack["a"][:, index].tolist()
+    assert TensorDict({"z": stack}, [2, 3])[:, index]["z", "a"].shape == (2, 2, 2)
+
+
+def test_a_slice_may_take_members_backwards() -> None:
+    members = [TensorDict({"a": torch.arange(2) + i}, [2]) for i in range(3)]
+    taken = lazy_stack(members)[::-1].tensordicts
+    assert all(row is member for row, member in zip(taken, members[::-1], strict=True))
+    assert lazy_stack(members, 1)[:, ::-2]["a"].tolist() == [[2, 0], [3, 1]]
+    with pytest.raises(ValueError, match="step"):
+        lazy_stack(members)[:, ::-1]

@@ -1,6 +1,7 @@
 """What needs no whole batch is done to members: their keys, shapes, dtypes and memory are kept."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -93,7 +94,7 @@ FAILING: tuple[tuple[type[Exception], Change], ...] = (
     (KeyCollision, lambda td: td.flatten_keys("_", inplace=True)),
     (ShapeMismatch, lambda td: td.pop("r")),
     (ShapeMismatch, lambda td: td.update({"x": torch.zeros(2, 2), "r": torch.zeros(2)})),
-    (ShapeMismatch, lambda td: td.set_("r", torch.zeros(2, 2, 1))),
+    (ShapeMismatch, lambda td: td.set_("r", torch.zeros(2, 2, 7))),
     (ShapeMismatch, lambda td: td.update_({"x": 1.0, "n": {"y": torch.zeros(2, 2, 7)}})),
     (KeySetMismatch, lambda td: td.add_(lazy_stack([member(1), member(4)]))),
     (ZeroDivisionError, lambda td: td.apply(lambda x: x + 1 // (4 - x.shape[-1]), inplace=True)),
@@ -291,3 +292,38 @@ def test_a_locked_member_below_keeps_all_members() -> None:
     with pytest.raises(Locked):
         lazy_stack(rows).rename_key_(("n", "a"), ("n", "b"))
     assert ("n", "a") in rows[0]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        *(lambda td: td + 1, lambda td: -td, lambda td: td.view(-1), lambda td: td.unsqueeze(0)),
+        *(
+            lambda td: td[:, 0],
+            lambda td: td[[1, 0]],
+            lambda td: td.detach(),
+            lambda td: td.double(),
+        ),
+        *(torch.zeros_like, lambda td: td.transpose(0, 1), lambda td: td.permute(0, 1)),
+    ],
+)
+def test_a_stack_of_locked_members_is_locked(call: Callable[[Any], Any]) -> None:
+    members = [TensorDict({"a": torch.zeros(2)}, [2]).lock_() for _ in range(3)]
+    assert call(lazy_stack(members)).is_locked
+    assert call(lazy_stack(members).lock_()).is_locked
+    members[1].unlock_()
+    assert not call(lazy_stack(members)).is_locked
+
+
+def test_copies_and_answers_of_locked_members_are_not_locked() -> None:
+    stack = lazy_stack([TensorDict({"a": torch.zeros(2)}, [2]).lock_() for _ in range(3)])
+    for made in (
+        stack.clone(),
+        stack == stack,
+        stack.clamp(0, 1),
+        stack.unbind(1)[0],
+        stack.sum(0),
+    ):
+        assert not made.is_locked
+    with pytest.raises(Locked):
+        stack.append(TensorDict({"a": torch.zeros(2)}, [2]))

@@ -7,6 +7,7 @@ from typing import TypeAlias
 
 import pytest
 import torch
+from tests.core.kinds import inner
 
 from kd_core import LazyStackedTensorDict, TensorDict, TensorDictBase, lazy_stack
 
@@ -96,9 +97,60 @@ def test_with_keeps_the_storage_of_what_did_not_change() -> None:
     assert all(row["n", "x"] is leaf for row, leaf in zip(rows, before, strict=True))
 
 
-def test_strides_that_allow_no_view_are_copied_by_reshape() -> None:
+def test_a_view_of_members_needs_no_strides_that_allow_one() -> None:
     rows = [TensorDict({"a": torch.arange(6.0).reshape(3, 2).t()}, [2, 3]) for _ in range(2)]
     stack = lazy_stack(rows)
-    assert stack.reshape(2, 6)["a"].tolist() == stack.contiguous().reshape(2, 6)["a"].tolist()
-    with pytest.raises(RuntimeError, match="reshape"):
-        stack.view(2, 6)
+    for made in (stack.reshape(2, 6), stack.view(2, 6)):
+        assert made["a"].tolist() == stack.contiguous().reshape(2, 6)["a"].tolist()
+        made.add_(1)
+    assert rows[0]["a"].tolist() == [[2, 4, 6], [3, 5, 7]]
+
+
+def structure(td: TensorDictBase) -> object:
+    """Return the stacked dimension of a lazy stack and the structure of its members."""
+    if not isinstance(td, LazyStackedTensorDict):
+        return tuple(td.batch_size)
+    return td.stack_dim, [structure(member) for member in td.tensordicts]
+
+
+@pytest.mark.parametrize(
+    ("dim", "shape", "structured"),
+    [
+        (0, (6,), (0, [()] * 6)),
+        (1, (6,), (0, [()] * 6)),
+        (0, (1, 3, 2), (0, [(0, [(2,)] * 3)])),
+        (0, (3, 1, 2), (1, [(0, [(2,)] * 3)])),
+        (0, (3, 2, 1), (1, [(0, [(1,)] * 3)] * 2)),
+        (1, (2, 1, 3), (1, [(1, [(2,)] * 3)])),
+        (1, (2, 3, 1), (1, [(1, [(2,)])] * 3)),
+    ],
+)
+def test_merged_and_parted_dimensions_are_stacked_where_they_are(
+    dim: int, shape: tuple[int, ...], structured: object
+) -> None:
+    members = [TensorDict({"a": torch.arange(2.0) + 2 * i}, [2]) for i in range(3)]
+    stack = lazy_stack(members, dim)
+    for made in (stack.view(shape), stack.reshape(shape)):
+        assert structure(made) == structured
+        assert made.batch_size == shape
+        assert made["a"].tolist() == stack["a"].reshape(shape).tolist()
+    made.add_(10)
+    assert members[1]["a"].tolist() == [12, 13]
+
+
+def test_several_dimensions_that_one_is_parted_into_are_stacked_one_by_one() -> None:
+    stack = lazy_stack([TensorDict({"a": float(i)}) for i in range(4)])
+    assert structure(stack.view(2, 2, 1)) == (1, [(0, [(0, [()]), (0, [()])])] * 2)
+    assert structure(stack.unflatten(0, (2, 1, 2))) == (1, [(0, [(0, [(), ()])] * 2)])
+    assert stack.view(2, 2, 1)["a"].flatten().tolist() == [0, 1, 2, 3]
+    assert stack.view(4) is stack
+    assert stack.view(-1) is not stack
+    nested = TensorDict({"z": stack}, [4]).view(2, 2)
+    assert structure(inner(nested, "z")) == (0, [(0, [(), ()])] * 2)
+
+
+def test_flatten_behind_and_before_the_stacked_dimension() -> None:
+    members = [TensorDict({"a": torch.arange(6.0).view(2, 3) + i}, [2, 3]) for i in range(2)]
+    assert structure(lazy_stack(members).flatten(1, 2)) == (1, [(0, [(), ()])] * 6)
+    assert structure(lazy_stack(members, 2).flatten(0, 1)) == (0, [(0, [(), ()])] * 6)
+    assert structure(lazy_stack(members, 1).flatten(0, 1)) == (0, [(3,)] * 4)

@@ -12,6 +12,7 @@ from kd_core import (
     InvalidValue,
     KeySetMismatch,
     KeyThroughLeaf,
+    LazyStackedTensorDict,
     Locked,
     MetaData,
     ShapeMismatch,
@@ -249,11 +250,48 @@ def test_rows_with_new_keys_that_do_not_fit_change_nothing() -> None:
     members = [TensorDict({"a": torch.zeros(2)}) for _ in range(2)]
     with pytest.raises(ShapeMismatch):
         lazy_stack(members)[0] = TensorDict({"new": 1, "a": torch.ones(3)})
-    with pytest.raises(KeySetMismatch, match="`new`"):  # one row for two
-        lazy_stack(members)[:] = TensorDict({"new": 1, "a": torch.ones(2)})
+    with pytest.raises(KeySetMismatch, match="`new`"):  # a member cannot be two rows
+        lazy_stack(members)[[1, 1]] = TensorDict({"new": [1, 2], "a": torch.ones(2, 2)}, [2])
+    with pytest.raises(ShapeMismatch):  # of two members, the second row does not fit
+        lazy_stack([*members[:1], TensorDict({"a": torch.zeros(3)})])[:] = TensorDict(
+            {"new": [1, 2], "a": torch.ones(2, 2)}, [2]
+        )
     with pytest.raises(Locked):
         lazy_stack([member.lock_() for member in members])[0] = TensorDict({"new": 1})
     assert all(list(member.keys()) == ["a"] and not member["a"].any() for member in members)
+
+
+def test_rows_of_members_get_new_keys_with_zeros_elsewhere() -> None:
+    for dim in (0, 1):
+        members = [TensorDict({"a": torch.zeros(3), "n": {"c": torch.zeros(3)}}, [3]) for _ in "ab"]
+        stack = lazy_stack(members, dim)
+        at = (0, 1) if dim == 0 else (1, 0)
+        stack[at] = TensorDict({"a": 1.0, "new": 2.0, "n": {"d": 3.0}})
+        assert members[0]["a"].tolist() == [0, 1, 0]
+        assert members[0]["new"].tolist() == [0, 2, 0]
+        assert members[0]["n", "d"].tolist() == [0, 3, 0]
+        assert list(members[1].keys(True)) == ["a", "n", ("n", "c")]
+
+
+def test_new_keys_of_several_rows_are_copied_and_broadcast() -> None:
+    members = [TensorDict({"a": torch.zeros(2)}, [2]) for _ in range(3)]
+    given = torch.ones(2, 2)
+    lazy_stack(members, 1)[:, :2] = TensorDict({"new": given}, [2, 2])
+    given.zero_()
+    assert [member.get("new", torch.zeros(2)).tolist() for member in members] == [
+        [1, 1],
+        [1, 1],
+        [0, 0],
+    ]
+    lazy_stack(members)[1:, :1] = {"more": torch.ones(2, 1, 2)}
+    assert [list(member.keys()) for member in members] == [
+        ["a", "new"],
+        ["a", "new", "more"],
+        ["a", "more"],
+    ]
+    assert members[2]["more"].tolist() == [[1, 1], [0, 0]]
+    lazy_stack(members)[:] = TensorDict({"a": 4.0, "last": 5.0})
+    assert all(member["last"].tolist() == [5, 5] for member in members)
 
 
 def ragged() -> TensorDictBase:
@@ -413,3 +451,33 @@ def test_such_rows_stay_where_a_write_fails_and_are_held_by_a_lock() -> None:
     assert one["w"] == [["z"] * 3, ["a"] * 3]
     word: Any = one.get("w")
     assert word.is_locked
+
+
+@pytest.mark.parametrize("sizes", [(3, 3, 3), (2, 2, 2), (1, 2, 3)])
+def test_values_of_rows_are_lined_up_from_the_left(sizes: tuple[int, ...]) -> None:
+    def make() -> LazyStackedTensorDict:
+        return lazy_stack([TensorDict({"a": torch.zeros(size)}) for size in sizes])
+
+    rows = torch.tensor([1.0, 2.0, 3.0])
+    writes: list[Callable[[LazyStackedTensorDict], object]] = [
+        lambda td: td.set_("a", rows),
+        lambda td: td.update_({"a": rows}),
+        lambda td: td.update_(TensorDict({"a": rows}, [3])),
+        lambda td: td.set_("a", rows[:, None]),
+    ]
+    for write in writes:
+        stack = make()
+        write(stack)
+        written = [member["a"].tolist() for member in stack.tensordicts]
+        assert written == [[row] * size for row, size in zip((1, 2, 3), sizes, strict=True)]
+
+
+def test_new_entries_of_a_stack_that_updates_another_are_shared() -> None:
+    target, source = (lazy_stack([TensorDict(a=float(i)) for i in range(2)]) for _ in "ab")
+    before = target[0]["a"]
+    target.update(source + 1, inplace=True)
+    assert before.item() == 1
+    source["new"] = torch.ones(2)
+    target.update(source, inplace=True)
+    source.add_(1)
+    assert target["new"].tolist() == [2, 2]

@@ -16,7 +16,13 @@ from torch import Tensor
 
 from kd_core import _registry as registry
 from kd_core._base import TensorDictBase
-from kd_core._containers.stack_moves import pick, plain_class, stack_class
+from kd_core._containers.stack_moves import (
+    Picked,
+    numbered_rows,
+    pick,
+    plain_class,
+    stack_class,
+)
 from kd_core._containers.stack_writes import (
     MemberStorage,
     describe_stack,
@@ -24,7 +30,7 @@ from kd_core._containers.stack_writes import (
     nested_rows,
     padded_rows,
     rows_of,
-    stage_rows,
+    stage_with_new,
 )
 from kd_core._descriptor import LOCKED_AS_PART, describe
 from kd_core._errors import (
@@ -47,9 +53,10 @@ from kd_core._leaves.loops import common_batch, has_entry
 from kd_core._leaves.writes import Write, write_all
 from kd_core._naming import ELSEWHERE, USUAL_KEYS, KeyAsAttribute, NamedElsewhere, leaves_out
 from kd_core._nodes import are_data, as_read
-from kd_core._ops.binary import written_to
+from kd_core._ops.binary import cloned, written_to
 from kd_core._ops.conversion import build
 from kd_core._ops.description import StaysLazy, named, resize, shapes_of
+from kd_core._ops.indexing import resolve
 from kd_core._ops.joining import maybe_dense_stack
 from kd_core._ops.scopes import Flattened, Unflattened, record
 from kd_core._ops.shaping import name_dims
@@ -60,6 +67,7 @@ from kd_core._protocol import (
     check_has,
     engine,
     free_parts,
+    is_frozen,
     lock,
     locked_as,
     reading,
@@ -68,6 +76,7 @@ from kd_core._protocol import (
 from kd_core._shapes import (
     as_int,
     batch_of,
+    broadcasts_to,
     checked_names,
     names_of,
     new_dim,
@@ -336,7 +345,7 @@ class LazyStackedTensorDict(MemberStorage):
     @property
     def is_locked(self) -> bool:
         """Whether the structure may not change: the stack is locked, or all its members are."""
-        return self._kd_desc.frozen or all(map(_is_frozen, self._members))
+        return is_frozen(self)
 
     @is_locked.setter
     def is_locked(self, locked: bool) -> None:
@@ -356,7 +365,8 @@ class LazyStackedTensorDict(MemberStorage):
             return super().__getitem__(index)
         picked = pick(index, self._kd_desc.batch, self._dim)
         if picked is None:
-            return super().__getitem__(index)
+            several = self._several(index)
+            return super().__getitem__(index) if several is None else several
         try:
             return self._result(picked)
         except (KdError, IndexError):  # it names the batch of a member, not of the stack
@@ -378,44 +388,64 @@ class LazyStackedTensorDict(MemberStorage):
             write_all(writes)
 
     def _write_new_keys(self, index: object, value: object) -> bool:
-        """Write a container, or a mapping, into whole members, some of which lack keys of it.
+        """Write a container, or a mapping, into rows of members, some of which lack keys of it.
 
         Returns:
-            Whether the index selects whole members, and the value has their rows.
+            Whether the index selects each member once, and the value has the rows that it selects.
         """
         picked = pick(index, self._kd_desc.batch, self._dim)
-        if picked is None or picked.inner or not picked.distinct:
+        if (
+            picked is None
+            or not picked.distinct
+            or not isinstance(value, Mapping | AbstractContainer)
+        ):
             return False
         members = self._picked(picked)
-        if not isinstance(value, AbstractContainer):
-            if not isinstance(value, Mapping) or not members:
-                return False
-            batch = members[0]._kd_desc.batch
-            if not isinstance(picked.rows, int):
-                batch = (*batch[: picked.dim], len(members), *batch[picked.dim :])
-            value = registry.nest_mapping(value, describe(batch), ())
-        rows = [value]
-        if not isinstance(picked.rows, int):
-            if value._kd_desc.batch[picked.dim : picked.dim + 1] != (len(members),):
-                return False
-            rows = list(value._kd_engine.unbind(value, picked.dim))
+        rows = self._new_rows(index, picked, value)
+        if rows is None:
+            return False
         writes: list[Write] = []
-        added = []
+        added: list[tuple[AbstractContainer, str, Entry]] = []
         for member, row in zip(members, rows, strict=True):
-            if row._kd_desc.batch != member._kd_desc.batch:
+            new = row
+            if picked.inner:
+                new = cloned(member)
+                new[picked.inner] = row
+            elif row._kd_desc.batch != member._kd_desc.batch:
                 return False
-            known = {
-                key: each for key, each in row._kd_entries.items() if key in member._kd_entries
-            }
-            stage_rows(member, known, (), writes)
-            for key, entry in row._kd_map_each(torch.clone)._kd_entries.items():
-                if key not in known:
-                    member._kd_check_unlocked(f"set {format_key(key)}")
-                    added.append((member, key, member._kd_as_entry(key, entry)))
+            stage_with_new(member, new, (), writes, added)
         write_all(writes)
-        for member, key, entry in added:
-            member._kd_set_entry(key, entry)
+        for level, key, entry in added:
+            level._kd_set_entry(key, entry)
         return True
+
+    def _new_rows(
+        self, index: object, picked: Picked, value: object
+    ) -> Sequence[TensorDictBase] | None:
+        """Return copies of the rows that an index gives each member; `None` if they do not fit."""
+        if isinstance(picked.rows, int):
+            shape = (*self._members[picked.rows]._kd_desc.batch,)
+            if picked.inner:
+                shape = resolve(picked.inner, shape)[1]
+        elif self._kd_desc.open:
+            shape = None
+        else:
+            shape = tuple(numbered_rows(self, index)[1].shape)
+        if not isinstance(value, AbstractContainer):
+            if shape is None:
+                return None
+            value = registry.nest_mapping(value, describe(shape), ())
+        given = cast("TensorDictBase", value)
+        if shape is not None and given._kd_desc.batch != shape:
+            if not broadcasts_to(given._kd_desc.batch, shape):
+                return None
+            given = given._kd_engine.expand(given, shape)
+        rows = given._kd_map_each(torch.clone)
+        if isinstance(picked.rows, int):
+            return [rows]
+        if rows._kd_desc.batch[picked.dim : picked.dim + 1] != (len(picked.rows),):
+            return None
+        return rows._kd_engine.unbind(rows, picked.dim)
 
     def __getitems__(self, index: Sequence[int]) -> Self:
         """Return several rows; called by `DataLoader`."""
@@ -447,9 +477,10 @@ class LazyStackedTensorDict(MemberStorage):
             parts = tuple([self[(*before, row)] for row in range(batch[at])])
         else:
             parts = super().unbind(dim)
-        if self._kd_desc.frozen and at != self._dim:  # as those of a dense container
+        if at != self._dim:  # as those of a dense container
             for part in parts:
-                unlock(part)
+                if part._kd_desc.frozen:
+                    unlock(part)
         return parts
 
     def reshape(
@@ -846,8 +877,8 @@ class LazyStackedTensorDict(MemberStorage):
         return self._of(members)
 
     def _grow(self, index: int, members: list[TensorDictBase]) -> None:
-        if self._kd_desc.frozen:
-            super()._kd_check_unlocked("add members")
+        if is_frozen(self):
+            self._kd_check_unlocked("add members")
         for position, member in enumerate(members):
             check_member(member, position, self._members[0], self)
             _check_class(member, position, self._kd_tensor_class)
@@ -855,13 +886,6 @@ class LazyStackedTensorDict(MemberStorage):
         grown[index:index] = members
         size = resized(self._kd_desc.batch[self._dim], len(grown))
         self._kd_desc, self._members = describe_stack(grown, self._dim, size), grown
-
-
-def _is_frozen(member: TensorDictBase) -> bool:
-    """Return whether the structure of a member may not change; see `is_locked`."""
-    return member._kd_desc.frozen or (
-        isinstance(member, LazyStackedTensorDict) and all(map(_is_frozen, member._members))
-    )
 
 
 def _class_for(kind: type[S], members: Sequence[Any]) -> type[S]:

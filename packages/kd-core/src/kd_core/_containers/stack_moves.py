@@ -23,7 +23,7 @@ from kd_core._nodes import is_data
 from kd_core._ops.binary import cloned
 from kd_core._ops.indexing import plain_index, resolve
 from kd_core._ops.shaping import resize_plan
-from kd_core._protocol import map_by
+from kd_core._protocol import locked_alone, map_by
 from kd_core._shapes import (
     Fresh,
     Reduced,
@@ -120,6 +120,40 @@ def viewed_members(stack: S, fn: LeafFn, batch: BatchFn) -> S | None:
     return made
 
 
+def regrouped(stack: S, batch: BatchFn) -> S | None:
+    """Merge neighbouring dimensions of a stack, or part one; writes reach the members.
+
+    Rows, or parts, are stacked lazily where the dimension was.
+
+    Returns:
+        A lazy stack; `None` where a shape is another one, or has no rows.
+    """
+    old, after = stack._kd_desc.batch, batch(stack._kd_desc.batch)
+    old_sizes, new = without_names(old), without_names(after)
+    same = 0
+    while same < min(len(old), len(new)) - 1 and old_sizes[same] == new[same]:
+        same += 1
+    behind = min(len(old), len(new)) - same - 1
+    merged, parted = old_sizes[same : len(old) - behind], new[same : len(new) - behind]
+    if old_sizes[len(old) - behind :] != new[len(new) - behind :] or not all(merged):
+        return None
+    made: Sequence[AbstractContainer] = [stack]
+    if len(parted) == 1 < len(merged):
+        for _ in merged:
+            made = [row for part in made for row in part._kd_engine.unbind(part, same)]
+        result: S = registry.lazy_stack(made, same)
+    elif len(merged) == 1 < len(parted) and numel(parted) == merged[0]:
+        result = stack
+        rest = merged[0]
+        for at, count in enumerate(parted[:-1], same):
+            rest //= count
+            result = registry.lazy_stack(result._kd_engine.split(result, rest, at), at)
+    else:
+        return None
+    result._kd_describe(result._kd_desc.with_batch(after))
+    return result
+
+
 def _see(stack: Composite, fn: LeafFn, batch: BatchFn) -> _Together | _Resized | _Rows | None:
     """Return how the members of a stack are seen through a function; `None` if they are not."""
     rows, taken = _numbered(stack, fn)
@@ -151,9 +185,9 @@ def _seen_as(stack: S, way: _Resized | _Rows, new: Batch) -> S:
 def _reshaped(member: AbstractContainer, shape: Batch) -> AbstractContainer:
     batch = member._kd_desc.batch
     if batch == shape and names_of(batch) == names_of(shape):
-        return member._kd_shallow()
+        return locked_alone(member, member._kd_shallow())
     resize = resize_plan(batch, (shape,), "view")[0]
-    return map_by((resize, shape, Viewed(shape, len(batch))), member)
+    return locked_alone(member, map_by((resize, shape, Viewed(shape, len(batch))), member))
 
 
 def _numbered(stack: Composite, fn: LeafFn) -> tuple[Tensor, Tensor]:
@@ -249,7 +283,10 @@ def _mapped(stack: S, fn: LeafFn, batch: BatchFn, kept: _Together) -> S:
         return (*new[:dim], *new[dim + 1 :])
 
     size = batch.along(at) if isinstance(batch, Reduced) else size_of_member
-    made = [stack._members[number]._kd_map_each(of_member, size) for number in kept.members]
+    made = []
+    for number in kept.members:
+        member = stack._members[number]
+        made.append(locked_alone(member, member._kd_map_each(of_member, size)))
     return registry.lazy_stack(made, dim)
 
 
@@ -494,6 +531,25 @@ def pick(index: object, batch: Batch, dim: int) -> Picked | None:
     return Picked(rows, inner, sum(map(_width, before)), not advanced, simple)
 
 
+def pick_several(index: object, batch: Batch, dim: int) -> tuple[object, Batch, int] | None:
+    """Resolve an index whose one advanced item takes the numbers of members in several dimensions.
+
+    Returns:
+        The index with the numbers in one dimension, their shape, and the place of that dimension in
+        the result; `None` for another index.
+    """
+    items = plain_index(index, batch)
+    advanced = [item for item in items if isinstance(item, Tensor)]
+    parts = _parted(items, dim) if len(advanced) == 1 else None
+    if parts is None or parts[1] is not advanced[0]:
+        return None
+    before, _, after = parts
+    which = advanced[0]
+    if which.dtype is torch.bool or which.ndim < 2 or not which.numel() or is_batchedtensor(which):
+        return None
+    return (*before, which.reshape(-1), *after), tuple(which.shape), sum(map(_width, before))
+
+
 def _parted(
     items: tuple[IndexItem, ...], dim: int
 ) -> tuple[list[IndexItem], IndexItem, list[IndexItem]] | None:
@@ -540,8 +596,7 @@ def _is_flag(item: IndexItem) -> bool:
 def _rows(which: Any, count: int) -> list[int] | int | None:
     """Return the numbers of the members that an item selects, counted from the front."""
     if isinstance(which, slice):
-        backwards = which.step is not None and which.step < 1
-        return None if backwards else list(range(count)[which]) or None
+        return None if which.step == 0 else list(range(count)[which]) or None
     if isinstance(which, Tensor) and is_batchedtensor(which):
         return None
     if isinstance(which, Tensor) and which.dtype is torch.bool:

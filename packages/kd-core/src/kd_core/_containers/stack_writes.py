@@ -28,8 +28,10 @@ from kd_core._containers.stack_moves import (
     moved_members,
     numbered_rows,
     pick,
+    pick_several,
     positions_of,
     reduced_members,
+    regrouped,
     stack_class,
     viewed_members,
 )
@@ -92,6 +94,7 @@ from kd_core._protocol import (
 from kd_core._shapes import (
     Padded,
     Reduced,
+    Resized,
     batch_of_member,
     broadcasts_to,
     refuse_open,
@@ -441,6 +444,12 @@ def rows_to_write(stack: Composite, key: str, value: object, path: KeyPath) -> S
     if not source.ndim:
         return [source] * len(leaves)
     shapes = {leaf.shape for leaf in leaves}
+    if _has_rows(stack, source) and (len(shapes) > 1 or source.ndim <= leaves[0].ndim):
+        rows = source.unbind(stack._dim)
+        pairs = zip(rows, leaves, strict=True)
+        if all(broadcasts_to(row.shape, leaf.shape) for row, leaf in pairs):
+            check_held_alike(stack._members, rows, f"write rows to {format_key(path)}")
+            return rows
     if len(shapes) > 1:
         lists = "Pass a list with a tensor for each member to write to it."
         remedy = "Write to the members one by one." if stack._dim else lists
@@ -451,6 +460,18 @@ def rows_to_write(stack: Composite, key: str, value: object, path: KeyPath) -> S
     rows = writable_source(path, stacked, source).expand(shape).unbind(stack._dim)
     check_held_alike(stack._members, rows, f"write rows to {format_key(path)}")
     return rows
+
+
+def _has_rows(stack: Composite, source: Tensor) -> bool:
+    """Return whether a tensor begins with the batch dimensions of a stack: it has its rows.
+
+    With fewer dimensions than the entry it is lined up from the left all the same, each row with
+    the entry of its member.
+    """
+    sizes = stack._kd_desc.batch
+    if is_shapeless(source):
+        return False
+    return not stack._kd_desc.open and tuple(source.shape[: len(sizes)]) == tuple(map(int, sizes))
 
 
 def rows_of_list(stack: Composite, value: object) -> Sequence[object] | None:
@@ -584,6 +605,39 @@ def stage_rows(
             if is_unbatched(entry):
                 check_same_data(entry, new, where_)
             writes += writes_of_member(target, key, new, where_)
+
+
+def stage_with_new(
+    target: AbstractContainer,
+    source: AbstractContainer,
+    path: tuple[str, ...],
+    writes: list[Write],
+    added: list[tuple[AbstractContainer, str, Entry]],
+) -> None:
+    """Append the writes of a source to a container of its batch size, and the keys that it adds.
+
+    Args:
+        target: the container that is written.
+        source: what is written; its new entries are kept by reference.
+        path: the path of the target.
+        writes: the list to which the writes are appended.
+        added: the list to which levels and their new entries are appended.
+    """
+    known: dict[str, object] = {}
+    for key, entry in source._kd_entries.items():
+        below = target._kd_entries.get(key)
+        if below is None:
+            target._kd_check_unlocked(f"set {format_key((*path, key))}")
+            added.append((target, key, target._kd_as_entry(key, entry)))
+        elif (
+            isinstance(below, AbstractContainer)
+            and isinstance(entry, AbstractContainer)
+            and below._kd_desc.batch == entry._kd_desc.batch
+        ):
+            stage_with_new(below, entry, (*path, key), writes, added)
+        else:
+            known[key] = entry
+    stage_rows(target, known, path, writes)
 
 
 def holds_value_of_row(node: AbstractContainer) -> bool:
@@ -984,8 +1038,15 @@ class MemberStorage(TensorDictBase, Composite):
         picked = None if found is None else pick(index, self._kd_desc.batch, self._dim)
         if picked is not None:
             return cast("Self", self._result(picked))
+        several = None if found is None else self._several(index)
+        if several is not None:
+            return cast("Self", several)
         if self._kd_desc.open:
             return self._by_size(fn, batch)
+        if isinstance(batch, Resized) and not is_compiling():
+            made = regrouped(self, batch)
+            if made is not None:
+                return made
         if not isinstance(batch, (Reduced, Padded)) and not is_compiling():
             seen = viewed_members(self, fn, batch)
             if seen is not None:
@@ -1026,6 +1087,18 @@ class MemberStorage(TensorDictBase, Composite):
             return reduced_members(self, fn, batch)
         return moved_members(self, fn, batch)
 
+    def _several(self, index: object) -> TensorDictBase | None:
+        """Return what numbers of members in several dimensions take; `None` for another index."""
+        found = None if is_compiling() else pick_several(index, self._kd_desc.batch, self._dim)
+        if found is None:
+            return None
+        flat, shape, at = found
+        picked = pick(flat, self._kd_desc.batch, self._dim)
+        if picked is None:
+            return None
+        rows = self._result(picked)
+        return rows._kd_engine.unflatten(rows, at, shape)
+
     def _result(self, picked: Picked) -> TensorDictBase:
         """Return the result of an index: a copy where torch copies.
 
@@ -1035,7 +1108,8 @@ class MemberStorage(TensorDictBase, Composite):
         if picked.in_place and not picked.views:
             return locked_as(self, cloned(taken))
         if not self._kd_desc.frozen:
-            return taken
+            rows_of_several = picked.inner and not isinstance(picked.rows, int)
+            return locked_as(self, taken) if rows_of_several else taken
         rows = taken._kd_shallow()
         return rows if isinstance(picked.rows, int) and picked.inner else lock(rows)
 

@@ -786,12 +786,7 @@ def stage_merge(
     Returns:
         Whether a stack is among the levels, which splits an entry when it is stored.
     """
-    if (
-        not how.inplace
-        and isinstance(level, Composite)
-        and isinstance(source, Composite)
-        and are_alike(level, source)
-    ):
+    if isinstance(level, Composite) and isinstance(source, Composite) and are_alike(level, source):
         for member, part in zip(level._members, source._members, strict=True):
             stage_merge(member, part, path, how, stage)
         return True

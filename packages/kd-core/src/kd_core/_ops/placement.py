@@ -313,7 +313,7 @@ class Placement(AbstractContainer):
         """
         result = self._kd_map_each(_canonical if canonical else Tensor.contiguous)
         if not inplace:
-            return result
+            return with_dense_parts(result)
         pairs = zip(leaves_of(result), leaves_of(self), strict=True)
         if self._kd_desc.frozen and all(new is old for new, old in pairs):
             return self
@@ -494,6 +494,16 @@ def _is_in_arena(leaf: Tensor) -> bool:
     from kd_core._store.mapped_tensor import place_of
 
     return place_of(leaf) is not None
+
+
+def with_dense_parts(td: W) -> W:
+    """Make the lazy stacks in a new container dense; return it."""
+    for key, value in kinds_of(td._kd_entries) if td._kd_nested else ():
+        if isinstance(value, Composite):
+            td._kd_set_entry(key, value._kd_engine.contiguous(value))
+        elif isinstance(value, AbstractContainer):
+            with_dense_parts(value)
+    return td
 
 
 def _canonical(leaf: Tensor) -> Tensor:
@@ -700,7 +710,7 @@ class Autograd(AbstractContainer):
         enough for a container.
         """
         gradients = _gradients(self)
-        return gradients if gradients._kd_entries else None
+        return locked_as(self, gradients) if gradients._kd_entries else None
 
     def zero_grad(self, set_to_none: bool = True) -> Self:
         """Set the gradients of all leaves to `None` or zero; return self.

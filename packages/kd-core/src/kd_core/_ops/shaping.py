@@ -349,7 +349,13 @@ class Shape(AbstractContainer):
         sizes: Sizes = shape  # type: ignore[assignment]  # a dtype stands alone
         how = None if is_dynamo_compiling() else resize_plan(self._kd_desc.batch, sizes, "view")
         try:
-            return self._kd_traced_resized(sizes, "view") if how is None else moved(how, self)
+            if how is None:
+                return self._kd_traced_resized(sizes, "view")
+            result = moved(how, self)
+            if result is not self or self._kd_owns_leaves:
+                return result
+            same = sizes_of(sizes) == self._kd_desc.size  # without -1
+            return self if same else locked_as(self, self._kd_shallow())
         except RuntimeError as error:
             raise InvalidValue(
                 "the strides of an entry do not allow a view of batch_size "
@@ -395,8 +401,7 @@ class Shape(AbstractContainer):
         if size is not None:
             args = _sizes_or(args, size, "size")
         plan = resize_plan(self._kd_desc.batch, args, "reshape")
-        parted = _parted(self, plan)
-        result = moved(plan, self) if parted is None else parted
+        result = moved(plan, self)
         return become(self, result, "reshape in place") if inplace else result
 
     def view_as(self, other: AbstractContainer | Tensor) -> Self:
@@ -449,8 +454,7 @@ class Shape(AbstractContainer):
             torch.Size([2, 3])
         """
         plan = unflatten_plan(self._kd_desc.batch, dim, unflattened_size)
-        parted = _parted(self, plan, dim)
-        result = moved(plan, self) if parted is None else parted
+        result = moved(plan, self)
         return become(self, result, "unflatten in place") if inplace else result
 
     def squeeze(self, dim: Dims | None = None) -> Self:
@@ -492,7 +496,9 @@ class Shape(AbstractContainer):
             torch.Size([3, 2, 4])
         """
         result = moved(permute_plan(self._kd_desc.batch, _sizes_or(args, dims, "dims")), self)
-        return result if result is not self or self._kd_owns_leaves else self._kd_shallow()
+        if result is not self or self._kd_owns_leaves:
+            return result
+        return locked_as(self, self._kd_shallow())
 
     def transpose(self, dim0: int | str, dim1: int | str) -> Self:
         """Exchange two batch dimensions."""
@@ -646,21 +652,6 @@ def _stacked(td: W, how: Plan, members: Sequence[AbstractContainer], dim: int) -
     if isinstance(td, Composite) and td._kd_desc.open:  # a plan knows no sizes of new members
         return td._of(members, dim)
     return made_by(how, td, registry.lazy_stack(members, dim))
-
-
-def _parted(td: W, how: Plan, dim: int | str | None = None) -> W | None:
-    """Return a lazy stack of parts where a plan splits one dimension in two; else `None`."""
-    if not isinstance(td, Composite):
-        return None
-    batch, new = without_names(td._kd_desc.batch), without_names(how[1])
-    at = range(len(batch)) if dim is None else [wrap_dim(dim, td._kd_desc.batch)]
-    for split in at:
-        first, second = new[split : split + 2] if len(new) == len(batch) + 1 else (0, 0)
-        if (*batch[:split], first, second, *batch[split + 1 :]) == new and first * second:
-            if split == td._dim and second == 1:
-                return _stacked(td, how, [td], split + 1)
-            return _stacked(td, how, td._kd_engine.split(td, second, split), split)
-    return None
 
 
 def _repeated(td: W, how: Plan, counts: Batch) -> W | None:
