@@ -7,6 +7,7 @@ from typing import TypeAlias, cast
 
 import pytest
 import torch
+from tests.core.kinds import inner
 
 from kd_core import (
     LazyStackedTensorDict,
@@ -14,6 +15,7 @@ from kd_core import (
     ShapeMismatch,
     TensorDict,
     TensorDictBase,
+    cat,
     lazy_stack,
     stack,
 )
@@ -206,3 +208,27 @@ def test_a_reduction_collects_the_data_of_all_rows() -> None:
         ["a", "b"],
         ["c", "d"],
     ]
+
+
+def test_a_lazy_stack_and_others_are_concatenated_member_by_member() -> None:
+    def made() -> LazyStackedTensorDict:
+        return lazy_stack([TensorDict({"a": torch.arange(2) + i}, [2]) for i in range(2)])
+
+    rows = TensorDict({"a": torch.zeros(3, 2)}, [3, 2])
+    both: list[list[TensorDictBase]] = [[made(), rows], [rows, made()]]
+    for parts in both:
+        joined: TensorDictBase = cat(parts)
+        assert isinstance(joined, LazyStackedTensorDict)
+        assert joined["a"].tolist() == torch.cat([part["a"] for part in parts]).tolist()
+        joined.zero_()
+    assert made()["a"].tolist() == [[0, 1], [1, 2]]
+    wide: TensorDictBase = cat([made(), TensorDict({"a": torch.ones(2, 3)}, [2, 3])], 1)
+    assert isinstance(wide, LazyStackedTensorDict)
+    assert [member.batch_size[0] for member in wide.tensordicts] == [5, 5]
+
+
+def test_a_container_is_contiguous_with_the_stacks_in_it() -> None:
+    stack = lazy_stack([TensorDict({"a": torch.zeros(2)}) for _ in range(3)])
+    td = TensorDict({"n": {"z": stack}, "z": stack}, [3]).contiguous()
+    assert type(inner(td, "z")) is TensorDict
+    assert type(inner(td, ("n", "z"))) is TensorDict

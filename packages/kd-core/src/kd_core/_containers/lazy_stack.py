@@ -408,7 +408,9 @@ class LazyStackedTensorDict(MemberStorage):
         added: list[tuple[AbstractContainer, str, Entry]] = []
         for member, row in zip(members, rows, strict=True):
             new = row
-            if picked.inner:
+            if all(item is None for item in picked.inner) and not member._kd_desc.ndim:
+                new = row._kd_engine.reshape(row, ())
+            elif picked.inner:
                 new = cloned(member)
                 new[picked.inner] = row
             elif row._kd_desc.batch != member._kd_desc.batch:

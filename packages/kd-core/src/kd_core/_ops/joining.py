@@ -319,7 +319,7 @@ def _mixed_descriptor(how: Join, descs: list[Descriptor], path: KeyPath) -> Desc
             if how.shape([first.batch, desc.batch]) is None:
                 raise batches_differ(first.batch, desc.batch, number, how.name, path)
         raise AssertionError("shapes that fit the first fit each other")
-    if all(desc.device == first.device for desc in descs):
+    if isinstance(how, _Stacking) or all(desc.device == first.device for desc in descs):
         return first.with_batch(batch)
     return describe(batch)
 
@@ -700,7 +700,8 @@ def cat(input: Sequence[C], dim: int | str = 0, *, out: C | None = None) -> C:
 
     Args:
         input: containers of the same keys, whose batch sizes may differ only in `dim`. Lazy
-            stacks of the same stacked dimension are joined member by member.
+            stacks of the same stacked dimension, and others beside them, are joined member by
+            member.
         dim: the batch dimension along which they are concatenated, or its name.
         out: a container into whose leaves the result is written; entries that it does not have
             are left out.
@@ -753,12 +754,23 @@ class _Concatenating(Join):
         return (*shape[:dim], resized(shape[dim], shape[dim] * count), *shape[dim + 1 :])
 
     def members(self, containers: Sequence[object]) -> Composite | None:
-        stacks = _alike(containers)
-        if stacks is None:
+        stacks = [each for each in containers if isinstance(each, Composite)]
+        if not stacks or any(each._dim != stacks[0]._dim for each in stacks):
             return None
         first, dim = stacks[0], self.dim
         at, batch = first._dim, first._members[0]._kd_desc.batch
-        rows = [each._members for each in stacks]
+        rows: list[Sequence[AbstractContainer]] = []
+        for each in containers:
+            if isinstance(each, Composite):
+                rows.append(each._members)
+            elif (
+                isinstance(each, AbstractContainer)
+                and each._kd_desc.ndim == first._kd_desc.ndim
+                and each._kd_desc.batch[at]
+            ):
+                rows.append(each._kd_engine.unbind(each, at))
+            else:
+                return None
         if dim == at:
             members = [member for column in rows for member in column]
             open_sizes = any(each._kd_desc.open for each in stacks)
