@@ -4,7 +4,7 @@ import copy
 import pickle
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import cast
+from typing import Literal, cast
 
 import pytest
 import torch
@@ -441,3 +441,21 @@ def test_outputs_below_a_key_are_those_of_the_long_way(locked: bool) -> None:
     run(False)
     assert str(run(False)) == str(run(True))
     assert ("error" in run(False)) is locked
+
+
+@pytest.mark.parametrize("inplace", [False, "empty"])
+def test_what_goes_elsewhere_is_in_the_order_of_the_input(
+    inplace: Literal[False, "empty"],
+) -> None:
+    steps = (
+        TensorDictModule(lambda x: (x + 1, x + 2), ["x"], [("n", "y"), "x"]),
+        TensorDictModule(lambda y: y + 1, [("n", "y")], ["z"]),
+    )
+    model = TensorDictSequential(*steps, inplace=inplace)
+    x = torch.ones(2)
+    td = TensorDict({"k": x, "x": x, "n": {"h": x}}, [2])
+    for _ in range(12):
+        made = model(td)
+        assert list(made.keys(True)) == ["x", "n", ("n", "h"), ("n", "y"), "z"]
+        assert made.batch_size == (() if inplace is False else (2,))
+    assert list(td.keys(True)) == ["k", "x", "n", ("n", "h")]

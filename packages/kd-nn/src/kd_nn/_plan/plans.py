@@ -177,8 +177,9 @@ class Calls:
             text.add(1, f"_td = {made} if _fresh else {self.apart()}")
         self.write_results(inplace)
         if inplace not in (True, None) and program.is_sequence:
-            keys = [key for key, _ in program.stored]
-            text.add(1, f"return _td if _fresh else {made}.update(_td, keys_to_update={keys!r})")
+            text.names.update(_dict=dict, _TensorDict=TensorDict)
+            apart = "_td" if inplace == "empty" else "_TensorDict(_dict(_td.items()))"
+            text.add(1, f"return _td if _fresh else {apart}")
         else:
             text.add(1, "return _td")
         return text.function("_call")
@@ -188,8 +189,10 @@ class Calls:
         return str(not self.program.is_sequence)
 
     def apart(self) -> str:
-        """Return the expression of what is written in place of the input."""
-        return "_td.copy()"
+        """Return the expression of what is written: a part of the input, in its order."""
+        heads = {unravel_key_to_tuple(key)[0] for key, _ in self.program.stored}
+        self.text.name("_heads", frozenset(heads))
+        return "_td.select(*[_key for _key in _td.keys() if _key in _heads]).copy()"
 
     def write_results(self, inplace: Inplace) -> None:
         """Write the outputs into the container, with a note on what it refuses."""
