@@ -332,12 +332,16 @@ def test_a_module_exports_by_container_with_the_one_to_write(strict: bool) -> No
 
 
 def test_functions_and_other_things_are_refused_when_they_are_decorated() -> None:
-    with pytest.raises(
-        InvalidArgument, match=r"got `double\(tensordict\)`. For a function .*`Tens"
-    ):
+    with pytest.raises(InvalidArgument, match=r"got `double\(td\)`. For a function .*`Tens"):
 
         @dispatch(source=["x"], dest=["y"])
-        def double(tensordict):  # type: ignore[no-untyped-def]  # as users write it
+        def double(td):  # type: ignore[no-untyped-def]  # as users write it
+            return td
+
+    with pytest.raises(InvalidArgument, match=r"`f` is a function, and has no attributes"):
+
+        @dispatch
+        def f(tensordict: TensorDictBase) -> TensorDictBase:
             return tensordict
 
     with pytest.raises(InvalidArgument, match="decorates a method, got 3"):
@@ -390,3 +394,18 @@ def test_what_a_call_with_tensors_lacks_is_none_as_in_a_container(wrapped: bool)
         with pytest.raises(DispatchError, match=r"is missing `h`. Accepted: `x`, `h`") as caught:
             lacking(x=one)
         assert isinstance(caught.value, KeyError)
+
+
+def test_a_function_of_a_container_is_called_with_tensors() -> None:
+    @dispatch(source=["x"], dest=["y"])
+    def scale(tensordict: TensorDictBase, k: float = 1.0) -> TensorDictBase:
+        return tensordict.set("y", tensordict["x"] * k)
+
+    call: Any = scale
+    x = torch.ones(2)
+    td = TensorDict(x=x)
+    assert call(td, k=3.0) is td
+    for got in (call(x, k=3.0), call(x=x, k=3.0), td["y"]):
+        assert torch.equal(got, x * 3)
+    with pytest.raises(DispatchError, match="`scale` has no argument `z`"):
+        call(x=x, z=x)

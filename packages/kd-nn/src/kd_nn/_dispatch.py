@@ -679,6 +679,8 @@ def dispatch(
         auto_batch_size: Whether the container made from the tensors has the largest batch size
             that fits all of them, that of a lone tensor being its shape; else it is `()`.
 
+    A function, whose first argument is called `tensordict`, is given the keys themselves.
+
     Returns:
         The method, a plain function: `super().forward(...)` calls it.
 
@@ -705,6 +707,9 @@ def dispatch(
     joined = separator
 
     def decorate(function: Callable[..., TensorDictBase]) -> Dispatched:
+        if _takes_container_first(function):
+            made = _dispatched_function(function, joined, source, dest, auto_batch_size)
+            return cast("Dispatched", made)  # what an instance has of a method
         reads = source if isinstance(source, str) else parse_keys(source, "source")
         writes = dest if isinstance(dest, str) else parse_keys(dest, "dest")
         return cast(
@@ -712,6 +717,52 @@ def dispatch(
         )
 
     return decorate
+
+
+def _takes_container_first(function: object) -> bool:
+    """Return whether something is a function of a container, and not a method."""
+    return callable(function) and [*signature_of(function).parameters][:1] == ["tensordict"]
+
+
+class _Function:
+    """Stands where the module of a method is, for a function."""
+
+    def __init__(self, name: str) -> None:
+        self._kd_described_as = name
+
+
+def _dispatched_function(
+    function: Callable[..., TensorDictBase],
+    separator: str,
+    source: str | list[NestedKey],
+    dest: str | list[NestedKey],
+    auto_batch_size: bool,
+) -> Callable[..., object]:
+    """Return a function of a container, called with tensors too."""
+    name = getattr(function, "__name__", repr(function))
+    if isinstance(source, str) or isinstance(dest, str):
+        raise InvalidArgument(
+            f"`{name}` is a function, and has no attributes that list its keys. Give them: "
+            '`@dispatch(source=["x"], dest=["y"])`.'
+        )
+
+    @functools.wraps(function)
+    def method(_: object, *args: object, **kwargs: object) -> TensorDictBase:
+        return function(*args, **kwargs)
+
+    owner = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+    parameters = signature_of(function).parameters.values()
+    signature = inspect.Signature([owner, *parameters])
+    method.__signature__ = signature  # type: ignore[attr-defined]  # inspect reads it
+    reads, writes = parse_keys(source, "source"), parse_keys(dest, "dest")
+    call = TensorCall(method, separator, reads, writes, auto_batch_size)
+    module = cast("nn.Module", _Function(name))
+
+    @functools.wraps(function)
+    def called(*args: object, **kwargs: object) -> object:
+        return call.method(module, *args, **kwargs)
+
+    return called
 
 
 def _parameters_of_method(function: object) -> Sequence[inspect.Parameter]:
