@@ -604,6 +604,16 @@ def containers_without_tensors_are_shared_and_mapped(lib: Library, tmp: Path) ->
 
 
 @program
+def unlocking_ends_that_memory_is_shared_or_mapped(lib: Library, tmp: Path) -> None:
+    td = lib.TensorDict({"a": torch.zeros(3), "n": {"b": torch.ones(3)}}, [3])
+    assert td.share_memory_().is_shared()
+    assert not td.unlock_().is_shared()
+    assert td["n", "b"].is_shared()
+    assert td.memmap_(tmp / "mapped").is_memmap()
+    assert not td.unlock_().is_memmap()
+
+
+@program
 def sequences_are_padded_behind_the_batch(lib: Library, tmp: Path) -> None:
     def padded(*shapes: tuple[int, ...], batch: list[int], **options: Any) -> Any:
         parts = [

@@ -84,6 +84,22 @@ def test_shared_memory(td: TensorDict) -> None:
     assert td.is_shared()
 
 
+@pytest.mark.parametrize("kind", [TensorDict, lazy_stack])
+def test_unlocking_ends_that_memory_is_shared_or_mapped(kind: Any) -> None:
+    leaf = torch.zeros(2)
+    made = {"a": leaf, "n": {"b": leaf.clone()}}
+    td = kind(made, [2]) if kind is TensorDict else kind([TensorDict(made), TensorDict(made)])
+    td.share_memory_()
+    assert td.is_shared()
+    assert not td.copy().is_shared()  # an entry of the copy may be replaced
+    td.unlock_()
+    assert not td.is_shared()
+    assert td["a"].is_shared() is (kind is TensorDict)  # a stacked entry is new
+    td.memmap_()
+    assert td.is_memmap()
+    assert not td.unlock_().is_memmap()
+
+
 def test_locks_travel(td: TensorDict) -> None:
     for where in (("meta",), (torch.float64,), ("meta", torch.float64)):
         assert td.lock_().to(*where).is_locked

@@ -384,6 +384,11 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both
             super().share_memory_()
             return self if locked else self.unlock_()
 
+        def is_shared(self) -> bool:
+            """Return whether all tensors are in shared memory."""
+            tensors = [*self.parameters(), *self.buffers()]
+            return all(map(Tensor.is_shared, tensors)) if tensors else bool(super().is_shared())
+
         __copy__ = copy
         memmap = _mapping("memmap")
         memmap_like = _mapping("memmap_like")

@@ -399,14 +399,23 @@ class Placement(AbstractContainer):
         return lock(self, LOCKED_BY_SHARING)
 
     def is_shared(self) -> bool:
-        """Return whether all leaves are in shared memory; without any, whether it was shared.
+        """Return whether all leaves are in shared memory, and the container is locked.
 
-        See `is_memmap` for those in an arena.
+        Once it is unlocked, an entry may be replaced, which other processes would not see. Memory
+        of a GPU is shared always. Without leaves, whether it was shared. See `is_memmap` for those
+        in an arena.
+
+        Example:
+            >>> from kd_core import TensorDict
+            >>> td = TensorDict({"a": [1, 2]}, [2]).share_memory_()
+            >>> td.is_shared(), td.unlock_().is_shared()
+            (True, False)
         """
         parts = [part for leaf in leaves_of(self) for part in stored_in(leaf)]
         if not parts:
             return self._kd_desc.lock == LOCKED_BY_SHARING
-        return all(part.is_shared() for part in parts)
+        locked = self._kd_desc.frozen
+        return all(part.is_shared() and (locked or part.is_cuda) for part in parts)
 
     def clone(self, recurse: bool = True) -> Self:
         """Copy the container; the copy is not locked.

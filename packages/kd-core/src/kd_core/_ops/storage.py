@@ -787,7 +787,10 @@ class MemoryMaps(AbstractContainer):
         return self._kd_engine.update(self, load(prefix), inplace=True)
 
     def is_memmap(self) -> bool:
-        """Return whether all leaves are in one arena; if none has elements, whether it is one.
+        """Return whether all leaves are in one arena, and the container is locked.
+
+        If none has elements, whether it is an arena itself. Once it is unlocked, an entry may be
+        replaced by one that is elsewhere.
 
         Example:
             >>> from kd_core import TensorDict
@@ -796,7 +799,7 @@ class MemoryMaps(AbstractContainer):
             (False, True)
         """
         if any(map(Tensor.numel, leaves_of(self))):
-            return _path_of_leaves(self) is not None
+            return self._kd_desc.frozen and _path_of_leaves(self) is not None
         return self._kd_desc.lock == LOCKED_BY_ARENA
 
     @property
