@@ -630,3 +630,10 @@ def test_the_list_is_that_of_the_caller_where_more_hangs_on_it() -> None:
     module = Grown().select_out_keys("y")
     module.out_keys.append("z")
     assert module.out_keys == ["y"]
+
+
+@pytest.mark.parametrize(
+    "made", [TensorDictModule(abs, ["x"], ["y"]), TensorDictSequential(), Grown()]
+)
+def test_a_module_has_the_name_of_its_class_where_functions_have_theirs(made: nn.Module) -> None:
+    assert made.__name__ == type(made).__name__

@@ -819,6 +819,13 @@ class TensorDictModuleBase(Flagged):
             raise keys_not_declared(self, name)
         return super().__getattr__(name)
 
+    if not TYPE_CHECKING:  # type checkers take it for the name of the class itself
+
+        @property
+        def __name__(self) -> str:
+            """The name of the class, where programs name functions and modules alike."""
+            return type(self).__name__
+
     @property
     def out_keys_source(self) -> list[NestedKey]:
         """All keys that are written, whatever is selected."""
