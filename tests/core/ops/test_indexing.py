@@ -502,6 +502,23 @@ def test_a_row_that_is_written_adds_the_keys_that_a_container_lacks() -> None:
     assert picked["d"].tolist() == [5, 0, 0, 6]
 
 
+@pytest.mark.parametrize("index", [slice(1, 3), torch.tensor([1, 2]), [1, 2], (..., slice(1, 3))])
+def test_a_nested_container_that_rows_add_keeps_its_further_batch_dimensions(index: Any) -> None:
+    td = TensorDict(batch_size=[4])
+    deep = TensorDict({"x": torch.ones(2, 5, 6, 7)}, [2, 5, 6])
+    td[index] = TensorDict(
+        {"n": TensorDict({"a": torch.ones(2, 5), "s": "z", "deep": deep}, [2, 5])}, [2]
+    )
+    assert td.nested("n", TensorDict).batch_size == (4, 5)
+    assert td["n", "a"].sum(1).tolist() == [0, 5, 5, 0]
+    assert td.nested(("n", "deep"), TensorDict).batch_size == (4, 5, 6)
+    assert td["n", "deep", "x"].shape == (4, 5, 6, 7)
+    row = TensorDict(batch_size=[4])
+    row[1] = TensorDict(n=TensorDict({"a": torch.ones(5)}, [5]))
+    assert row.nested("n", TensorDict).batch_size == (4, 5)
+    assert row["n", "a"].sum(1).tolist() == [0, 5, 0, 0]
+
+
 def test_keys_are_added_all_or_none_and_never_to_a_locked_container() -> None:
     td = TensorDict({"n": TensorDict(batch_size=[4]), "x": torch.zeros(4)}, [4])
     with pytest.raises(ShapeMismatch):

@@ -841,7 +841,9 @@ class _Rows:
             entry = new.new_zeros((*desc.batch, *feature))
             writes.append(self.stage(entry, new, path))
         elif isinstance(new, AbstractContainer):
-            below: AbstractContainer = registry.make_dense({}, desc.unlocked(), True)
+            batch = (*desc.batch, *new._kd_desc.batch[given.ndim :])
+            inner = desc if len(batch) == desc.ndim else desc.with_batch(batch)
+            below: AbstractContainer = registry.make_dense({}, inner.unlocked(), True)
             _stage_level(below, new, path, self, writes, adds=True)
             entry = below
         elif is_unbatched(new) or not desc.ndim or (is_data(new) and new._kd_state()[0]):
