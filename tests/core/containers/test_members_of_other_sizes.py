@@ -541,3 +541,32 @@ def test_programs_agree_with_a_list_of_members(seed: int) -> None:
         _check(stacked, rows)
         if len(rows) > 12:
             stacked, rows = stacked[:3], rows[:3]
+
+
+def test_nested_containers_of_different_batch_sizes_are_read_as_a_stack_of_them() -> None:
+    def member(length: int) -> TensorDict:
+        return TensorDict(run=row(length, 10.0 * length), deep=TensorDict(run=row(length)))
+
+    outer = lazy_stack([member(3), member(5)])
+    run = outer.nested("run", LazyStackedTensorDict)
+    assert run.batch_size == (2, -1)
+    assert run[..., 0]["a"].tolist() == [[30, 31], [50, 51]]
+    assert run[:, -1]["n", "b"].tolist() == [34, 58]
+    assert run[1].batch_size == (5,)
+    assert outer.nested("deep", LazyStackedTensorDict).batch_size == (2,)
+    assert outer.nested(("deep", "run"), LazyStackedTensorDict).batch_size == (2, -1)
+    assert lazy_stack([outer, outer]).nested("run", LazyStackedTensorDict).batch_size == (2, 2, -1)
+    assert outer.clone().nested("run", LazyStackedTensorDict).batch_size == (2, -1)
+    assert outer[:1].nested("run", LazyStackedTensorDict).batch_size == (1, 3)
+
+
+def test_a_property_of_a_stack_of_instances_reads_nested_containers_of_different_sizes() -> None:
+    class Episode(TensorClass):
+        run: TensorDict
+
+        @property
+        def first(self) -> torch.Tensor:
+            return self.run[..., 0]["a"]
+
+    typed: Any = lazy_stack([Episode(run=row(3)), Episode(run=row(5, 10.0))])
+    assert typed.first.tolist() == [[0, 1], [10, 11]]

@@ -380,8 +380,7 @@ def _one_for_all(stack: Composite, key: str, found: list[TensorData]) -> Entry:
 
 
 def _stacked_nodes(stack: Composite, members: list[AbstractContainer]) -> Entry:
-    first = members[0]._kd_desc.batch
-    if any(member._kd_desc.batch != first for member in members):
+    if len({member._kd_desc.ndim for member in members}) > 1:  # only the sizes may differ
         outer = [member._kd_desc.batch for member in stack._members]
         pairs = zip(members, outer, strict=True)
         members = [
