@@ -166,7 +166,8 @@ def test_a_list_of_keys_is_normalised() -> None:
 
 
 def test_one_key_is_no_list_of_keys() -> None:
-    with pytest.raises(InvalidKey, match="expected a list of keys, got the single key `abc`"):
+    expected = "^incompatible function arguments: expected a list of keys, got the single key `abc`"
+    with pytest.raises(InvalidKey, match=expected):
         unravel_key_list("abc")
 
 

@@ -126,7 +126,8 @@ def unravel_key_list(keys: Iterable[NestedKey]) -> list[NestedKey]:
         >>> unravel_key_list(["a", ("b", ("c",))])
         ['a', ('b', 'c')]
     """
-    return [unravel_key(key) for key in several(keys)]
+    # Libraries tell a list that is missing by how the message begins.
+    return [unravel_key(key) for key in several(keys, "incompatible function arguments:")]
 
 
 def several(keys: K, what: str = "") -> K:
