@@ -336,6 +336,7 @@ CALLS = [
     ("(c := type('C', (TensorClass,), {'__annotations__': {'a': int}})(a=3))._tensordict.get('a')",
      "tensor(3)"),
     ("lazy_stack([c, c])._tensordict.get('a')", "tensor([3, 3])"),
+    ("type(lazy_stack([c, c])._from_tensordict(c)) is type(c._from_tensordict(c))", "True"),
     ("TensorDict(a=[1], batch_size=[1])._has_names()", "False"),
     ("TensorDict(a=[1], batch_size=[1])._maybe_names()", "None"),
     ("TensorDict(a=[1], batch_size=[1], names=['n'])._maybe_names()", "['n']"),

@@ -622,6 +622,11 @@ def serve_containers() -> None:
         (TensorClass, "__getattr__", _with_attributes(vars(TensorClass)["__getattr__"])),
         (TensorDict, "_tensordict", property(_Entries)),
         (LazyStackedTensorDict, "_tensordict", property(_itself)),
+        (
+            LazyStackedTensorDict,  # of instances: it makes one
+            "_from_tensordict",
+            classmethod(cast("Callable[..., object]", _from_tensordict)),
+        ),
         (LazyStackedTensorDict, "_has_exclusive_keys", property(_has_exclusive_keys)),
     ):
         setattr(cls, name, value)
