@@ -26,6 +26,7 @@ from kd_core import (
     cat,
     is_non_tensor,
     is_tensor_collection,
+    is_tensorclass,
     lazy_stack,
     pad,
     stack,
@@ -563,3 +564,26 @@ def test_an_empty_copy_shares_the_values_that_it_keeps() -> None:
     assert td.empty(recurse=True, batch_size=[]).batch_size == ()
     word: Any = td.get("w")
     assert word.batch_size == (3,)
+
+
+def test_a_state_dict_is_loaded_into_values() -> None:
+    source = TensorDict({"x": torch.ones(2), "w": "a", "n": {"w": ["b", "c"]}}, [2])
+    td = TensorDict({"x": torch.zeros(2), "w": "y", "n": {"w": ["y", "z"]}}, [2]).lock_()
+    td.load_state_dict(source.state_dict())
+    assert td["w"] == "a"
+    assert td["n", "w"] == ["b", "c"]
+    chat = TensorDict({"w": NonTensorData(["y"])}, [2])
+    chat.load_state_dict(TensorDict({"w": NonTensorData(["a", "b"])}, [2]).state_dict())
+    assert chat["w"] == ["a", "b"]
+    with pytest.raises(InvalidArgument, match="holds one value for the whole batch"):
+        td.load_state_dict(TensorDict({**source, "w": ["a", "b"]}, [2]).state_dict())
+
+
+def test_what_is_stacked_in_values_of_rows() -> None:
+    rows = NonTensorStack("a", "b")
+    assert rows.stack_dim == 0
+    for row, value in zip(rows.tensordicts, ("c", "d"), strict=True):
+        row.set("data", value)
+    assert rows.tolist() == ["c", "d"]
+    assert is_tensorclass(rows.tensordicts[0])
+    assert not is_tensorclass(rows)

@@ -614,6 +614,16 @@ class NonTensorStack(NonTensorDataBase, RowData):
         shared = self._one_value()
         return self.tolist() if shared is None else shared.value
 
+    @property
+    def stack_dim(self) -> int:
+        """The dimension along which `tensordicts` are stacked: the first one."""
+        return 0
+
+    @property
+    def tensordicts(self) -> list[NonTensorDataBase]:
+        """The entries of the rows along the first dimension."""
+        return list(self)
+
     def get_nestedtensor(
         self, key: NestedKey, default: object = NO_DEFAULT, **options: object
     ) -> object:

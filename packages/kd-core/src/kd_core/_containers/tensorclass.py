@@ -1105,8 +1105,9 @@ def field_keys(cls: type[TensorClass]) -> list[str | tuple[str, ...]]:
 def is_tensorclass(obj: object) -> bool:
     """Return whether a class, or the class of an instance, is a tensor class.
 
-    That of a lazy stack of instances counts as one, as it has their fields. A `TypedTensorDict` is
-    not one: it is a container that may have any key.
+    That of a lazy stack of instances counts as one, as it has their fields, and `NonTensorData`
+    does, whose field is `data`. A `TypedTensorDict` is not one: it is a container that may have any
+    key.
 
     Example:
         >>> from torch import Tensor
@@ -1117,6 +1118,8 @@ def is_tensorclass(obj: object) -> bool:
         (True, False)
     """
     kind = obj if isinstance(obj, type) else type(obj)
+    if issubclass(kind, NonTensorData):
+        return True
     fields_of = getattr(kind, "_kd_tensor_class", None)
     return fields_of is not None and not issubclass(fields_of, TypedTensorDict)
 

@@ -31,6 +31,7 @@ from kd_core._leaves.loops import kinds_by_key
 from kd_core._leaves.writes import Write, write_all
 from kd_core._nodes import (
     is_data,
+    is_row_data,
     is_unbatched,
     kept_value,
     leaf_or_node,
@@ -537,10 +538,9 @@ def _stage(
         elif not is_data(entry):
             writes += td._kd_writes(key, value, (*path, key))
         elif not entry._agrees(value):
-            raise InvalidArgument(
-                f"entry {format_key((*path, key))} is non-tensor data, {entry._kd_item()!r}, "
-                f"and cannot be overwritten with {value!r}. Pass `assign=True` to replace it."
-            )
+            if not is_row_data(entry) and isinstance(entry._kd_item(), (list, tuple)):
+                value = registry.wrap_data(value, entry._kd_desc)  # else it is one for each row
+            writes += td._kd_writes(key, value, (*path, key))
 
 
 def _other_keys(
