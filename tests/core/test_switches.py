@@ -6,6 +6,7 @@ import torch
 
 from kd_core import (
     InvalidArgument,
+    LazyStackedTensorDict,
     NonTensorData,
     TensorDict,
     capture_non_tensor_stack,
@@ -16,6 +17,7 @@ from kd_core import (
     set_get_defaults_to_none,
     set_lazy_legacy,
     set_list_to_stack,
+    stack,
 )
 
 
@@ -54,10 +56,25 @@ def test_a_list_can_be_one_value_for_all_rows() -> None:
     assert list_to_stack()
 
 
+def test_stack_can_be_lazy() -> None:
+    rows = [TensorDict({"a": 1}), TensorDict({"a": 2})]
+
+    @set_lazy_legacy(True)
+    def stacked() -> object:
+        assert lazy_legacy()
+        return torch.stack(rows)  # type: ignore[arg-type]  # mypy knows tensors alone
+
+    for _ in range(2):
+        assert isinstance(stacked(), LazyStackedTensorDict)
+        assert not lazy_legacy()
+    setting = set_lazy_legacy()
+    with setting, set_lazy_legacy(False), setting.clone():
+        assert isinstance(stack(rows, 0), LazyStackedTensorDict)
+    assert isinstance(stack(rows, 0), TensorDict)
+
+
 def test_switches_that_lose_data_or_do_not_exist_are_refused() -> None:
     with pytest.raises(InvalidArgument, match="rows would collapse"):
         set_capture_non_tensor_stack(True).set()
-    with pytest.raises(InvalidArgument, match="must be `False`, got `True`"):
-        set_lazy_legacy().set()
     with pytest.raises(InvalidArgument, match="must be `True`, got `False`"):
         set_get_defaults_to_none(False)

@@ -290,6 +290,13 @@ HELPERS = """
         _is_non_tensor, is_seq_of_nested_key,
     )
     from tensordict.base import _is_leaf_nontensor, _default_is_leaf
+
+    def rows_of_a_mask():
+        td = TensorDict(a=[0, 1, 0], batch_size=[3])
+        rows = td._get_sub_tensordict(torch.tensor([True, False, True]))
+        rows.fill_("a", 9)
+        rows["b"] = torch.tensor([5, 5])
+        return td["a"].tolist(), td["b"].tolist()
 """
 
 
@@ -345,6 +352,10 @@ CALLS = [
     ("lazy_stack([TensorDict(a=1, s='x')] * 2)._values_list(True, True, collapse=True)",
      "[tensor([1, 1])]"),
     ("TensorDict(a=1, b=2)._values_list(sorting_keys=['b', 'a'])", "[tensor(2), tensor(1)]"),
+    ("import_module('tensordict.utils').convert_ellipsis_to_idx((..., 0), [2, 3])",
+     "(slice(None, None, None), 0)"),
+    ("[import_module('tensordict.utils').KEY_SEPARATOR]", "['.']"),
+    ("rows_of_a_mask()", "([9, 1, 9], [5, 0, 5])"),
     ("list(TensorDict(a=1, b=2)._select('b', set_shared=False)._clone().keys())", "['b']"),
     ("list(TensorDict(a=1, b=2)._exclude('b').keys())", "['a']"),
     ("TensorDict(a=[1], batch_size=[1], names=['t'])._has_names()", "True"),

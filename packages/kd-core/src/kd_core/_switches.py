@@ -7,12 +7,13 @@ elsewhere.
 from __future__ import annotations
 
 from contextlib import ContextDecorator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from kd_core._errors import InvalidArgument
 
 if TYPE_CHECKING:
     from types import TracebackType
+    from typing import Self
 
 
 class _Modes:
@@ -20,29 +21,33 @@ class _Modes:
 
     Attributes:
         list_to_stack: whether a list in a batch is one value per row.
+        lazy_legacy: whether `stack` returns a lazy stack.
     """
 
     list_to_stack = True
+    lazy_legacy = False
 
 
 class _Switch(ContextDecorator):
     """A setting for a `with` block, a decorated function, or from now on (`set`)."""
 
+    _name: ClassVar[str]
+    """The attribute of `_Modes`."""
+
     def __init__(self, mode: bool = True) -> None:
         self.mode = bool(mode)
+        self._before: list[bool] = []
 
     def set(self) -> None:
         """Make the setting from now on."""
-        self._check()
+        setattr(_Modes, self._name, self.mode)
 
-    def clone(self) -> _Switch:
+    def clone(self) -> Self:
         """Return an equal setting."""
         return type(self)(self.mode)
 
-    def _check(self) -> None:
-        """Raise an error for what kd does not do."""
-
     def __enter__(self) -> None:
+        self._before.append(getattr(_Modes, self._name))
         self.set()
 
     def __exit__(
@@ -52,6 +57,7 @@ class _Switch(ContextDecorator):
         trace: TracebackType | None,
     ) -> None:
         """Restore the setting before."""
+        setattr(_Modes, self._name, self._before.pop())
 
 
 class set_list_to_stack(_Switch):  # noqa: N801  # its name is used as that of a function
@@ -72,26 +78,7 @@ class set_list_to_stack(_Switch):  # noqa: N801  # its name is used as that of a
 
     __module__ = "kd_core"
 
-    def __init__(self, mode: bool = True) -> None:
-        super().__init__(mode)
-        self._before: list[bool] = []
-
-    def set(self) -> None:
-        """Make the setting from now on."""
-        _Modes.list_to_stack = self.mode
-
-    def __enter__(self) -> None:
-        self._before.append(_Modes.list_to_stack)
-        self.set()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Restore the setting before."""
-        _Modes.list_to_stack = self._before.pop()
+    _name = "list_to_stack"
 
 
 def list_to_stack(allow_none: bool = False) -> bool:
@@ -124,12 +111,19 @@ class set_capture_non_tensor_stack(_Switch):  # noqa: N801  # as above
 
     __module__ = "kd_core"
 
-    def _check(self) -> None:
+    def set(self) -> None:
+        """Check the setting: there is one alone."""
         if self.mode:
             raise InvalidArgument(
                 "`set_capture_non_tensor_stack` must be `False`, got `True`: equal values of rows "
                 "would collapse into one. Store `MetaData(value)` for one value of all rows."
             )
+
+    def __enter__(self) -> None:
+        self.set()
+
+    def __exit__(self, *exc_info: object) -> None:
+        """Leave the setting, which is always the same."""
 
 
 def capture_non_tensor_stack(allow_none: bool = False) -> bool:
@@ -147,31 +141,27 @@ def capture_non_tensor_stack(allow_none: bool = False) -> bool:
 
 
 class set_lazy_legacy(_Switch):  # noqa: N801  # as above
-    """Accept that shape operations return containers of views at once: `False`.
+    """Set whether `stack` and `torch.stack` return lazy stacks: `False`, as it is in kd.
+
+    Shape operations return containers of views in either case.
 
     Args:
-        mode: whether they return objects that compute when they are read: not offered.
-
-    Raises:
-        InvalidArgument: if it is set to `True`.
+        mode: whether they do.
 
     Example:
-        >>> from kd_core import set_lazy_legacy
-        >>> set_lazy_legacy(False).set()
+        >>> from kd_core import TensorDict, set_lazy_legacy, stack
+        >>> with set_lazy_legacy(True):
+        ...     stacked = stack([TensorDict({"a": 1}), TensorDict({"a": 2})])
+        >>> type(stacked).__name__
+        'LazyStackedTensorDict'
     """
 
     __module__ = "kd_core"
-
-    def _check(self) -> None:
-        if self.mode:
-            raise InvalidArgument(
-                "`set_lazy_legacy` must be `False`, got `True`: shape operations return containers "
-                "of views, and `lazy_stack` stacks lazily. Remove the call."
-            )
+    _name = "lazy_legacy"
 
 
 def lazy_legacy(allow_none: bool = False) -> bool:
-    """Return whether shape operations return objects that compute when they are read: no.
+    """Return whether `stack` and `torch.stack` return lazy stacks.
 
     Args:
         allow_none: of no effect: there always is a setting.
@@ -181,7 +171,7 @@ def lazy_legacy(allow_none: bool = False) -> bool:
         >>> lazy_legacy()
         False
     """
-    return False
+    return _Modes.lazy_legacy
 
 
 def set_get_defaults_to_none(set_to_none: bool = True) -> None:

@@ -478,7 +478,7 @@ class PersistentTensorDict(TensorDictBase):
         made = self._kd_rows_at(cast("Index", index))
         if self._file.mode == "r" or made is self or _adds(index):
             return made
-        return cast("Self", _Rows.of(self, index, made))
+        return cast("Self", LinkedRows.of(self, index, made))
 
     @property
     def file(self) -> Group:
@@ -601,14 +601,14 @@ class PersistentTensorDict(TensorDictBase):
 def _writing(method: M) -> M:
     """Return a method of rows that may write in place, and stores what it wrote in the file."""
 
-    def write(self: _Rows, *given: object, **named: object) -> object:
+    def write(self: LinkedRows, *given: object, **named: object) -> object:
         made = method(self, *given, **named)
         return self._kd_written() if made is self else made
 
     return cast("M", write)
 
 
-class _Rows(GeneralMethods, TensorDict):
+class LinkedRows(GeneralMethods, TensorDict):
     """Rows of a `PersistentTensorDict`: what is set in them is written to the file."""
 
     _kd_is_linked: ClassVar[bool] = True
@@ -619,13 +619,13 @@ class _Rows(GeneralMethods, TensorDict):
     """The versions of the leaves that the file has."""
 
     @classmethod
-    def of(cls, whole: TensorDictBase, index: object, read: TensorDictBase) -> _Rows:
+    def of(cls, whole: TensorDictBase, index: object, read: TensorDictBase) -> LinkedRows:
         made = object.__new__(cls)
         made._whole, made._at = whole, cast("Index", index)
         made._kd_desc = read._kd_desc
         made._kd_entries = {
             key: cls.of(below, index, value)
-            if isinstance(below := whole._kd_entries[key], (PersistentTensorDict, _Rows))
+            if isinstance(below := whole._kd_entries[key], (PersistentTensorDict, LinkedRows))
             and isinstance(value, TensorDictBase)
             else value
             for key, value in read._kd_entries.items()
@@ -662,7 +662,7 @@ class _Rows(GeneralMethods, TensorDict):
         made = super().__getitem__(cast("Index", index))
         if type(index) is str or is_path(index) or made is self or _adds(index):
             return made
-        return _Rows.of(self, index, cast("TensorDictBase", made))
+        return LinkedRows.of(self, index, cast("TensorDictBase", made))
 
     # What is at rows that are not a range is a copy: what is written in place is written once more,
     # by arithmetic in `_kd_written`, and by what follows.
@@ -689,7 +689,7 @@ class _Rows(GeneralMethods, TensorDict):
         """Write what changed since: other entries may have other values in the file."""
         changed: dict[str, Entry] = {}
         for key, entry in self._kd_entries.items():
-            if isinstance(entry, _Rows):
+            if isinstance(entry, LinkedRows):
                 entry._kd_written()
             elif not isinstance(entry, Tensor):
                 changed |= {} if is_data(entry) else {key: entry}

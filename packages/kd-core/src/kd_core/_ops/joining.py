@@ -62,6 +62,7 @@ from kd_core._nodes import (
 from kd_core._ops.binary import cloned, written_to
 from kd_core._protocol import AbstractContainer, Composite
 from kd_core._shapes import new_dim, plain_size, resized, without_names, wrap_dim
+from kd_core._switches import lazy_legacy
 
 if TYPE_CHECKING:
     from kd_core._keys import KeyPath
@@ -548,6 +549,8 @@ def stack(input: Sequence[C] | C, dim: int | str = 0, *, out: C | None = None) -
     rows = rows_of(input, "stack", dim) if isinstance(input, AbstractContainer) else input
     if isinstance(dim, str):
         dim = new_dim(dim, first_of(rows, "stack")._kd_desc.batch)
+    if lazy_legacy() and out is None and not are_data(rows):
+        return registry.lazy_stack([*rows], dim)
     how = object.__new__(_Stacking)  # calling a class is slow to trace
     try:
         how.dim = how.wrapped(dim, rows, 1)

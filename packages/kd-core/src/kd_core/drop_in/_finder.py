@@ -44,6 +44,7 @@ from kd_core import (
     unravel_key,
     unravel_key_to_tuple,
 )
+from kd_core._containers.persistent import LinkedRows
 from kd_core._naming import homes
 from kd_core._registry import LATER
 from kd_core._torch_private import current_trace
@@ -545,6 +546,12 @@ def _exclude(
     return self.exclude(*keys, **options)
 
 
+def _get_sub_tensordict(self: TensorDictBase, idx: Index) -> TensorDictBase:
+    """Return rows; what is written to them is written to the container, new entries, too."""
+    made = self[idx]
+    return LinkedRows.of(self, idx, made) if type(self) is TensorDict else made
+
+
 def _sync_all(self: TensorDictBase) -> None:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
@@ -604,7 +611,7 @@ def serve_containers() -> None:
         "_exclude": _exclude,
         "_stack_onto_": _stack_onto_,
         "_sync_all": _sync_all,
-        "_get_sub_tensordict": TensorDictBase.__getitem__,
+        "_get_sub_tensordict": _get_sub_tensordict,
         "_has_exclusive_keys": False,
         "update_": _leaving_out_keys(TensorDictBase.update_),
     }.items():

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
+from dataclasses import is_dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Final, NoReturn, TypeVar
 
@@ -42,6 +43,14 @@ CompatibleType: Final = torch.Tensor | TensorDictBase
 DeviceType: Final = torch.device | str | int
 IndexType: Final = slice | str | torch.Tensor | list[object] | tuple[object, ...] | int | None
 PYTREE_REGISTERED_TDS: Final = True
+KEY_SEPARATOR: Final = "."
+LOGGING_LEVEL: Final = "INFO"
+BEST_ATTEMPT_INPLACE: Final = True  # `inplace=` of `set`, which adds what is not there
+_STRDTYPE2DTYPE: Final = {
+    str(each): each for each in vars(torch).values() if isinstance(each, torch.dtype)
+}
+_STR_DTYPE_TO_DTYPE: Final = _STRDTYPE2DTYPE
+_DTYPE_TO_STR_DTYPE: Final = {each: name for name, each in _STRDTYPE2DTYPE.items()}
 
 
 # Libraries ask these of their own types, too, all of which are leaves.
@@ -129,6 +138,39 @@ def is_seq_of_nested_key(seq: object) -> bool:
     return isinstance(seq, str | list | tuple) and all(map(is_key, seq))
 
 
+_prod = prod
+_is_nested_key = is_key
+_is_seq_of_nested_key = is_seq_of_nested_key
+_is_dataclass = is_dataclass
+
+
+def _is_namedtuple(obj: object) -> bool:
+    return isinstance(obj, tuple) and hasattr(obj, "_fields")
+
+
+def _device(value: torch.Tensor | TensorDictBase) -> torch.device | None:
+    return value.device
+
+
+def _dtype(value: torch.Tensor) -> torch.dtype:
+    return value.dtype
+
+
+def _is_shared(value: torch.Tensor | TensorDictBase) -> bool:
+    return value.is_shared()
+
+
+def convert_ellipsis_to_idx(idx: object, batch_size: Sequence[int]) -> object:
+    """Return an index with slices in place of the ellipsis."""
+    items = idx if isinstance(idx, tuple) else (idx,)
+    places = [at for at, item in enumerate(items) if item is Ellipsis]
+    if not places:
+        return idx
+    at = places[0]
+    missing = len(batch_size) - sum(item is not None for item in items) + 1
+    return (*items[:at], *[slice(None)] * missing, *items[at + 1 :])
+
+
 class _MembersOfStacks:
     """A leaf function: lazy stacks are entered by the positions of their members."""
 
@@ -196,6 +238,9 @@ SERVED: Final = frozenset(
     _zip_strict _is_non_tensor _getitem_batch_size _shape _ACCEPTED_CLASSES _maybe_correct_neg_dim
     is_seq_of_nested_key _NESTED_TENSORS_AS_LISTS _NESTED_TENSORS_AS_LISTS_NONTENSOR
     _set_dispatch_td_nn_modules _exclude_td_from_pytree _set_skip_existing_None _use_generator
+    KEY_SEPARATOR LOGGING_LEVEL BEST_ATTEMPT_INPLACE _STRDTYPE2DTYPE _STR_DTYPE_TO_DTYPE
+    _DTYPE_TO_STR_DTYPE _prod _is_nested_key _is_seq_of_nested_key _is_dataclass is_dataclass
+    _is_namedtuple _device _dtype _is_shared convert_ellipsis_to_idx
     """.split()  # noqa: SIM905  # one list reads better in columns
 )
 
@@ -221,9 +266,14 @@ def _symbolic_trace() -> object:
     return import_module("kd_nn.fx").symbolic_trace
 
 
-# Names whose value is found in a package above this one, when a program asks: package and value.
+def _implement_for() -> object:
+    return import_module("pyvers").implement_for
+
+
+# Names whose value is found in another package when a program asks: package and value.
 LATER: Final[dict[str, tuple[str, Callable[[], object]]]] = {
     "expln": ("kd_nn", _expln),
     "TDGraphModule": ("kd_nn", _traced),
     "symbolic_trace": ("kd_nn", _symbolic_trace),
+    "implement_for": ("pyvers", _implement_for),
 }
