@@ -325,8 +325,8 @@ def _each(
             if found is value and target is None:
                 continue
             try:
-                shape = found.shape if rows >= 0 and type(found) is Tensor else ()
-                fits = bool(shape) and shape[0] == rows
+                shape = found.shape if rows >= 0 and type(found) is Tensor else None
+                fits = shape[0] == rows if shape else False
             except RuntimeError:  # a tensor without a shape
                 fits = False
             if not fits:
