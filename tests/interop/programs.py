@@ -261,6 +261,12 @@ KNOWN: tuple[tuple[str, str, str], ...] = (
         "A part that is locked by itself, of a container that is not, is not locked in a view.",
     ),
     (r"set|update|\] = |:= ", r"names None != ", "A container takes the names of one in it."),
+    (
+        r"\.unsqueeze\(|\[\(0, None\)\]$",
+        r"^result: class 'NonTensor(Data' != 'NonTensorStack|Stack' != 'NonTensorData)'",
+        "Whether a word in a new dimension is one value, or one for each row.",
+    ),
+    (r"\[None\] = ", r"^after: '\w+' != '\w+'$", "Views of words see what is written to `[None]`."),
 )
 """Differences that are neither decided nor mended: lines, what is found, and a sentence."""
 

@@ -409,7 +409,7 @@ class LazyStackedTensorDict(MemberStorage):
         for member, row in zip(members, rows, strict=True):
             new = row
             if all(item is None for item in picked.inner) and not member._kd_desc.ndim:
-                new = row._kd_engine.reshape(row, ())
+                new = cloned(row._kd_engine.reshape(row, ()))
             elif picked.inner:
                 new = cloned(member)
                 new[picked.inner] = row
