@@ -211,10 +211,10 @@ ALLOWED: tuple[Decided, ...] = (
         rf"^after: ('\w+' != {WRITTEN} |class 'NonTensor(Data|Stack)' != 'NonTensor)",
         3,
         "What is stacked, repeated or written out has words of its own, as it has tensors.",
-        r"torch\.(stack|cat)|to_tensordict|repeat|contiguous|lazy_stack|\] = |set|update",
+        r"torch\.(stack|cat)|to_tensordict|repeat|contiguous",
     ),
     Decided(
-        r"(update_|set_|set_non_tensor)\(",
+        r"(update_|set_|set_non_tensor)\(|\[.*None.*\] = ",
         rf"^after: {WRITTEN} != '\w+' ",
         1,
         "A write to words of a view reaches the container; the peer loses it.",
@@ -261,12 +261,14 @@ KNOWN: tuple[tuple[str, str, str], ...] = (
         "A part that is locked by itself, of a container that is not, is not locked in a view.",
     ),
     (r"set|update|\] = |:= ", r"names None != ", "A container takes the names of one in it."),
-    (
-        r"\.unsqueeze\(|\[\(0, None\)\]$",
-        r"^result: class 'NonTensor(Data' != 'NonTensorStack|Stack' != 'NonTensorData)'",
-        "Whether a word in a new dimension is one value, or one for each row.",
-    ),
     (r"\[None\] = ", r"^after: '\w+' != '\w+'$", "Views of words see what is written to `[None]`."),
+    (
+        r"(update_|set_|set_non_tensor)\(",
+        rf"^after: '\w+' != {WRITTEN}$",
+        "A word is written in place behind `unsqueeze`, `view` or `flatten`, or in a lazy stack.",
+    ),
+    (r"", r"^\w+: class 'NonTensor\w+' != 'NonTensor", "Which rows of a word are one value."),
+    (r"set_at_\(|set_\(|\] = ", r"kind of error", "Errors of calls that are wrong in two ways."),
 )
 """Differences that are neither decided nor mended: lines, what is found, and a sentence."""
 
