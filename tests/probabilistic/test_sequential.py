@@ -826,7 +826,7 @@ def test_what_a_function_writes_is_there_after_get_dist() -> None:
 
 
 class Squared(ProbabilisticTensorDictModule):
-    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:  # type: ignore[override]
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:  # type: ignore[override]  # as users write it
         made = super().forward(tensordict)
         return made.set("squared", made["action"] ** 2)
 

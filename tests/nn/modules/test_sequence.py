@@ -678,6 +678,16 @@ def test_a_step_that_is_skipped_leaves_its_container_in_another_output() -> None
     assert list(out.keys(True)) == ["n", ("n", "h")]
 
 
+def test_a_tolerant_sequence_writes_nothing_where_no_step_makes_its_container() -> None:
+    made = TensorDictModule(lambda x: TensorDict({"a": x}, [2]), ["lacking"], ["n"])
+    model = TensorDictSequential(made, partial_tolerant=True)
+    td = TensorDict({"x": X, "n": {"h": X}}, [2]).lock_()
+    for _ in range(2):
+        assert list(model(td).keys(True)) == ["x", "n", ("n", "h")]
+    model.register_forward_hook(lambda *_: None)
+    model(td)
+
+
 def test_an_entry_of_a_stack_that_no_step_wrote_is_the_same_tensor() -> None:
     td = TensorDict({"x": X}, [2])
     model = TensorDictSequential(
