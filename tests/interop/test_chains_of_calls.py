@@ -79,6 +79,10 @@ DECIDED: Final = (
     Decided("*", "*", "after: *", fact="hides"),
     Decided("*", "*", "moved: *", fact="hides"),
     Decided("*", "*", "result: *", fact="hides"),
+    Decided("*lambda td: *selected_out_keys=*", "*", "after: *"),  # where a function writes
+    Decided("*lambda td: *selected_out_keys=*", "*", "result: *"),
+    Decided("*lambda td: *", "m.select_out_keys(*", "after: *"),
+    Decided("*selected_out_keys=*", "m.select_subsequence(*", "*: length *"),
 )  # fmt: skip
 """Differences that are on purpose.
 
