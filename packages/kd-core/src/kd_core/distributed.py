@@ -446,8 +446,8 @@ def load_checkpoint(
 ) -> None:
     """Load what `save_checkpoint` wrote, in place, if it fits all containers.
 
-    Batch sizes and non-tensor data are compared first, so nothing is written if they differ on a
-    rank. `load` of torch does not compare them. What its `save` wrote of a container has tensors
+    Batch sizes are compared first, so nothing is written if they differ on a rank. Non-tensor data
+    is loaded too. `load` of torch does neither. What its `save` wrote of a container has tensors
     alone, and is loaded too.
 
     Args:
@@ -456,8 +456,7 @@ def load_checkpoint(
         group: the process group; `None`: the default group, if there is one.
 
     Raises:
-        InvalidArgument: if non-tensor data of a container differs from that of the checkpoint.
-        ShapeMismatch: if a batch size does.
+        ShapeMismatch: if the batch size of a container is not that of the checkpoint.
         InvalidValue: if a leaf cannot be written to, or another rank cannot take part.
 
     Example:
@@ -483,6 +482,8 @@ def load_checkpoint(
         load(data, checkpoint_id=checkpoint_id, process_group=group, planner=_StatedPlanner())
         _agree(team, "load_checkpoint", _problem(containers, data))
         load(state, checkpoint_id=checkpoint_id, process_group=group)
+        for key, td in containers.items():
+            td._kd_engine.load_state_dict(td, data[key], False)  # what is no tensor
 
 
 @contextmanager

@@ -783,10 +783,17 @@ def stage_merge(
 ) -> bool:
     """Stage an update from a source; a stack takes the entries of one like it member by member.
 
+    One that holds a member twice takes them as any other source, which compares the rows.
+
     Returns:
         Whether a stack is among the levels, which splits an entry when it is stored.
     """
-    if isinstance(level, Composite) and isinstance(source, Composite) and are_alike(level, source):
+    if (
+        isinstance(level, Composite)
+        and isinstance(source, Composite)
+        and are_alike(level, source)
+        and len(set(map(id, level._members))) == len(level._members)
+    ):
         for member, part in zip(level._members, source._members, strict=True):
             stage_merge(member, part, path, how, stage)
         return True
