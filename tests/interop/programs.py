@@ -101,12 +101,6 @@ ALLOWED: tuple[Decided, ...] = (
         "What is repeated is copied, the members of lazy stacks too, as tensors are.",
     ),
     Decided(
-        r"\.expand\(",
-        r"^result: (class 'LazyStackedTensorDict' != 'TensorDict'|'[\w.]+' != '[\w.]+'|locked)",
-        1,
-        "`expand` of a lazy stack copies in the peer, and a write to it is lost.",
-    ),
-    Decided(
         r"\.get_at\(",
         r"^result: ('[\w.]+' != 'new'|.* != '\w'$|.* != '\w' )",
         1,

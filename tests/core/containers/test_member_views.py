@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import pytest
 import torch
@@ -28,7 +28,6 @@ VIEWS: dict[str, View] = {
     "reshape(1, 2, 3)": lambda td: td.reshape(1, 2, 3),
     "unflatten(0)": lambda td: td.unflatten(0, (2, 1)),
     "unflatten(1)": lambda td: td.unflatten(1, (3, 1)),
-    "expand": lambda td: td.expand(4, 2, 3),
     "flatten(1, 1)": lambda td: td.flatten(1, 1),
     "narrow": lambda td: td.narrow(0, 0, 2),
 }
@@ -154,3 +153,25 @@ def test_flatten_behind_and_before_the_stacked_dimension() -> None:
     assert structure(lazy_stack(members).flatten(1, 2)) == (1, [(0, [(), ()])] * 6)
     assert structure(lazy_stack(members, 2).flatten(0, 1)) == (0, [(0, [(), ()])] * 6)
     assert structure(lazy_stack(members, 1).flatten(0, 1)) == (0, [(3,)] * 4)
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("shape", [(2, 3), (1, 2, 3), (4, 2, 3), (5, 4, 2, 3)])
+def test_what_is_expanded_is_dense_so_a_storage_made_like_it_is_written(
+    shape: tuple[int, ...], dim: int
+) -> None:
+    rows = members(dim)
+    found: Any = lazy_stack(rows, dim).expand(*shape)
+    assert found["a"].shape == shape
+    for each in (found, found["n"]):
+        assert type(each).__name__ == "TensorDict"
+    storage: Any = torch.zeros_like(found)
+    storage["a"].fill_(1)
+    assert storage["a"].unique().tolist() == [1.0]
+    assert rows[0]["a"].unique().tolist() == [0.0]
+
+
+def test_ragged_members_stay_apart_when_they_are_expanded() -> None:
+    found = lazy_stack([TensorDict({"a": torch.ones(1, n)}, [1]) for n in (1, 2)]).expand(2, 5)
+    assert isinstance(found, LazyStackedTensorDict)
+    assert [row["a"].shape for row in found.unbind(0)] == [(5, 1), (5, 2)]

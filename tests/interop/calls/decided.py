@@ -112,7 +112,7 @@ OF_ROWS: Final[dict[str, list[str]]] = {
         *each("[lr]a[zg][yg]*", "repeat_interleave", "result: 'new' != '.0.*'"),
         *each("lazy", "__getitem__(full) masked_select", "result: class 'TensorDict' != 'Lazy*'"),
     ],
-    "`split_keys`, `get_at`, `narrow` and `expand` of a lazy": [
+    "`split_keys`, `get_at` and `narrow` of a lazy": [
         "lazy gather(*, ones, out=like) result: * != 0.0",
         "ragged expand result: stack_dim 0 != 1",
     ],

@@ -31,6 +31,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from kd_core import (
     InvalidArgument,
     InvalidValue,
+    ShapeMismatch,
     TensorDict,
     TensorDictBase,
     cat,
@@ -344,14 +345,15 @@ def checkpoint_of_three_ranks_on_two(rank: int) -> object:
 
 @program
 def checkpoint_that_does_not_fit_one_rank(rank: int) -> object:
-    """Load non-tensor data that differs on rank 1 alone; each rank has saved leaves."""
-    entries = {"a": torch.ones(3), "parts": sharded_leaves()["a"], "unit": "m"}
-    distributed.save_checkpoint({"td": TensorDict(entries)}, PROGRAMS.folder / "units")
-    td = TensorDict({**entries, "unit": "cm" if rank == 1 else "m"}).apply(torch.zeros_like)
+    """Load a batch size that differs on rank 1 alone; each rank has saved leaves."""
+    entries = {"a": torch.ones(3), "parts": sharded_leaves()["a"], "n": TensorDict({}, [6])}
+    distributed.save_checkpoint({"td": TensorDict(entries)}, PROGRAMS.folder / "sizes")
+    inner = TensorDict({}, [] if rank == 1 else [6])
+    td = TensorDict({**entries, "n": inner}).apply(torch.zeros_like)
     found: list[object] = []
     try:
-        distributed.load_checkpoint({"td": td}, PROGRAMS.folder / "units")
-    except (InvalidArgument, InvalidValue) as error:
+        distributed.load_checkpoint({"td": td}, PROGRAMS.folder / "sizes")
+    except (ShapeMismatch, InvalidValue) as error:
         found = [type(error).__name__, str(error)]
     return [*found, td["a"].sum().item(), gathered(td["parts"]).sum().item()]
 

@@ -936,6 +936,17 @@ class Grown(Replaced):
     __slots__ = ()
 
 
+class Expanded(Replaced):
+    """The batch shape after `expand`: rows of size 1 are repeated, new dimensions are in front."""
+
+    __slots__ = ()
+
+    @property
+    def grows(self) -> bool:
+        """Whether it has new dimensions."""
+        return len(self.batch) > self.ndim
+
+
 class Fresh(Padded):
     """The batch shape of new rows: none of those that were there stays.
 

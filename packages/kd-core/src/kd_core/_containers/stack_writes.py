@@ -92,6 +92,7 @@ from kd_core._protocol import (
     note_holder,
 )
 from kd_core._shapes import (
+    Expanded,
     Padded,
     Reduced,
     Resized,
@@ -1046,7 +1047,8 @@ class MemberStorage(TensorDictBase, Composite):
             made = regrouped(self, batch)
             if made is not None:
                 return made
-        if not isinstance(batch, (Reduced, Padded)) and not is_compiling():
+        # What is expanded is dense: in a storage made like it, entries are written in place.
+        if not isinstance(batch, (Reduced, Padded, Expanded)) and not is_compiling():
             seen = viewed_members(self, fn, batch)
             if seen is not None:
                 return seen

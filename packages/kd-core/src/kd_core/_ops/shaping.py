@@ -26,6 +26,7 @@ from kd_core._ops.description import become, check_names, set_names
 from kd_core._ops.scopes import made_by, moved, recording
 from kd_core._protocol import AbstractContainer, Composite, engine, locked_as, unlock
 from kd_core._shapes import (
+    Expanded,
     Grown,
     Plan,
     Resized,
@@ -228,7 +229,7 @@ def expand_plan(batch: Batch, shape: Sizes) -> Plan:
         extra = leaf.ndim - ndim
         return leaf.expand(*single) if extra == 1 else leaf.expand((*sizes, *[-1] * extra))
 
-    return (expand_leaf, new, Grown(new, ndim)) if lead else plan(batch, expand_leaf, new)
+    return expand_leaf, new, Expanded(new, ndim)
 
 
 @cached
