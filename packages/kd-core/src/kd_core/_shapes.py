@@ -937,14 +937,15 @@ class Grown(Replaced):
 
 
 class Expanded(Replaced):
-    """The batch shape after `expand`: rows of size 1 are repeated, new dimensions are in front."""
+    """The batch shape after rows of size 1 were repeated, and dimensions put in front."""
 
     __slots__ = ()
 
-    @property
-    def grows(self) -> bool:
-        """Whether it has new dimensions."""
-        return len(self.batch) > self.ndim
+
+class Spread(Expanded):
+    """The same where one value for all rows becomes one per row."""
+
+    __slots__ = ()
 
 
 class Fresh(Padded):

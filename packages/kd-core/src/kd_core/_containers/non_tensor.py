@@ -42,11 +42,11 @@ from kd_core._ops.access import LinkedList
 from kd_core._ops.indexing import resolve
 from kd_core._protocol import check_not_held, note_holder
 from kd_core._shapes import (
-    Expanded,
     Fresh,
     Grown,
     Padded,
     Reduced,
+    Spread,
     batch_of,
     checked_names,
     names_of,
@@ -1079,7 +1079,7 @@ class NonTensorData(NonTensorDataBase, Encodes):
         if batch is None:
             return self._under(desc if memo is None or memo[0] is not desc else memo[1])
         if not self._always_of_batch():
-            if isinstance(batch, Grown) or (isinstance(batch, Expanded) and batch.grows):
+            if isinstance(batch, (Grown, Spread)):
                 new = desc.with_batch(batch(desc.batch))
                 in_cell = isinstance(self._boxed, Cell)
                 return self._spread(new) if in_cell else _of_rows(self._shared(), new)

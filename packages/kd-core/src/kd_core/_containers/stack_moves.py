@@ -147,7 +147,8 @@ def regrouped(stack: S, batch: BatchFn) -> S | None:
         rest = merged[0]
         for at, count in enumerate(parted[:-1], same):
             rest //= count
-            result = registry.lazy_stack(result._kd_engine.split(result, rest, at), at)
+            parts = [result] if count == 1 else result._kd_engine.split(result, rest, at)
+            result = registry.lazy_stack(parts, at)
     else:
         return None
     result._kd_describe(result._kd_desc.with_batch(after))

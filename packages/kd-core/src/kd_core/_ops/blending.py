@@ -294,7 +294,7 @@ class Blending(AbstractContainer):
         *,
         out: Self | None = None,
     ) -> Self:
-        """Limit every value to a range: `torch.clamp`; the result is not locked.
+        """Limit every value to a range: `torch.clamp`; between two bounds the result is unlocked.
 
         Args:
             min: the lower bound; `None`: not bounded.
@@ -303,7 +303,8 @@ class Blending(AbstractContainer):
         """
         _check_limits(min, max)
         fn = torch.clamp if is_plain(min) and is_plain(max) else _clamp
-        return written_to(out, blended(self, fn, min, max))
+        between = min is not None and max is not None
+        return written_to(out, (blended if between else blend)(self, fn, min, max))
 
     def clamp_(self, min: Operand | None = None, max: Operand | None = None) -> Self:
         """Limit every value to a range, in place; return self."""

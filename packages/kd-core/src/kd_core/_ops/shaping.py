@@ -30,6 +30,7 @@ from kd_core._shapes import (
     Grown,
     Plan,
     Resized,
+    Spread,
     Viewed,
     as_int,
     batch_of,
@@ -229,7 +230,7 @@ def expand_plan(batch: Batch, shape: Sizes) -> Plan:
         extra = leaf.ndim - ndim
         return leaf.expand(*single) if extra == 1 else leaf.expand((*sizes, *[-1] * extra))
 
-    return expand_leaf, new, Expanded(new, ndim)
+    return expand_leaf, new, (Spread if lead else Expanded)(new, ndim)
 
 
 @cached
@@ -778,7 +779,7 @@ class Dimensions(AbstractContainer):
             shape: the new batch size; -1 keeps a size, new dimensions come in front.
         """
         leaf, new, _ = expand_plan(self._kd_desc.batch, (shape,))
-        return moved(plan(self._kd_desc.batch, leaf, new), self)
+        return moved((leaf, new, Expanded(new, self._kd_desc.ndim)), self)
 
     def fliplr(self) -> Self:
         """Reverse the order along the second batch dimension; a copy, as in torch.
