@@ -94,7 +94,6 @@ OF_ROWS: Final[dict[str, list[str]]] = {
         *each("*", "keys valid_keys", "result: 'n' != ('tuple'*"),
     ],
     "Names and batch sizes that do not fit are dropped": [
-        "* from_any raises here",
         "* from_pytree result: batch length 1 != 0",
         # Comparisons, `amax`, `tile`, `expand_as` and others drop the names of dimensions.
         "named * result: names (*) != None",
