@@ -147,7 +147,8 @@ def regrouped(stack: S, batch: BatchFn) -> S | None:
         rest = merged[0]
         for at, count in enumerate(parted[:-1], same):
             rest //= count
-            parts = [result] if count == 1 else result._kd_engine.split(result, rest, at)
+            one = count == 1 and not result._kd_desc.frozen  # a locked one stays locked by itself
+            parts = [result] if one else result._kd_engine.split(result, rest, at)
             result = registry.lazy_stack(parts, at)
     else:
         return None
