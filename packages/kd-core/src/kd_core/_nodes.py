@@ -154,7 +154,7 @@ def is_any_data(value: object) -> TypeIs[Data]:
 
 def are_data(values: object) -> bool:
     """Return whether a value is a list or tuple of such entries, and not empty."""
-    return isinstance(values, (list, tuple)) and bool(values) and all(map(is_any_data, values))
+    return isinstance(values, (list, tuple)) and len(values) > 0 and all(map(is_any_data, values))
 
 
 class TensorData(Data):
