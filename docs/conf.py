@@ -121,6 +121,17 @@ def name_options(
     return re.sub(r"(Options|Example)\[[^\[\]]*\]", r"\1", signature), returned
 
 
+def show_source(
+    app: object, what: str, name: str, obj: object, skip: bool, options: object
+) -> None:
+    """Show what the source of a `forward` declares, without the defaults that tensors allow.
+
+    Sphinx looks up every default in the source.
+    """
+    if hasattr(obj, "_kd_call"):
+        vars(obj).pop("__signature__", None)
+
+
 def prepare_page(app: object, docname: str, source: list[str]) -> None:
     """Trim fences; put the fragments of the next release on the changelog page."""
     # A doctest needs a blank line after its result, which readers need not see.
@@ -157,5 +168,6 @@ def setup(app: Sphinx) -> None:
     """Connect what Sphinx calls; before napoleon, which writes markup of its own."""
     app.connect("html-page-context", add_notebook)
     app.connect("source-read", prepare_page)
+    app.connect("autodoc-skip-member", show_source)
     app.connect("autodoc-process-signature", name_options)
     app.connect("autodoc-process-docstring", keep_asterisks, priority=100)

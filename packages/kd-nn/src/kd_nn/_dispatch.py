@@ -632,7 +632,11 @@ def call_of(function: object) -> TensorCall | None:
 
 def _taking_tensors(parameters: Sequence[inspect.Parameter]) -> Sequence[inspect.Parameter]:
     """Return the parameters of a method that takes tensors in place of a container, too."""
-    found = [*parameters]
+    found = [parameters[0]]
+    for parameter in parameters[1:]:
+        free = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        given = free or parameter.default is not parameter.empty
+        found.append(parameter if given else parameter.replace(default=None))
     kinds = [parameter.kind for parameter in found]
     for name, kind in ("args", _VAR_POSITIONAL), ("kwargs", _VAR_KEYWORD):
         if kind not in kinds:
