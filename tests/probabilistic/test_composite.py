@@ -449,3 +449,35 @@ def test_what_was_set_is_set_back() -> None:
         assert composite_lp_aggregate()
         setting.unset()
         assert not composite_lp_aggregate()
+
+
+def test_a_switch_that_is_entered_twice_restores_what_was() -> None:
+    setting = set_composite_lp_aggregate(True)
+    with setting, setting:
+        assert composite_lp_aggregate()
+        setting.set()
+        setting.unset()
+        assert composite_lp_aggregate()
+    assert not composite_lp_aggregate()
+    setting.set()
+    setting.set()
+    setting.unset()
+    assert composite_lp_aggregate()
+    setting.unset()
+    assert not composite_lp_aggregate()
+    setting.unset()  # nothing is left to restore
+    assert not composite_lp_aggregate()
+
+
+def test_compiled_code_switches() -> None:
+    @set_composite_lp_aggregate(True)
+    def inside() -> bool:
+        return composite_lp_aggregate()
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        with set_composite_lp_aggregate(True):
+            y = x + composite_lp_aggregate()
+        return y + 10 * inside() + 100 * composite_lp_aggregate()
+
+    compiled = torch.compile(run, fullgraph=True, backend="eager")
+    assert compiled(torch.zeros(())) == run(torch.zeros(())) == 11

@@ -170,6 +170,12 @@ def test_options_choose_what_is_shown() -> None:
         assert repr(td).index("b: ") < repr(td).index("a: ")
     with set_printoptions(max_keys=1):
         assert "... (1 more)" in repr(td)
+    short = set_printoptions(max_keys=1)
+    set_printoptions()
+    for _ in range(2):
+        with short, short:
+            assert get_printoptions()["max_keys"] == 1
+        assert get_printoptions()["max_keys"] == 200
     set_printoptions(max_keys=1)
     set_printoptions()
     assert get_printoptions() == options

@@ -173,13 +173,11 @@ class set_printoptions:  # noqa: N801  # called like the function of torch
                 )
             if type(value) is not type(default):
                 raise wrong_type(f"`{name}`", a_type(default), value)
-        if options:
-            _options.update(options)
-        else:
-            _options.update(_DEFAULTS)
+        self._options = options or _DEFAULTS
+        _options.update(self._options)
 
     def __enter__(self) -> None:
-        pass
+        _options.update(self._options)
 
     def __exit__(self, *exc_info: object) -> None:
         _options.update(self._before)

@@ -245,8 +245,10 @@ def as_interaction_type(value: object) -> InteractionType:
     return InteractionType(value)
 
 
-_AGGREGATE: list[bool] = [False]
-"""What `set_composite_lp_aggregate` has set, the latest last; of the whole process."""
+class _Aggregate:
+    """Whether log-probabilities of composite distributions are summed, in the whole process."""
+
+    on = False
 
 
 def composite_lp_aggregate(nowarn: bool = False) -> bool:
@@ -262,7 +264,7 @@ def composite_lp_aggregate(nowarn: bool = False) -> bool:
         ...     composite_lp_aggregate()
         True
     """
-    return _AGGREGATE[-1]
+    return _Aggregate.on
 
 
 class set_composite_lp_aggregate:  # noqa: N801 - named as a context manager
@@ -286,14 +288,15 @@ class set_composite_lp_aggregate:  # noqa: N801 - named as a context manager
 
     def __init__(self, mode: bool = True, *, thread_local: bool = False) -> None:
         self.mode = bool(mode)
-        self._before = _AGGREGATE[-1]
+        self._before: list[bool] = []
 
     def set(self) -> None:
         """Set it for the rest of the program, or until `unset`."""
-        self._before, _AGGREGATE[-1] = _AGGREGATE[-1], self.mode
+        self._before.append(_Aggregate.on)
+        _Aggregate.on = self.mode
 
     def unset(self) -> None:
-        """Set what was set before `set`.
+        """Restore what was set before the last `set` of this object.
 
         Example:
             >>> setting = set_composite_lp_aggregate(True)
@@ -302,13 +305,14 @@ class set_composite_lp_aggregate:  # noqa: N801 - named as a context manager
             >>> composite_lp_aggregate()
             False
         """
-        _AGGREGATE[-1] = self._before
+        if self._before:
+            _Aggregate.on = self._before.pop()
 
     def __enter__(self) -> None:
-        _AGGREGATE.append(self.mode)
+        self.set()
 
     def __exit__(self, *exc_info: object) -> None:
-        _AGGREGATE.pop()
+        self.unset()
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """Return `function` so that each call of it runs with this setting."""
