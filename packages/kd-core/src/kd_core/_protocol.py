@@ -1063,7 +1063,7 @@ def call(
 def _call_method(
     func: TorchFunction,
     names: tuple[str, str | None],
-    args: Sequence[Any],
+    args: Sequence[object],
     kwargs: dict[str, object],
 ) -> object:
     if not args and "input" in kwargs:

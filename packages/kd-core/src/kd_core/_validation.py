@@ -479,7 +479,7 @@ def _plant(level: dict[str, object], path: tuple[str, ...], value: object) -> No
     """Put a value at a path of nested dicts."""
     *above, last = path
     for at, part in enumerate(above, 1):
-        inner: Any = level.setdefault(part, Branch())
+        inner: object = level.setdefault(part, Branch())
         if isinstance(inner, Mapping) and not is_node(inner):
             inner = inner if type(inner) is Branch else spread_keys(inner)
         elif is_node(inner) and entries_of(inner) is not None:

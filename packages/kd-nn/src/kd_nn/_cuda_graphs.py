@@ -201,9 +201,8 @@ class CudaGraphModule(nn.Module, Generic[P, R]):
         result = recorder.warm_up(lambda: run(*args, **kwargs))
         for each, entries in zip(objects, before, strict=True):
             stored = _stored(each, entries)
-            if stored:
-                container = cast("TensorDictBase", each)
-                container.assign({key: leaf.detach() for key, leaf in stored.items()})
+            if stored and isinstance(each, TensorDictBase):
+                each.assign({key: leaf.detach() for key, leaf in stored.items()})
         if any(result is each for each in objects):
             return cast("R", result)
         return cast("R", torch_tree.tree_map_only(Tensor, Tensor.detach, result))
@@ -314,8 +313,8 @@ def _results(recording: _Recording, given: list[Tensor], objects: list[object]) 
     for at in recording.written:
         given[at].copy_(recording.inputs[at])
     for place, stored in recording.stored.items():
-        if stored:
-            container = cast("TensorDictBase", objects[place])
+        container = objects[place]
+        if stored and isinstance(container, TensorDictBase):
             container.assign(dict(zip(stored, _copies(list(stored.values())), strict=True)))
     if recording.returned is not None:
         return objects[recording.returned]

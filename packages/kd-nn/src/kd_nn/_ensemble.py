@@ -308,7 +308,7 @@ class EnsembleModule(TensorDictModuleBase):
     @property
     def num_copies(self) -> int:
         """How many copies there are."""
-        return int(cast(TensorDictParams, self._modules["params"]).batch_size[0])
+        return int(self.params_td.batch_size[0])
 
     _kd_has_value_form = False
     _kd_replaces_container = True
@@ -358,7 +358,7 @@ class EnsembleModule(TensorDictModuleBase):
 
     def _kd_forward_values(self, *values: object) -> tuple[object, ...]:
         """Run all copies on bare values; every output has the copies in its first dimension."""
-        params = cast(TensorDictParams, self._modules["params"])._kd_shallow()  # a plain container
+        params = self.params_td._kd_shallow()  # a plain container
         mapped = () if self.expand_input else values
         if mapped:
             self._kd_check_parts(mapped)
@@ -505,7 +505,7 @@ def _known_steps(keyed: Any, params: Stacked) -> tuple[tuple[Step, ...], tuple[i
     return tuple(steps), tuple(numbers[key] for key in keyed.out_keys)
 
 
-def _is_known_step(step: Any, params: Stacked) -> bool:
+def _is_known_step(step: object, params: Stacked) -> bool:
     """Return whether a step passes one tensor to a known module and writes what it returns."""
     if type(step) is not TensorDictModule or not _is_called_as_made(step, TensorDictModule):
         return False

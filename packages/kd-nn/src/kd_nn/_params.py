@@ -637,7 +637,7 @@ def _cloned(
     return made
 
 
-def _stores(params: TensorDictParams) -> list[dict[str, Any]]:
+def _stores(params: TensorDictParams) -> list[dict[str, object]]:
     """Return the dicts that hold the entries of one level."""
     return [getattr(params, name) for name in _HOMES]
 

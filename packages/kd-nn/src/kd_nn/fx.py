@@ -29,7 +29,6 @@ from kd_nn._dispatch import (
 from kd_nn._keys import DISCARD
 from kd_nn._modules.base import TensorDictModuleBase, is_special
 from kd_nn._modules.module import TensorDictModule
-from kd_nn._modules.steps import StepList
 from kd_nn._plan.plans import plain_module
 from kd_nn._plan.program import (
     Call,
@@ -170,7 +169,7 @@ def _root_of(module: nn.Module) -> nn.Module:
     """Return the module from which the graph finds what it calls."""
     if is_sequence(module):
         root = nn.Module()  # a new one: the tracer may add constants to it
-        for name, step in cast("StepList", module)._kd_named_steps():
+        for name, step in module._kd_named_steps():
             root.add_module(name, step)
         return root
     wrapped = module._modules.get("module") if plain_module(module) else module

@@ -56,7 +56,7 @@ class _Place:
     def name(self) -> str:
         return f"{self.options['prefix']}:{self.id}"
 
-    def described(self) -> dict[KeyPath, dict[str, Any]]:
+    def described(self) -> dict[KeyPath, dict[str, object]]:
         """Return what all entries are, in the order in which they were added."""
         found = self.client.hgetall(f"{self.name}:entries")
         rows = {tuple(json.loads(path)): json.loads(row) for path, row in found.items()}
@@ -168,7 +168,7 @@ class _Entries(Mapping[str, "Entry"]):
         self._known: dict[str, Entry] = {}
         """Nested containers, and data with one value per row: the same object each time."""
 
-    def _rows(self) -> dict[str, dict[str, Any]]:
+    def _rows(self) -> dict[str, dict[str, object]]:
         self.write_back()
         path = self._owner._path
         return {

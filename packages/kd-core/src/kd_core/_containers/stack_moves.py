@@ -698,7 +698,7 @@ def _made(cls: type, plain: type[K]) -> type[K]:
 
 
 def _known(cls: type) -> dict[object, Any]:
-    found: dict[object, Any] = vars(cls).get("_stack_classes", {})
+    found: dict[object, object] = vars(cls).get("_stack_classes", {})
     return found
 
 

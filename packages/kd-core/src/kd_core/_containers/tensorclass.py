@@ -415,7 +415,9 @@ def _started(author: FunctionType) -> Callable[..., None]:
         own: dict[str, Any] = {name: named.pop(name) for name in taken if name in named}
         lock_after = own.pop("lock", None)
         if not hasattr(self, "_kd_desc"):
-            taken_too: dict[str, Any] = {name: named[name] for name in _AT_START if name in named}
+            taken_too: dict[str, object] = {
+                name: named[name] for name in _AT_START if name in named
+            }
             _start(self, **(own | taken_too))
         elif own:
             _start(self, **own)

@@ -524,7 +524,7 @@ def _misspelt(sizes: object) -> InvalidArgument:
     )
 
 
-def _merged(source: Mapping[str, object], entries: dict[str, Any]) -> dict[str, Any]:
+def _merged(source: Mapping[str, object], entries: dict[str, object]) -> dict[str, object]:
     twice = [key for key in entries if key in source]
     if twice:
         raise given_twice(format_key(twice[0]), " (in the source and by keyword)")

@@ -748,7 +748,7 @@ def stacked_modules(
     return made
 
 
-def _with_shapes(entries: Mapping[str, Any]) -> dict[str, object]:
+def _with_shapes(entries: Mapping[str, object]) -> dict[str, object]:
     """Return entries with empty tensors in place of those of lazy modules."""
     return {
         key: _with_shapes(value)

@@ -669,7 +669,7 @@ class Decoder:
         return name_stacked(stack, dim, name)
 
     def _level(
-        self, level: Mapping[Any, Any], wanted: Wanted, path: KeyPath
+        self, level: Mapping[object, Any], wanted: Wanted, path: KeyPath
     ) -> tuple[Descriptor, dict[str, Entry]]:
         desc = self._descriptor_of(level)
         nodes = _nodes_of(level["entries"], path)
@@ -726,7 +726,7 @@ class Decoder:
 
     def _data(
         self,
-        node: Mapping[Any, object],
+        node: Mapping[object, object],
         above: Descriptor,
         path: KeyPath,
         tensors: Sequence[Tensor] = (),
@@ -779,7 +779,7 @@ class Decoder:
                 return self._ragged[ragged]
         raise _invalid("jagged", value)
 
-    def _descriptor_of(self, level: Mapping[Any, object]) -> Descriptor:
+    def _descriptor_of(self, level: Mapping[object, object]) -> Descriptor:
         batch = _sizes_of(level.get("batch"))
         names, named = level.get("names"), level.get("device")
         if names is not None:

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from errno import EACCES, EPERM, EROFS
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 from zipfile import BadZipFile, ZipFile
 
@@ -193,7 +193,7 @@ class _Reader:
             known_as = kind
         if known_as is None:
             return td
-        entries = cast("dict[str, Entry]", dict(td._kd_entries))
+        entries = dict(td._kd_entries)
         return instance_of(known_as, BY_FULL_NAME, entries, td._kd_desc)
 
     def _below(self, folder: int, above: tuple[str, ...], name: str, known_as: str | None) -> Node:
@@ -223,7 +223,7 @@ class _Reader:
             )
         batch = _sizes(meta["shape"], where)
         if isinstance(meta.get("_names"), list):
-            batch = with_names(batch, checked_names(cast("list[str]", meta["_names"]), batch))
+            batch = with_names(batch, checked_names(_list(meta["_names"]), batch))
         desc = describe(batch, device_of("cpu"))
         # Since version 1 names of files are written as in addresses: `a/b` is `a%2Fb`.
         places = {unquote(name) if "_format_version" in meta else name: name for name in names}
@@ -344,7 +344,7 @@ class _Consolidated:
             entries = {**leaves, **values, **nested}
             made = _as_container(registry.nest_mapping(entries, desc, ()))
             if kind.startswith("<class '"):
-                found = cast("dict[str, Entry]", dict(made._kd_entries))
+                found = dict(made._kd_entries)
                 name = _type_of({"_type": kind})
                 made = instance_of(name, BY_FULL_NAME, found, made._kd_desc)
         return made._kd_engine.lock_(made) if about.get("is_locked") and not depth else made

@@ -16,7 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from datetime import date, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Never, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Never
 
 import torch
 from torch import Tensor
@@ -410,9 +410,11 @@ def _tuple(inner: object, depth: int, tensors: Sequence[Tensor]) -> object:
 
 
 def _bytes(inner: object, depth: int, tensors: Sequence[Tensor]) -> object:
+    if not isinstance(inner, str):
+        raise _unknown(inner)
     try:
-        return base64.b64decode(cast(str, inner), validate=True)
-    except (ValueError, TypeError):
+        return base64.b64decode(inner, validate=True)
+    except ValueError:
         raise _unknown(inner) from None
 
 

@@ -23,7 +23,7 @@ from importlib.util import find_spec
 from inspect import getattr_static
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import torch
 
@@ -312,7 +312,9 @@ _IGNORED = ("num_threads", "checked", "call_on_unbatched", "is_shared", "is_memm
 # Any: options that are passed on unchanged to a method that checks them.
 
 
-def _get(self: TensorDictBase, key: NestedKey, default: object = NO_DEFAULT, **how: Any) -> object:
+def _get(
+    self: TensorDictBase, key: NestedKey, default: object = NO_DEFAULT, **how: object
+) -> object:
     if how:
         return self.get(key, default, **how)
     return self[key] if default is NO_DEFAULT else self.get(key, default)
@@ -448,13 +450,13 @@ class _Attributes(dict[str, object]):
         instance._kd_entries, instance._kd_nested = made._kd_entries, made._kd_nested
         instance._kd_desc = made._kd_desc
 
-    def update(self, *others: Any, **named: object) -> None:
+    def update(self, *others: object, **named: object) -> None:
         """Set several attributes."""
         for name, value in dict(*others, **named).items():
             self[name] = value
 
 
-def _with_attributes(getter: Callable[[Any, str], object]) -> Callable[[Any, str], object]:
+def _with_attributes(getter: Callable[[object, str], object]) -> Callable[[Any, str], object]:
     """Return a `__getattr__` that finds `__dict__`, which instances of tensor classes lack.
 
     A compiler that traces does not: its guards read the dict of the interpreter, and there is none.
@@ -565,7 +567,7 @@ def _leaving_out_keys(update_: Callable[..., object]) -> Callable[..., object]:
 
     @wraps(update_)
     def write(
-        self: TensorDictBase, input_dict_or_td: object = NO_DEFAULT, *args: Any, **named: Any
+        self: TensorDictBase, input_dict_or_td: object = NO_DEFAULT, *args: object, **named: object
     ) -> object:
         try:
             return update_(self, input_dict_or_td, *args, **named)
@@ -587,6 +589,11 @@ def _known_keys(td: TensorDictBase, source: Any) -> dict[NestedKey, object]:
         entry: object = td.get(key) if isinstance(value, (Mapping, TensorDictBase)) else None
         found[key] = _known_keys(entry, value) if isinstance(entry, TensorDictBase) else value
     return found
+
+
+def _class_method(function: Callable[..., object]) -> object:
+    """Return a class method; a function of a bound type variable is not one for checkers."""
+    return classmethod(function)
 
 
 def serve_containers() -> None:
@@ -619,11 +626,11 @@ def serve_containers() -> None:
     if _is_there("kd_nn"):  # a program need not import `tensordict.nn` for `as_module=True`
         LATER["params_of"] = "kd_nn"
     for cls, name, value in (
-        (TensorDict, "_new_unsafe", classmethod(cast("Callable[..., object]", _new_unsafe))),
+        (TensorDict, "_new_unsafe", _class_method(_new_unsafe)),
         (
             TensorClass,
             "_from_tensordict",
-            classmethod(cast("Callable[..., object]", _from_tensordict)),
+            _class_method(_from_tensordict),
         ),
         (TensorClass, "_tensordict", property(_itself)),
         (TensorClass, "__getattr__", _with_attributes(vars(TensorClass)["__getattr__"])),
@@ -632,7 +639,7 @@ def serve_containers() -> None:
         (
             LazyStackedTensorDict,  # of instances: it makes one
             "_from_tensordict",
-            classmethod(cast("Callable[..., object]", _from_tensordict)),
+            _class_method(_from_tensordict),
         ),
         (LazyStackedTensorDict, "_has_exclusive_keys", property(_has_exclusive_keys)),
     ):

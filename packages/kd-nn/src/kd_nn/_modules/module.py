@@ -291,7 +291,8 @@ class TensorDictModule(TensorDictModuleBase):
     def _kd_function(self) -> Callable[..., object]:
         wrapped: Callable[..., object] = self.module
         if self.method is not None:
-            return cast("Callable[..., object]", getattr(wrapped, self.method))
+            method: Callable[..., object] = getattr(wrapped, self.method)
+            return method
         return wrapped.forward if isinstance(wrapped, nn.Module) else wrapped
 
     def _kd_signature(self) -> inspect.Signature:
@@ -740,7 +741,7 @@ class WrapModule(TensorDictModuleBase):
 
     def _kd_call_bare(self, value: object) -> object:
         """Call the function with a bare value: without keys it is not put into a container."""
-        func = cast("Callable[[object], object]", self.func)
+        func: Callable[..., object] = self.func
         return func(value)
 
     @dispatch(auto_batch_size=False)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, Self, SupportsIndex, cast, overload
+from typing import Final, Self, SupportsIndex, cast, overload
 
 from torch import nn
 
@@ -39,7 +39,7 @@ class _Holder(Flagged):
         finally:
             self._kd_flag_change()
 
-    def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
+    def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[object, ...]:
         """Return how to copy or pickle it: as the class of torch."""
         plain = _PLAIN.get(type(self))
         if plain is None:  # a class that FSDP made, say
@@ -287,7 +287,7 @@ class StepList(TensorDictModuleBase):
         named = isinstance(self.module, nn.ModuleDict)
         if kind is None and not self._kd_changes_by_assignment:
             return self._kd_like(steps, named)
-        build = cast("Callable[..., Self]", kind or type(self))
+        build: Callable[..., Self] = kind or type(self)
         return build(
             dict(steps) if named else [step for _, step in steps],
             partial_tolerant=self.partial_tolerant,

@@ -464,7 +464,7 @@ class Calls:
         if not plain_module(call.step):
             self.write_call(1, 0)
             return
-        slots = dict(zip(cast("list[NestedKey]", call.step.in_keys), call.reads, strict=True))
+        slots = dict(zip(keyed(call.step).in_keys, call.reads, strict=True))
         text.name("_note", partial(_note_alone, slots))  # which must not hold the module
         text.add(1, "try:")
         self.write_call(2, 0)
@@ -494,13 +494,18 @@ def last_reads(program: Program) -> list[list[int]]:
 
 def arguments(call: Call) -> list[str]:
     """Return the arguments of what a plain module wraps, as text."""
-    spec = cast("InKeySpec", call.step._kd_in_spec)
+    spec = in_spec_of(call.step)
     slots: dict[NestedKey, int] = dict(zip(spec.keys, call.reads, strict=True))
     values = [f"_v{slots[key]}" for key in spec.reads]
     if spec.names is None:
         return values
     named = (f"{name!r}: {value}" for name, value in zip(spec.names, values, strict=True))
     return [f"**{{{', '.join(named)}}}"]
+
+
+def in_spec_of(step: nn.Module) -> InKeySpec:
+    """Return how a plain module passes its inputs to what it wraps."""
+    return cast("InKeySpec", step._kd_in_spec)
 
 
 def plain_module(step: nn.Module) -> bool:
@@ -517,7 +522,7 @@ def _note_call(program: Program, error: Exception, idx: int, values: dict[str, o
     if idx < 0:
         return
     call = program.calls[idx]
-    keys = cast("list[NestedKey]", call.step.in_keys)
+    keys = keyed(call.step).in_keys
     given = {key: values.get(f"_v{slot}") for key, slot in zip(keys, call.reads, strict=True)}
     add_step_note(error, call.place, call.step, given)
 
@@ -536,7 +541,7 @@ def _note_output(
         first = next(
             call for call in program.calls if any(slot is not None for slot in call.writes)
         )
-        keys = cast("list[NestedKey]", first.step.in_keys)
+        keys = keyed(first.step).in_keys
         given = {key: target.get(key, None) for key in keys}
         add_step_note(error, first.place, first.step, given)
         return
@@ -1016,7 +1021,7 @@ class FastCalls(Calls):
             watch.runs_others = True
             return
         self.opened.add(idx)
-        spec = cast("InKeySpec", step._kd_in_spec)
+        spec = in_spec_of(step)
         if spec.names is None and step.__dict__["method"] is None and not kwargs:
             lines = watch.lines(module, name, len(spec.reads))
             if lines is not None:

@@ -9,7 +9,7 @@ For anything else `resolve` returns None, and the sequence passes a container fr
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Final, Protocol, TypeAlias, cast
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, cast
 
 from torch import nn
 
@@ -18,6 +18,9 @@ from kd_nn._dispatch import Inplace, keys_of
 from kd_nn._keys import DISCARD, KeyFlow, Keys, in_order_of_entry, strictly_overlaps
 from kd_nn._plan.invalidation import CHANGED_IN_TRACE, Dependency, is_patched, running_classes
 from kd_nn._torch_private import is_watched, runs_as_its_class
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
 
 
 class Keyed(Protocol):
@@ -39,7 +42,9 @@ def keyed(step: nn.Module) -> Keyed:
     return cast("Keyed", step)
 
 
-class _Sequence(Protocol):
+class HoldsSteps(Protocol):
+    """A sequence of keyed modules."""
+
     def _kd_named_steps(self) -> list[tuple[str, nn.Module]]: ...
 
     def _kd_scope(self) -> Scope | None: ...
@@ -189,7 +194,7 @@ class _Resolver:
         """Visit the steps of a sequence, also those whose outputs are not returned."""
         if "_kd_listed" in root.__dict__:  # its keys are not those that it reads and writes
             raise Unresolvable
-        sequence = cast("_Sequence", root)
+        sequence = cast("HoldsSteps", root)
         scope = None if self.in_scope else sequence._kd_scope()
         start, outer = len(self.calls), self.in_scope
         for idx, (name, step) in enumerate(sequence._kd_named_steps()):
@@ -330,7 +335,7 @@ def runs_on_values(step: object) -> bool:
     )
 
 
-def is_sequence(step: nn.Module) -> bool:
+def is_sequence(step: object) -> TypeIs[HoldsSteps]:
     """Return whether a module holds steps that run one after the other."""
     return hasattr(type(step), "_kd_named_steps")
 
@@ -347,7 +352,7 @@ def is_observed(module: nn.Module) -> bool:
     """
     if is_watched(module) or CHANGED_IN_TRACE in module.__dict__:
         return True
-    steps = cast("_Sequence", module)._kd_named_steps() if is_sequence(module) else []
+    steps = module._kd_named_steps() if is_sequence(module) else []
     return any(is_observed(step) for _, step in steps)
 
 
