@@ -108,3 +108,13 @@ def test_an_array_that_is_read_only_is_copied() -> None:
     leaf = TensorDict({"x": array})["x"]
     leaf += 1
     assert array.tolist() == [0, 1, 2]
+
+
+def test_numbers_behind_an_empty_list_are_kept() -> None:
+    td: Any = TensorDict({"v": [[[], [1]], [[2]]]})
+    (empty, one), two = td["v"]
+    assert [empty.tolist(), one.tolist(), two.tolist()] == [[], [1], [[2]]]
+    target = TensorDict({"v": torch.zeros(2, 0)}, [2])
+    with pytest.raises(InvalidArgument, match="expected lists of one length"):
+        target.set_("v", [[], [1]])
+    assert TensorDict({"v": [[], []]})["v"].shape == (2, 0)

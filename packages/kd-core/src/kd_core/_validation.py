@@ -10,7 +10,7 @@ tensors, numbers, arrays and the registry; must not know a container class.
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -29,6 +29,20 @@ from kd_core._errors import (
     warn_caller,
 )
 from kd_core._keys import format_key, is_key, path_of
+from kd_core._leaves.arrays import (
+    NUMBERS,
+    as_array,
+    columns_of_struct_array,
+    holds_numbers,
+    is_struct_array,
+    lists_as_tensors,
+    rows_of,
+    shape_of_lists,
+    shape_of_nothing,
+    tensor_of_array,
+    tensor_of_list,
+    values_of_rows,
+)
 from kd_core._leaves.loops import entries_of, is_shapeless, leaf_fits, without_shape
 from kd_core._nodes import UnbatchedView, is_data, is_node, is_row_data, is_unbatched
 from kd_core._shapes import names_of, unchanged, with_names
@@ -38,9 +52,8 @@ from kd_core._unbatched import wrap_tensor
 if TYPE_CHECKING:
     from kd_core._descriptor import Descriptor
     from kd_core._nodes import Entry, Node
-    from kd_core._types import Batch, NestedKey
+    from kd_core._types import NestedKey
 
-_NUMBERS = (bool, int, float, complex)
 MAX_DEPTH = 64
 """The most levels of nesting; every operation, also of torch, must work with this many."""
 
@@ -87,15 +100,15 @@ def as_entry(
         return made
     converted = _as_tensor(key, value, desc.batch, path)
     if converted is None:
-        if isinstance(value, (list, tuple)) and _holds_numbers(value, empty=True):
-            value = _lists_as_tensors(value, max(len(desc.batch), 1))
+        if isinstance(value, (list, tuple)) and holds_numbers(value, empty=True):
+            value = lists_as_tensors(value, max(len(desc.batch), 1))
         node = _as_stack(value)
         node = records_as_node(value) if node is None else node
         if node is not None:
             return _node_as_entry(key, node, desc, path, holder)
         if not list_to_stack():
-            return registry.wrap_data(_as_array(value), desc)
-        rows = _rows_of(value)
+            return registry.wrap_data(as_array(value), desc)
+        rows = rows_of(value)
         if rows is not None and not desc.batch:  # a list has rows of its own, a tuple is one value
             listed = isinstance(value, list) and bool(value)
             desc = desc.with_batch(shape_of_lists(rows)) if listed else desc
@@ -238,7 +251,7 @@ def _as_tensor(
     Raises:
         InvalidValue: if it is an array whose elements are not numbers.
     """
-    if isinstance(value, _NUMBERS) and type(value).__module__ != "numpy":
+    if isinstance(value, NUMBERS) and type(value).__module__ != "numpy":
         try:
             return torch.as_tensor(value)
         except (ValueError, RuntimeError) as error:  # an integer of more than 64 bits
@@ -246,17 +259,15 @@ def _as_tensor(
                 f"entry {format_key((*path, key))} must be an integer that torch.int64 holds, got "
                 f"{value!r}. Pass a tensor, or wrap it in `NonTensorData`."
             ) from error
-    if isinstance(value, (list, tuple)) and value and _holds_numbers(value):
+    if isinstance(value, (list, tuple)) and value and holds_numbers(value):
         try:
-            return torch.as_tensor(value if list_to_stack() else _as_array(value))
+            return torch.as_tensor(value if list_to_stack() else as_array(value))
         except (ValueError, TypeError):
-            _note_ragged((*path, key))
+            note_ragged((*path, key))
             return None
-    shape = _shape_of_nothing(value)
+    shape = shape_of_nothing(value)
     if shape is not None and (0 not in batch or shape[: len(batch)] == batch):
         return torch.empty(shape)
-    from kd_core._leaves.packing import tensor_of_array, tensor_of_list
-
     try:
         stacked = tensor_of_list(value)
     except RuntimeError as error:
@@ -276,7 +287,7 @@ def _as_tensor(
         ) from None
 
 
-def _note_ragged(path: tuple[str, ...]) -> None:
+def note_ragged(path: tuple[str, ...]) -> None:
     """Warn that lists of numbers of different lengths do not become a tensor."""
     if not is_dynamo_compiling():
         warn_caller(
@@ -299,126 +310,12 @@ def _as_stack(value: object) -> Node | None:
     return stacked
 
 
-def is_number(value: object) -> bool:
-    """Return whether a value is a number of Python or of numpy."""
-    from kd_core._leaves.packing import is_number_of_numpy
-
-    return isinstance(value, _NUMBERS) or is_number_of_numpy(value)
-
-
 def records_as_node(value: object) -> Node | None:
     """Return an array of records as a container of its shape; `None` for other values."""
-    from kd_core._leaves.packing import columns_of_struct_array, is_struct_array
-
     if not is_struct_array(value) or isinstance(value, sys.modules["numpy"].void):
         return None
     made: Node = registry.nest_mapping(columns_of_struct_array(value), describe(value.shape), ())
     return made
-
-
-def _as_array(value: object) -> object:
-    """Return a list or tuple as an array of text or of objects; numbers in text stay numbers."""
-    if not isinstance(value, (list, tuple)) or hasattr(value, "_fields"):
-        return value
-    import numpy as np
-
-    array = np.array(value, dtype=object)
-    kinds = {*map(type, array.flat)}
-    alike = kinds == {str} or kinds <= set(_NUMBERS)
-    return np.array(value) if alike else array
-
-
-def _rows_of(value: Any) -> Sequence[object] | None:
-    """Return a value that has an item for each row: a list, a tuple, or an array of objects."""
-    if isinstance(value, (list, tuple)):
-        return None if hasattr(value, "_fields") else value  # a named tuple is one value
-    plain: object = value.tolist() if type(value).__module__ == "numpy" else None
-    return plain if isinstance(plain, list) else None
-
-
-def values_of_rows(values: object, batch: Batch, where: str) -> list[object]:
-    """Return the values of nested lists of shape `batch` in one list.
-
-    Args:
-        values: the nested lists.
-        batch: the shape; only its dimensions are lists of rows, further lists are values.
-        where: what is checked, for the message.
-
-    Raises:
-        ShapeMismatch: if a list does not have one item for each row.
-    """
-    level = [values]
-    for dim, size in enumerate(batch):
-        below: list[object] = []
-        for each in level:
-            if not isinstance(each, (list, tuple)) or len(each) != size:
-                raise _rows_differ(where, batch, each, dim)
-            below.extend(each)
-        level = below
-    return level
-
-
-def shape_of_lists(values: Sequence[object]) -> Batch:
-    """Return the shape of nested lists, as far as those of a level have the same length."""
-    batch: Batch = ()
-    level: Sequence[Any] = [values]
-    while level and all(isinstance(each, list) for each in level[1:]):
-        lists = level
-        if batch and (not isinstance(level[0], list) or len({len(each) for each in lists}) > 1):
-            break
-        batch = (*batch, len(lists[0]))
-        level = [each for one in lists for each in one]
-    return batch
-
-
-def _rows_differ(where: str, batch: Batch, found: object, dim: int) -> ShapeMismatch:
-    count = f"{len(found)}" if isinstance(found, (list, tuple)) else "a single one"
-    at = f" in dimension {dim}" if len(batch) > 1 else ""
-    return ShapeMismatch(
-        f"{where} must have one value for each row of batch_size {batch}, got {count} where "
-        f"{batch[dim]} are expected{at}. Wrap it in `NonTensorData` to store it as one value that "
-        "every row has."
-    )
-
-
-def _holds_numbers(values: list[object] | tuple[object, ...], empty: bool = False) -> bool:
-    """Return whether nested lists hold numbers alone; a tuple in a list is one value.
-
-    `empty`: some of them may hold nothing.
-    """
-    inner = list if isinstance(values, list) else (list, tuple)
-    return all(
-        isinstance(value, _NUMBERS)
-        or (isinstance(value, inner) and (_holds_numbers(value, empty) if value else empty))
-        for value in values
-    )
-
-
-def _lists_as_tensors(value: object, depth: int) -> object:
-    """Return lists of numbers of different lengths as lists of tensors, at least `depth` deep."""
-    if not isinstance(value, list):
-        return value
-    if depth <= 0:
-        try:
-            return torch.as_tensor(value)
-        except (ValueError, TypeError):
-            pass
-    alike = depth > 1 or all(isinstance(each, list) for each in value)
-    return [_lists_as_tensors(each, depth - 1) for each in value] if alike else value
-
-
-def _shape_of_nothing(value: object) -> Batch | None:
-    """Return the shape of nested lists of one shape that hold nothing; `None` for other values."""
-    if not isinstance(value, (list, tuple)) or hasattr(value, "_fields"):
-        return None
-    if not value:
-        return (0,)
-    if isinstance(value, list) and isinstance(value[0], tuple):  # which is one value
-        return None
-    inner = _shape_of_nothing(value[0])
-    if inner is None or any(_shape_of_nothing(each) != inner for each in value[1:]):
-        return None
-    return (len(value), *inner)
 
 
 def with_plain_keys(source: Mapping[str, object], path: tuple[str, ...] = ()) -> dict[str, object]:

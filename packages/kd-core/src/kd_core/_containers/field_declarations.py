@@ -34,6 +34,7 @@ from kd_core import _registry as registry
 from kd_core._containers.non_tensor import NonTensorData
 from kd_core._errors import InvalidArgument, InvalidValue, a_type, listed
 from kd_core._keys import format_key
+from kd_core._leaves.arrays import tensor_of_numbers
 from kd_core._nodes import is_data, is_node, is_row_data, rows_of_data
 from kd_core._torch_private import annotations_of, assume_constant_result
 
@@ -524,7 +525,7 @@ def _as_array(cls: type, key: str, value: object) -> object:
 
 def _as_tensor(cls: type, key: str, value: object, option: str) -> Tensor:
     try:
-        return torch.as_tensor(value)
+        return tensor_of_numbers(value)
     except (TypeError, ValueError, RuntimeError) as error:
         raise InvalidValue(
             f"field {format_key(key)} of `{cls.__name__}` must be a tensor, as the option {option} "

@@ -49,6 +49,7 @@ from kd_core._errors import (
     wrong_type,
 )
 from kd_core._keys import format_key
+from kd_core._leaves.arrays import shape_of_lists, values_of_rows
 from kd_core._leaves.foreach import StandIn
 from kd_core._leaves.loops import Selection, same_data
 from kd_core._leaves.writes import Targets
@@ -68,7 +69,6 @@ from kd_core._shapes import (
 )
 from kd_core._torch_private import is_batchedtensor, without_wrappers
 from kd_core._types import NO_DEFAULT
-from kd_core._validation import shape_of_lists, values_of_rows
 
 if TYPE_CHECKING:
     from typing import Protocol, Self

@@ -53,13 +53,13 @@ from kd_core._convert.plain import (
 from kd_core._descriptor import describe
 from kd_core._errors import InvalidArgument, InvalidValue, KdError
 from kd_core._keys import format_key, is_path, path_of
+from kd_core._leaves.arrays import values_of_rows
 from kd_core._leaves.loops import common_batch, version_of
 from kd_core._naming import public_in
 from kd_core._nodes import as_read, is_data, is_row_data, is_unbatched, kept_value
 from kd_core._protocol import AbstractContainer, lock
 from kd_core._shapes import checked_names, names_of, with_names, without_names
 from kd_core._store.manifest import read, written
-from kd_core._validation import values_of_rows
 
 if TYPE_CHECKING:
     from typing import Self

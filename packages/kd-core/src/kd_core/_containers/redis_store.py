@@ -24,13 +24,13 @@ from kd_core._convert.plain import checked, load
 from kd_core._descriptor import describe
 from kd_core._errors import InvalidValue
 from kd_core._keys import KeyPath, format_key
+from kd_core._leaves.arrays import values_of_rows
 from kd_core._naming import public_in
 from kd_core._nodes import is_data, is_row_data, is_unbatched, kept_value
 from kd_core._protocol import AbstractContainer, lock
 from kd_core._shapes import without_names
 from kd_core._store.mapped_tensor import address_of, is_writing
 from kd_core._torch_private import without_torch_function
-from kd_core._validation import values_of_rows
 
 if TYPE_CHECKING:
     from typing import Self

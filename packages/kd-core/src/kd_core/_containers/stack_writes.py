@@ -46,6 +46,7 @@ from kd_core._errors import (
     shape_text,
 )
 from kd_core._keys import format_key
+from kd_core._leaves.arrays import values_of_rows
 from kd_core._leaves.foreach import StandIn
 from kd_core._leaves.loops import (
     Selection,
@@ -102,7 +103,7 @@ from kd_core._shapes import (
     resized,
     stacked_batch,
 )
-from kd_core._validation import as_entry, values_of_rows
+from kd_core._validation import as_entry
 
 if TYPE_CHECKING:
     from typing import Self

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import sys
 from collections import UserDict, namedtuple
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
@@ -20,8 +19,16 @@ from kd_core import _registry as registry
 from kd_core._descriptor import describe, describe_on
 from kd_core._errors import InvalidValue, KeyCollision, MissingDependency, a_type, wrong_type
 from kd_core._keys import KeyPath, format_key
+from kd_core._leaves.arrays import (
+    columns_of_struct_array,
+    is_frame,
+    is_number,
+    is_struct_array,
+    shape_of_lists,
+    values_of_rows,
+)
 from kd_core._leaves.loops import find_entry, same_data
-from kd_core._leaves.packing import BITS, columns_of_struct_array, is_struct_array
+from kd_core._leaves.packing import BITS
 from kd_core._nodes import (
     Entry,
     Node,
@@ -37,14 +44,7 @@ from kd_core._protocol import AbstractContainer, Composite, refuse_unbatched
 from kd_core._shapes import refuse_open
 from kd_core._torch_private import torch_tree, without_torch_function
 from kd_core._unbatched import wrap_tensor
-from kd_core._validation import (
-    is_foreign,
-    is_foreign_unbatched,
-    is_number,
-    records_as_node,
-    shape_of_lists,
-    values_of_rows,
-)
+from kd_core._validation import is_foreign, is_foreign_unbatched, records_as_node
 
 if TYPE_CHECKING:
     import numpy
@@ -110,12 +110,6 @@ def with_branches(source: object, batch: Batch) -> object:
         except (TypeError, ValueError):
             return source
     return {key: branch_of(value, batch) for key, value in source.items()}
-
-
-def is_frame(value: object) -> bool:
-    """Return whether a value is a data frame of pandas, which is not imported for it."""
-    pandas = sys.modules.get("pandas")
-    return pandas is not None and isinstance(value, getattr(pandas, "DataFrame", ()))
 
 
 def entry_of_list(values: list[object]) -> Entry:

@@ -12,34 +12,20 @@ from __future__ import annotations
 
 import functools
 import pickle
-import sys
 import weakref
 from multiprocessing.context import get_spawning_popen
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeGuard
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor, UntypedStorage
 from torch.storage import TypedStorage
 
-from kd_core._errors import not_valid, restores, wrong_type
+from kd_core._errors import not_valid, restores
 from kd_core._torch_private import untyped
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Self, TypeAlias
-
-    import numpy
-
-    Array: TypeAlias = numpy.ndarray[Any, numpy.dtype[Any]]
-
-    class Records(Protocol):
-        """A numpy array of records, or one record."""
-
-        @property
-        def dtype(self) -> numpy.dtype[numpy.void]: ...
-        @property
-        def shape(self) -> tuple[int, ...]: ...
-        def __getitem__(self, name: str) -> Any: ...
+    from typing import Self
 
 
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -242,125 +228,3 @@ def _span(leaf: Tensor) -> int:
         return 0
     steps = zip(leaf.shape, leaf.stride(), strict=True)
     return 1 + sum((size - 1) * stride for size, stride in steps)
-
-
-# Arrays of other libraries, and lists of tensors, as tensors, without importing these libraries.
-#
-# Knows the protocols that arrays offer (`__dlpack__`, `__array__`, `__array_interface__`): numpy,
-# pandas, polars, pyarrow and JAX have one of them at least.
-
-_NUMERIC = "biufc"
-_OF_NUMPY: Final = ("numpy", "numpy.ma", "numpy.rec")
-"""The modules of kinds of arrays: a tuple, which dynamo traces."""
-
-
-def is_of_numpy(value: object) -> bool:
-    """Return whether a value is an array or a number of numpy."""
-    return type(value).__module__ in _OF_NUMPY
-
-
-def is_number_of_numpy(value: object) -> bool:
-    """Return whether a value is a number of numpy, and not an array."""
-    return (
-        is_of_numpy(value)
-        and isinstance(value, sys.modules["numpy"].generic)
-        and value.dtype.kind in _NUMERIC
-    )
-
-
-def is_struct_array(value: object) -> TypeGuard[Records]:
-    """Return whether a value is a numpy array of records, or one record."""
-    dtype = getattr(value, "dtype", None)
-    return is_of_numpy(value) and getattr(dtype, "names", None) is not None
-
-
-def columns_of_struct_array(value: object) -> dict[str, object]:
-    """Return the fields of a structured array as nested dicts; numbers share its memory.
-
-    Raises:
-        InvalidArgument: if it is not a structured array.
-    """
-    if not is_struct_array(value):
-        remedy = "Pass an array whose dtype has named fields, or use `from_any`."
-        raise wrong_type("`struct_array`", "a structured numpy array", value, remedy)
-    columns: dict[str, object] = {}
-    for name in value.dtype.names or ():
-        column = value[name]
-        if getattr(column, "shape", None) == () and getattr(column, "dtype", "") == "O":
-            column = column.item()  # the object itself
-        columns[name] = columns_of_struct_array(column) if is_struct_array(column) else column
-    return columns
-
-
-def tensor_of_array(value: object) -> Tensor | None:
-    """Return an array as a tensor that shares its memory where torch can; `None` for other values.
-
-    numpy arrays of strings or objects are other values; so are tables and what has no length, as
-    images of PIL.
-
-    Raises:
-        TypeError: if it is a column of a table, or its like, whose elements are not numbers.
-    """
-    kind = type(value)
-    if hasattr(kind, "__dlpack__") and not is_of_numpy(value):
-        try:
-            return torch.utils.dlpack.from_dlpack(value)
-        except Exception:  # noqa: BLE001, RUF100  # a library may raise anything; it may offer more
-            pass
-    array = _numpy_array(value)
-    if array is None:
-        return None
-    dtype = array.dtype
-    if dtype.kind not in _NUMERIC:
-        if not array.ndim or is_of_numpy(value):
-            return None
-        raise TypeError(f"its elements are of dtype {dtype}, which are not numbers")
-    if array.ndim and _must_be_copied(array):
-        array = array.astype(dtype.newbyteorder("="), order="C", copy=True)
-    return torch.as_tensor(array)
-
-
-def tensor_of_list(value: object) -> Tensor | None:
-    """Return a list of tensors of one shape as one tensor; `None` for other values.
-
-    Lists may be nested; a named tuple, or a tuple in a list, is another value.
-
-    Raises:
-        RuntimeError: if torch cannot stack them, because they are on different devices.
-    """
-    if not isinstance(value, (list, tuple)) or not value or hasattr(value, "_fields"):
-        return None
-    rows: list[Tensor] = []
-    for item in value:
-        within = None if isinstance(value, list) and isinstance(item, tuple) else item
-        row = item if isinstance(item, Tensor) else tensor_of_list(within)
-        if row is None or row.is_nested or (rows and row.shape != rows[0].shape):
-            return None
-        rows.append(row)
-    return torch.stack(rows)
-
-
-def _numpy_array(value: Any) -> Array | None:
-    kind = type(value)
-    if not is_of_numpy(value) and (not hasattr(kind, "__len__") or hasattr(kind, "columns")):
-        return None
-    if hasattr(kind, "__array__"):
-        found: Array = value.__array__()
-        return found
-    if hasattr(kind, "__array_interface__"):
-        import numpy
-
-        return numpy.asarray(value)
-    return None
-
-
-def _must_be_copied(array: Array) -> bool:
-    """Return whether torch cannot share the memory.
-
-    It cannot if the array is read-only, reversed, of foreign byte order, or a field of records
-    whose size is not a multiple of that of the field.
-    """
-    if not array.flags.writeable or not array.dtype.isnative:
-        return True
-    size = array.dtype.itemsize
-    return any(stride < 0 or stride % size for stride in array.strides)

@@ -26,6 +26,7 @@ from kd_core._errors import (
     unknown_keys,
 )
 from kd_core._keys import format_key
+from kd_core._leaves.arrays import tensor_of_array, tensor_of_list, tensor_of_numbers
 from kd_core._leaves.foreach import (
     PLAIN,
     are_unwrapped,
@@ -580,12 +581,10 @@ def as_source(where: Where, value: object, dtype: torch.dtype | None = None) -> 
     try:
         if dtype is not None and isinstance(value, (int, float, complex)):
             return torch.zeros((), dtype=dtype).fill_(value)  # converts as torch does in place
-        from kd_core._leaves.packing import tensor_of_array, tensor_of_list
-
         array = tensor_of_array(value)
         if array is None:
             array = tensor_of_list(value)
-        return torch.as_tensor(value if array is None else array, dtype=dtype)
+        return tensor_of_numbers(value if array is None else array, dtype)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         into = "" if dtype is None else f", whose dtype is {dtype}"
         raise InvalidArgument(

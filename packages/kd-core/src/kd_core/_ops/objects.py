@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kd_core import _registry as registry
 from kd_core._errors import InvalidValue, ShapeMismatch
+from kd_core._leaves.arrays import columns_of_struct_array, is_frame, is_struct_array
 from kd_core._ops.conversion import (
     build,
     inferred_batch,
@@ -89,8 +90,7 @@ class Objects(AbstractContainer):
             >>> list(td.keys(True, True))
             ['obs', ('info', '0'), ('info', '1')]
         """
-        from kd_core._convert.plain import entry_of_list, is_frame, tree_of
-        from kd_core._leaves.packing import is_struct_array
+        from kd_core._convert.plain import entry_of_list, tree_of
 
         if isinstance(obj, list):
             return cast("Self", entry_of_list(obj))
@@ -397,8 +397,6 @@ class Objects(AbstractContainer):
             >>> td["x"], bool((td.to_struct_array() == array).all())
             (tensor([2.5000, 4.5000]), True)
         """
-        from kd_core._leaves.packing import columns_of_struct_array
-
         tree = columns_of_struct_array(struct_array)
         if batch_size is None and not auto_batch_size:
             batch_size = cast("Tensor", struct_array).shape

@@ -27,6 +27,7 @@ from torch import Tensor
 from kd_core import _registry as registry
 from kd_core._descriptor import describe, device_of
 from kd_core._errors import FormatError, KdError
+from kd_core._leaves.arrays import values_of_rows
 from kd_core._leaves.loops import strided_view
 from kd_core._protocol import AbstractContainer
 from kd_core._shapes import checked_names, with_names
@@ -35,7 +36,7 @@ from kd_core._store.codec import check_rows, end_of, instance_of, name_stacked
 from kd_core._store.commit import MANIFEST, META
 from kd_core._store.manifest import BY_FULL_NAME, MOST_BYTES, parsed
 from kd_core._store.mapped_tensor import DTYPES, WIRE, record
-from kd_core._validation import MAX_DEPTH, values_of_rows
+from kd_core._validation import MAX_DEPTH
 
 if TYPE_CHECKING:
     from kd_core._descriptor import Descriptor
