@@ -12,6 +12,7 @@ from tests.core.content import assert_same, containers
 from kd_core import InvalidArgument, InvalidValue, KeyCollision, TensorDict
 
 pyarrow: Any = pytest.importorskip("pyarrow")
+pytest.importorskip("pyarrow.parquet")
 
 PLAIN = st.text(alphabet="ab ", max_size=3)
 
@@ -48,13 +49,14 @@ def test_a_table_of_another_origin_is_read() -> None:
             "f": pyarrow.array([[1, 2], [3, 4]], pyarrow.list_(pyarrow.int8(), 2)),
         }
     )
-    td: Any = TensorDict.from_arrow(table, separator=".")
+    with pytest.warns(UserWarning, match="`r` holds lists of numbers of different lengths"):
+        td: Any = TensorDict.from_arrow(table, separator=".")
     assert td.batch_size == (2,)
     assert td["x"].dtype is torch.int16
     assert td["n", "y"].tolist() == [True, False]
     assert td["s"] == ["a", None]
     assert td["l"].shape == (2, 2)
-    assert [list(row) for row in td["r"]] == [[1], [2, 3]]
+    assert [row.tolist() for row in td["r"]] == [[1], [2, 3]]
     assert td["struct", "p"].tolist() == [1.5, 2.5]
     assert td["struct", "q"] == ["u", "v"]
     assert td["f"].dtype is torch.int8
@@ -72,7 +74,11 @@ def test_nulls_are_refused_or_masked() -> None:
     td = TensorDict.from_arrow(table, nulls="mask", mask_key=("meta", "valid"))
     assert td["x"].tolist() == [1, 0, 3]
     assert td["meta", "valid"].tolist() == [True, False, False]
-    with pytest.raises(InvalidValue, match="'raise' or 'mask'"):
+    td = TensorDict.from_arrow(table, nulls="nan")
+    assert td["x"].dtype is torch.float64
+    assert td["x"].isnan().tolist() == [False, True, False]
+    assert td["y"].isnan().tolist() == [False, False, True]
+    with pytest.raises(InvalidValue, match="'raise', 'mask' or 'nan'"):
         TensorDict.from_arrow(table, nulls="drop")
     with pytest.raises(InvalidArgument, match="Arrow table"):
         TensorDict.from_arrow({})
@@ -98,3 +104,21 @@ def test_ragged_rows_of_numbers_are_lists_in_a_table() -> None:
     assert table["r"].to_pylist() == ["[1]", "[2, 3]"]
     back: object = TensorDict.from_arrow(table)["r"]
     assert back == [[1], [2, 3]]
+
+
+def test_a_file_of_another_origin_is_read_as_pandas_reads_it(tmp_path: Path) -> None:
+    times = pyarrow.array([1, 2], pyarrow.timestamp("us"))
+    columns = {"i": [1, None], "f": [0.5, None], "b": [True, None], "t": times, "s": ["x", None]}
+    pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "td.parquet")
+    td: Any = TensorDict.from_parquet(tmp_path / "td.parquet")
+    assert td["i"].nan_to_num(7).tolist() == [1, 7]
+    assert td["f"].nan_to_num(7).tolist() == [0.5, 7]
+    assert td["b"] == [True, None]
+    assert td["t"].tolist() == [1000, 2000]
+    assert td["s"] == ["x", None]
+
+
+def test_numbers_behind_an_empty_list_are_kept_in_tables() -> None:
+    with pytest.warns(UserWarning, match="lists of numbers of different lengths"):
+        td: Any = TensorDict.from_arrow(pyarrow.table({"r": [[], [1]]}))
+    assert [row.tolist() for row in td["r"]] == [[], [1]]

@@ -42,11 +42,15 @@ from kd_core._errors import (
     a_type,
 )
 from kd_core._keys import format_key, nearest_key, path_of
+from kd_core._leaves.arrays import holds_numbers, lists_as_tensors, tensor_of_numbers
 from kd_core._nodes import is_data, rows_of_data
 from kd_core._progress import advance, begin
 from kd_core._protocol import AbstractContainer, refuse_unbatched
+from kd_core._validation import note_ragged
 
 if TYPE_CHECKING:
+    from typing import IO
+
     from kd_core._nodes import Entry
     from kd_core._types import BatchSize, NestedKey
 
@@ -509,7 +513,7 @@ def _array_of(pyarrow: Table, leaf: Tensor, rows: int) -> object:
 
 
 def tree_of_table(
-    table: object, separator: str | None, nulls: str, mask_key: NestedKey
+    table: object, separator: str | None, nulls: str, mask_key: NestedKey = "mask"
 ) -> tuple[Tree, tuple[int, ...]]:
     """Return the entries of a table, and the batch size.
 
@@ -522,8 +526,8 @@ def tree_of_table(
         table = pyarrow.Table.from_batches([table])
     if not isinstance(table, pyarrow.Table):
         raise InvalidArgument(f"`table` must be an Arrow table, got {a_type(table)}.")
-    if nulls not in ("raise", "mask"):
-        raise InvalidValue(f"`nulls` must be 'raise' or 'mask', got {nulls!r}.")
+    if nulls not in ("raise", "mask", "nan"):
+        raise InvalidValue(f"`nulls` must be 'raise', 'mask' or 'nan', got {nulls!r}.")
     layout = _layout_in(table)
     if layout is not None:
         joined: str = layout["separator"]
@@ -537,9 +541,7 @@ def tree_of_table(
     masks: list[Tensor] = []
     for name in table.column_names:
         path = tuple(name.split(separator)) if separator else (name,)
-        found.update(
-            _entries(table.column(name), path, pyarrow, masks if nulls == "mask" else None)
-        )
+        found.update(_entries(table.column(name), path, pyarrow, nulls, masks))
     if masks:
         found[mask_key] = torch.stack(masks).all(0)
     return found, (table.num_rows,)
@@ -583,7 +585,7 @@ def _tensor(array: Table) -> Tensor:
 
 
 def _entries(
-    column: Table, path: tuple[str, ...], pyarrow: Table, masks: list[Tensor] | None
+    column: Table, path: tuple[str, ...], pyarrow: Table, nulls: str, masks: list[Tensor]
 ) -> Tree:
     """Return the entries of a column of another origin: one, or those of a struct."""
     types = pyarrow.types
@@ -591,18 +593,27 @@ def _entries(
     if types.is_struct(kind):
         found: Tree = {}
         for at, part in enumerate(column.flatten()):
-            found.update(_entries(part, (*path, kind.field(at).name), pyarrow, masks))
+            found.update(_entries(part, (*path, kind.field(at).name), pyarrow, nulls, masks))
         return found
     numeric = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
-    if column.null_count and numeric:
-        if masks is None:
+    if column.null_count and numeric and nulls == "nan":
+        if not types.is_boolean(kind):
+            column = column.cast(pyarrow.float64()).fill_null(math.nan)
+            return {path: _read(column, pyarrow)}
+    elif column.null_count and numeric:
+        if nulls == "raise":
             raise InvalidValue(
-                f"column {format_key(path)} has {column.null_count} nulls. Pass `nulls='mask'` to "
-                "set them to zero and add a mask, or fill them first with `fill_null`."
+                f"column {format_key(path)} has {column.null_count} nulls. Pass `nulls='nan'` to "
+                "read them as NaN, `nulls='mask'` to set them to zero and add a mask, or fill them "
+                "first with `fill_null`."
             )
         masks.append(_tensor(column.is_valid().combine_chunks()))
         column = column.fill_null(False if types.is_boolean(kind) else 0)
-    if numeric:
+    if types.is_timestamp(kind) and not column.null_count:
+        kind = pyarrow.int64()
+        column = column.cast(pyarrow.timestamp("ns", column.type.tz)).cast(kind)
+        numeric = True
+    if numeric and not column.null_count:
         return {path: _read(column, pyarrow)}
     if types.is_fixed_size_list(kind) and not column.null_count:
         sizes: list[int] = []
@@ -611,16 +622,22 @@ def _entries(
             kind = kind.value_type
         if types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind):
             return {path: _read(column, pyarrow).reshape(len(column), *sizes)}
-    return {path: _listed(column.to_pylist())}
+    return {path: _listed(column.to_pylist(), path)}
 
 
-def _listed(values: list[object]) -> object:
-    """Return the values of a column that is not of numbers: lists of one size are a tensor."""
+def _listed(values: list[object], path: tuple[str, ...]) -> object:
+    """Return the values of a column that is not of numbers: lists of one size are a tensor.
+
+    Lists of numbers of different lengths are a tensor for each row.
+    """
     if values and all(isinstance(value, list) for value in values):
         try:
-            return torch.tensor(values)
+            return tensor_of_numbers(values)
         except (ValueError, TypeError, RuntimeError):
-            return values
+            if not holds_numbers(values, empty=True):
+                return values
+            note_ragged(path)
+            return lists_as_tensors(values, 1)
     return column_of(values)
 
 
@@ -935,7 +952,10 @@ def tree_of_text(text: str, separator: str | None, dtype: DtypeOf) -> tuple[Tree
     layout: Plain | None = content.pop(LEVELS, None)
     dtypes = Dtypes(dtype)
     if layout is None:
-        return cast_tree(_plain_tree(content, separator, dtypes), dtypes), None
+        content = _with_lists(content)
+        sizes = {len(each) if isinstance(each, list) else None for each in content.values()}
+        size = sizes.pop() if len(sizes) == 1 else None
+        return cast_tree(_plain_tree(content, separator, dtypes), dtypes), size
 
     rows: list[tuple[list[str], str, list[int]]] = layout["leaves"]
     kinds = {tuple(path): (kind, shape) for path, kind, shape in rows}
@@ -986,19 +1006,48 @@ def _plain_tree(
     return nested
 
 
+def _with_lists(content: Plain) -> Plain:
+    """Return columns as pandas writes them, each an object of a value a row, as lists."""
+    if not all(map(_is_column_of_pandas, content.values())):
+        return content
+    return {key: [*column.values()] for key, column in content.items()}
+
+
+def _is_column_of_pandas(column: object) -> bool:
+    if not isinstance(column, dict) or list(column) != [*map(str, range(len(column)))]:
+        return False
+    return bool(column) and not any(isinstance(each, dict) for each in column.values())
+
+
 def _leaf(value: object) -> object:
+    """Return a list of numbers as a tensor: of `float64` as in pandas, which reads nulls as NaN."""
     if not isinstance(value, list):
         return value
+    kinds = {*map(type, value)}
+    if type(None) in kinds and len(kinds) > 1 and kinds <= {int, float, type(None)}:
+        value = [math.nan if each is None else each for each in value]
+    if not value or not _flat_type(value):
+        return value
     try:
-        return torch.tensor(value) if value and _flat_type(value) else value
+        leaf = tensor_of_numbers(value)
     except (ValueError, TypeError, RuntimeError):
         return value
+    return tensor_of_numbers(value, torch.float64) if leaf.is_floating_point() else leaf
 
 
 def _flat_type(value: object) -> bool:
     if isinstance(value, list):
         return all(_flat_type(part) for part in value)
     return isinstance(value, (bool, int, float))
+
+
+def json_by_pandas(
+    td: AbstractContainer, separator: str | None, options: Mapping[str, object]
+) -> str:
+    """Return a list of an object for each row, or what else pandas writes with its options."""
+    frame: Any = frame_of(td, separator or ".")
+    written: str = frame.to_json(**{"orient": "records", **options})
+    return written
 
 
 def lines_of(td: AbstractContainer, separator: str | None) -> str:
@@ -1090,8 +1139,10 @@ def write_text(path: str | Path, text: str) -> None:
         file.write(text)
 
 
-def json_text(path: str | Path) -> str:
-    """Return the content of a file of JSON, or a text that is JSON itself."""
+def json_text(path: str | Path | IO[str]) -> str:
+    """Return the content of a file of JSON, which may be open, or a text that is JSON itself."""
+    if not isinstance(path, (str, Path)):
+        return path.read()
     if isinstance(path, str):
         ends = path.strip()[:1] + path.strip()[-1:]
         if ends in ("{}", "[]"):

@@ -369,6 +369,7 @@ class Formats(AbstractContainer):
         separator: str | None = None,
         lines: bool = False,
         exist_ok: bool = True,
+        **options: object,
     ) -> str | None:
         """Write the entries as JSON: an object of nested lists, or with `lines` one object a row.
 
@@ -380,6 +381,8 @@ class Formats(AbstractContainer):
             separator: join nested keys by it, instead of nesting objects.
             lines: write one line for each item of the first batch dimension.
             exist_ok: whether a file at the path is replaced; else that is an error.
+            **options: what `pandas.DataFrame.to_json` takes, as `orient="records"`; with them
+                pandas writes the file, and other programs read it as a table.
 
         Raises:
             AlreadyExists: if something is at the path, and `exist_ok` is false.
@@ -401,7 +404,11 @@ class Formats(AbstractContainer):
         from kd_core._convert import tables
 
         with writing(self, path, "to_json", exist_ok, lines and separator is None):
-            text = tables.lines_of(self, separator) if lines else tables.text_of(self, separator)
+            if options:
+                text = tables.json_by_pandas(self, separator, {"lines": lines, **options})
+            else:
+                write = tables.lines_of if lines else tables.text_of
+                text = write(self, separator)
             if path is None:
                 return text
             tables.write_text(path, text)
@@ -410,7 +417,7 @@ class Formats(AbstractContainer):
     @classmethod
     def from_json(
         cls,
-        path: PathLike,
+        path: PathLike | IO[str],
         *,
         auto_batch_size: bool = False,
         batch_dims: int | None = None,
@@ -424,13 +431,13 @@ class Formats(AbstractContainer):
         """Build a container from a file of JSON, as `to_json` writes it or of another origin.
 
         Args:
-            path: the file; or a text of JSON itself, in brackets as `{...}` and `[...]`, or with
-                `lines` one object a line. A list of objects has one for each row.
+            path: the file, which may be open; or a text of JSON itself, in brackets as `{...}` and
+                `[...]`, or with `lines` one object a line. A list of objects has one for each row.
             auto_batch_size: infer the batch size: all leading dimensions that the leaves share.
             batch_dims: the largest number of batch dimensions to infer.
             device: the device to which every entry is moved.
             batch_size: the leading dimensions of every entry; `None`: those of the container that
-                was written, or with `lines` the number of lines.
+                was written, or the number of rows or lines.
             separator: split keys at it; as in `to_json`.
             dtype: the dtype of all tensors, or of some by their keys; see `from_csv`.
             lines: the file has one object a line.
@@ -446,7 +453,7 @@ class Formats(AbstractContainer):
             frame = tables.frame_in(path, "read_json", {"lines": lines, **options})
             tree, batch = tables.tree_of_frame(frame, separator, dtype)
             return build(cls, tree, batch_size, device, auto_batch_size, batch_dims, found=batch)
-        with reading(path):
+        with reading(path if isinstance(path, (str, Path)) else "JSON"):
             text = tables.json_text(path)
             if lines:
                 tree, batch = tables.tree_of_lines(text, separator, dtype)
@@ -639,7 +646,8 @@ class Formats(AbstractContainer):
         Args:
             table: the table, or one batch of records.
             copy: nothing: columns are copied, because the memory of Arrow must not be written to.
-            nulls: `"raise"`: an error for numbers that are null; `"mask"`: set them to zero.
+            nulls: `"raise"`: an error for numbers that are null; `"mask"`: set them to zero;
+                `"nan"`: read them as NaN, integers as `float64`.
             mask_key: where the mask of rows without null is put, if there are nulls.
             device: the device to which every entry is moved.
             separator: split names at it into nested keys, in a table of another origin.
@@ -686,7 +694,7 @@ class Formats(AbstractContainer):
         dtype: DtypeOf = None,
         columns: Sequence[str] | None = None,
     ) -> Self:
-        """Build a container from a file of Parquet; see `from_arrow`.
+        """Build a container from a file of Parquet, as `from_arrow` does; nulls are read as NaN.
 
         Args:
             path: the file.
@@ -705,7 +713,7 @@ class Formats(AbstractContainer):
         from kd_core._convert.tables import Dtypes, cast_tree, read_parquet, tree_of_table
 
         with reading(path):
-            tree, batch = tree_of_table(read_parquet(path, columns), separator, "raise", "mask")
+            tree, batch = tree_of_table(read_parquet(path, columns), separator, "nan")
             tree = cast_tree(tree, Dtypes(dtype))
         return build(cls, tree, batch_size, device, auto_batch_size, batch_dims, found=batch)
 
