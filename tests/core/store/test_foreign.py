@@ -246,7 +246,7 @@ def damaged(path: Path, what: str) -> None:
         ("dtype", "which cannot be read"),
         ("shape", "which is not valid"),
         ("batch", "batch_size"),
-        ("key", "which is not there"),
+        ("key", "which does not exist"),
         ("file", "does not name its dtype"),
         ("class", "which only tensordict can read"),
         ("json", "is not one of tensordict"),

@@ -109,7 +109,7 @@ class FormatError(KdError, ValueError, RuntimeError):
 
 
 def restores(function: Callable[P, R]) -> Callable[P, R]:
-    """Let a function that pickle calls say that the pickle is not valid: it may say anything."""
+    """Decorate a function that pickle calls: any error of it says that the pickle is not valid."""
 
     @functools.wraps(function)
     def checked(*args: P.args, **named: P.kwargs) -> R:

@@ -399,7 +399,7 @@ class _Lines:
         print(f"kd: {task.title()}, {task.figures()}", file=self._stream, flush=True)
 
     def close(self, task: Task) -> None:
-        """Say how long it took."""
+        """Print how long it took."""
         print(f"kd: {task.name}: ended after {task.spent()}", file=self._stream, flush=True)
 
 

@@ -483,7 +483,7 @@ def load_checkpoint(
         _agree(team, "load_checkpoint", _problem(containers, data))
         load(state, checkpoint_id=checkpoint_id, process_group=group)
         for key, td in containers.items():
-            td._kd_engine.load_state_dict(td, data[key], False)  # what is no tensor
+            td._kd_engine.load_state_dict(td, data[key], False)  # what is not a tensor
 
 
 @contextmanager

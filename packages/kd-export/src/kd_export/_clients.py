@@ -128,7 +128,7 @@ class Interface:
 
         Raises:
             ExportError: The axis does not have this size.
-            NotExportable: A dtype or a shape is one that clients do not have.
+            NotExportable: A dtype or a shape is one that clients do not support.
         """
         sizes = _sizes(schema, rows)
         both = (*schema.inputs, *schema.outputs)
@@ -139,7 +139,7 @@ class Interface:
         for place, (entry, label) in enumerate(zip(both, labels, strict=True)):
             if entry.dtype not in _DTYPES or len(entry.shape) > _MOST_DIMS:
                 raise NotExportable(
-                    f"clients do not have `{entry.wire}`, {entry.describe()}.",
+                    f"clients do not support `{entry.wire}`, {entry.describe()}.",
                     key=entry.key,
                     expected=tuple(_DTYPES),
                     got=entry.dtype,

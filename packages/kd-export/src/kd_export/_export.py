@@ -445,7 +445,7 @@ def diagnose(
     targets: Sequence[str] = (".pt2", ".onnx"),
     **options: Unpack[ExportOptions[N, S, F, G]],
 ) -> Diagnosis:
-    """Try to export a keyed module in several formats, and say what stands in the way of each.
+    """Try to export a keyed module in several formats, and report what prevents each.
 
     Nothing is kept: the files are written to a temporary folder, verified and removed.
 
@@ -684,7 +684,7 @@ def _compared(
     if reference is None:
         if vectors is not None:
             raise VerifyError(
-                "`vectors` were given without a `reference` that says what must come out.",
+                "`vectors` cannot be used without a `reference`, which computes what is expected.",
                 hint="Pass the module as `reference`.",
             )
         return tuple(compare_vectors(session, chosen_vectors(schema, batch_sizes), allowed))

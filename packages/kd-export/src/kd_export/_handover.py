@@ -85,7 +85,7 @@ def hand_over(
 
     Raises:
         NotExportable: The file is of another format, or keeps its weights beside it.
-        VerifyError: The file does not give the results that are stored in it.
+        VerifyError: The file does not reproduce the results that are stored in it.
         BackendMissing: onnxruntime-web is not found.
         ExportError: The folder has the header of a ``.c`` file of the same name.
     """
@@ -107,7 +107,7 @@ def hand_over(
     interface = Interface.of(schema, rows)
     report = verify(path)
     if not report.ok:
-        raise ExportError(f"`{path.name}` does not give the results that are stored in it.")
+        raise ExportError(f"`{path.name}` does not reproduce the results that are stored in it.")
     check_header(folder / f"{identifier(path.stem)}.h")
     script = runtime(web)
     timings = benchmark(path, seconds=0.2)

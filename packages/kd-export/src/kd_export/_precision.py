@@ -254,7 +254,7 @@ def save_reduced(
         maker = _maker(backend, source, program, before.schema, precision, samples)
     if not maker.layers:
         raise ExportError(
-            f"the program has no layer that {precision} can be written of.",
+            f"the program has no layer that can be written in {precision}.",
             hint="Leave `precision` out.",
         )
     judge = _Judge(before, rows.held)
@@ -342,7 +342,7 @@ def adopt(
     if before.schema.derived or before.schema.mode == RANDOM or not before.schema.vectors:
         raise ExportError(
             f"`{like.name}` holds nothing that another file could be compared with.",
-            hint="Pass the file that `kd_export.save` wrote of a module that draws no numbers.",
+            hint="Pass the file of a module that does not draw random numbers.",
         )
     limits = None if budget is None else read_budget(budget, before.schema)
     items = [_drawn_rows(before)] if calibration is None else _items(calibration)
@@ -777,7 +777,7 @@ def _check_budget(
     table = plain_table(REDUCTION_HEADER, [deviation_row(one, budget) for one in found])
     layers = f"with {quoted(kept)} in float" if kept else "with no layer in float"
     raise VerifyError(
-        f"`{target.name}` was not written: {precision} cannot meet the budget. It came nearest "
+        f"`{target.name}` was not written: {precision} cannot meet the budget. The nearest was "
         f"{layers}, {times:.3g} times the budget.\n{table}\n",
         expected=str(budget),
         got=times,

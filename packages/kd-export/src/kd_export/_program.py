@@ -374,7 +374,7 @@ class KeyedProgram:
 
 
 def _fixed(asked: Schema, lowered: Schema, path: Path) -> Iterator[str]:
-    """Say which axes have one size in a file of this format."""
+    """Yield a note for each axis that has one size in a file of this format."""
     for name, axis in asked.axes.items():
         if name not in lowered.axes:
             yield (

@@ -296,7 +296,7 @@ def value_at(container: TensorDictBase, key: NestedKey) -> Tensor:
 
 
 def key_not_found(what: str, key: NestedKey, known: Iterable[NestedKey]) -> KeyNotFound:
-    """Build the error for a key that is not there, with the nearest that is.
+    """Build the error for a missing key, with the nearest that exists.
 
     Args:
         what: What the key would name.
@@ -369,7 +369,7 @@ def renamed(
     """Return the key of the value for the name of each distribution.
 
     Raises:
-        KeyNotFound: If `name_map` renames what is not there.
+        KeyNotFound: If `name_map` renames a key that does not exist.
         InvalidArgument: If two values would have one key.
     """
     found = {unravel_key(name): unravel_key(name) for name in names}
@@ -425,7 +425,7 @@ class CompositeDistribution(Components, Distribution):  # type: ignore[misc]  # 
         entropy_key: The key of the summed entropy; by default `"entropy"`.
         aggregate: Whether `log_prob` and `entropy` return the sum over all components, as a
             tensor of the batch shape, instead of a container; None follows
-            `composite_lp_aggregate`. Each call may say otherwise.
+            `composite_lp_aggregate`. Each call may choose otherwise.
 
     Raises:
         KeyNotFound: If parameters are missing, or a name is not that of a distribution.

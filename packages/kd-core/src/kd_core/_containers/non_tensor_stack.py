@@ -188,7 +188,7 @@ class Cells:
         return self.values[number]
 
     def settle(self) -> None:
-        """Make the writes that compiled code left to be done."""
+        """Run the writes that compiled code left to be done."""
         if self.later is not None:
             with _LENDING:
                 if self.later is not None:

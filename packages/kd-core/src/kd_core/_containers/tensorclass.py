@@ -437,7 +437,7 @@ def _start(
     device: DeviceLike | None = None,
     names: Sequence[str | None] | None = None,
 ) -> None:
-    """Make a new instance one without entries."""
+    """Set up a new instance, without entries."""
     self._kd_desc = describe_on(() if batch_size is None else batch_of(batch_size), device)
     self._kd_entries = {}
     self._kd_nested = False

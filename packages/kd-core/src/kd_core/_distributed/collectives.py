@@ -642,7 +642,7 @@ def _received(team: Team, peer: int, start: Tensor, tag: int) -> AbstractContain
     digest = start[2:].cpu().view(torch.uint8).numpy().tobytes()
     if magic != _MAGIC or not 0 <= length <= MOST_BYTES:
         raise CommunicationError(
-            f"rank {peer} sent something else than a container. Use the same version of kd-core "
+            f"rank {peer} sent something other than a container. Use the same version of kd-core "
             "on all ranks, and other tags for messages of your own."
         )
     known = team.received.get((peer, tag))

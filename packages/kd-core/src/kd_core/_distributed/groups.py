@@ -605,7 +605,7 @@ class Incoming:
             ]
         except (RuntimeError, MemoryError) as error:
             total = sum(row.numel * row.dtype.itemsize for row in self._header.buffers)
-            raise FormatError(f"there is not memory for {total} bytes of a container.") from error
+            raise FormatError(f"not enough memory for {total} bytes of a container.") from error
         self.messages = [team.message(flat) for flat in made]
 
     def container(self) -> AbstractContainer:

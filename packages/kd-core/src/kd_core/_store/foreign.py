@@ -138,7 +138,7 @@ _INVALID: Final = (
 
 @contextmanager
 def _reported(path: Path) -> Iterator[None]:
-    """Say of each error of the block that something is not valid."""
+    """Raise each error of the block as a `FormatError`."""
     try:
         yield
     except FormatError:
@@ -408,7 +408,7 @@ def _list(value: object) -> list[Any]:
 def _listed(places: Mapping[str, str], key: str, where: str) -> str:
     """Return the name of the file or folder of a key, which is one of those in the folder."""
     if key not in places:
-        raise FormatError(f"`{where}/{META}` names {key!r}, which is not there.")
+        raise FormatError(f"`{where}/{META}` names {key!r}, which does not exist.")
     return places[key]
 
 

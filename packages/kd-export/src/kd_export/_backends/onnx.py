@@ -278,7 +278,7 @@ class ArrayRunner:
                 key=entry.key,
                 expected=entry.dtype,
                 got=type(value).__name__,
-                hint="Say what stands for those that are masked: `.filled(0)`.",
+                hint="Replace the masked numbers, for example with `.filled(0)`.",
             )
         # Runtimes read bytes in the order of the machine, and bools as 0 or 1.
         native = np.ascontiguousarray(value, value.dtype.newbyteorder("="))
@@ -401,7 +401,7 @@ def _numpy_of(value: Tensor, entry: Entry) -> object:
         return value.detach().cpu().resolve_neg().resolve_conj().numpy()
     except (TypeError, RuntimeError) as error:
         raise DtypeMismatch(
-            f"expected {entry.describe()} for `{entry.wire}`, got no numpy array: {error}.",
+            f"expected {entry.describe()} for `{entry.wire}`, which numpy cannot convert: {error}.",
             key=entry.key,
             expected=entry.dtype,
             got=f"{value.dtype} {value.layout} on {value.device}",

@@ -594,10 +594,10 @@ def _refuse_complex(schema: Schema) -> None:
     for entry in (*schema.inputs, *schema.outputs):
         if entry.dtype.startswith("complex"):
             raise NotExportable(
-                f"`{entry.wire}` is {entry.dtype}, and ONNX files carry no complex numbers.",
+                f"`{entry.wire}` is {entry.dtype}, and ONNX files cannot hold complex numbers.",
                 key=entry.key,
                 got=entry.dtype,
-                hint="Let the module take and give `torch.view_as_real(x)`, or save it as `.pt2`.",
+                hint="Use `torch.view_as_real(x)` as input or output, or save it as `.pt2`.",
             )
 
 

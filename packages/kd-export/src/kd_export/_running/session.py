@@ -680,7 +680,7 @@ def _flags(mask: object) -> list[bool]:
     flags = [value for value in listed if isinstance(value, bool)]
     if not isinstance(values, Iterable) or len(flags) < len(listed):
         raise DtypeMismatch(
-            f"expected a mask of one bool for each row, got {kind_of(mask)} of others.",
+            f"expected a mask of one bool for each row, got {kind_of(mask)} of other values.",
             expected="bool (rows,)",
             got=type(mask).__name__,
             hint="Pass a one-dimensional bool array or tensor, such as `done.squeeze(-1)`.",

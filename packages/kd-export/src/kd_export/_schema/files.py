@@ -183,7 +183,7 @@ def check_extent(needed: int, offset: int, stated: int, name: str, size: int) ->
     """
     if stated != needed or offset + needed > size:
         raise UntrustedArtifact(
-            f"a tensor of {needed:,} bytes is said to be the {stated:,} bytes at {offset:,} of "
+            f"a tensor of {needed:,} bytes has {stated:,} bytes at {offset:,} of "
             f"`{name}`, which has {size:,}.",
             expected=needed,
             got=stated,

@@ -1,4 +1,4 @@
-"""Comparing what a session gives with what must come out, and the report of it.
+"""Comparing the outputs of a session with the expected ones, and the report of it.
 
 Expected are whole tensors, or the numbers that a file stores. Knows sessions and tolerances; must
 not know files or formats.
@@ -588,7 +588,7 @@ def _widened(tensor: Tensor) -> Tensor:
 def _compare_stored(
     session: Session, entry: Entry, result: Tensor, vector: Vector, tolerated: Tolerance
 ) -> tuple[Comparison, list[tuple[Number, Number]]]:
-    """Return the comparison, and the numbers: what came out, and what must."""
+    """Return the comparison, and the numbers: the outputs, and the expected ones."""
     shape = tuple(getattr(result, "shape", ()))
     dtype = str(getattr(result, "dtype", entry.dtype)).removeprefix("torch.")
     known = [known_size(size, vector.sizes) for size in entry.shape]

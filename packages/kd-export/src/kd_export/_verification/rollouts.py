@@ -66,7 +66,7 @@ class Resets(Protocol):
 
 @dataclass(slots=True)
 class Trace:
-    """What went in and came out in some rollouts, by wire name and a step an item.
+    """Inputs and outputs of some rollouts, by wire name and a step an item.
 
     Attributes:
         observed: The observations.
@@ -195,7 +195,7 @@ def sorted_out(value: object, entries: Sequence[Entry], what: str) -> dict[str, 
             f"{quoted(entry.wire for entry in entries)}.",
             expected=tuple(entry.wire for entry in entries),
             got=type(value).__name__,
-            hint="Let it be a dict by key, or name the one key as `outputs=`.",
+            hint="Return a dict by key, or name the one key as `outputs=`.",
         )
     flat = unnest(value)
     found: dict[str, object] = {}
@@ -245,7 +245,7 @@ def compare_rollouts(
         allowed: How far numbers may differ.
 
     Returns:
-        The comparisons, one for each action and size, and what went in and came out at the last
+        The comparisons, one for each action and size, and the inputs and outputs at the last
         size that failed.
     """
     check_counts(rollouts, steps)
@@ -883,7 +883,7 @@ def _descend(parameters: Sequence[Tensor], loss: Callable[[], Tensor]) -> None:
 
 
 def _where(trace: Trace, wires: Sequence[str]) -> str | None:
-    """Say which steps differ, where that tells something."""
+    """Describe which steps differ, if that explains something."""
     first: set[bool] = set()
     for given, expected, mask in zip(trace.given, trace.expected, trace.resets, strict=True):
         for wire in wires:

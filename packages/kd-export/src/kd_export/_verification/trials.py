@@ -55,7 +55,7 @@ _CHANGES: tuple[Change, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Inputs to try a program on, and what must come out, by wire name.
+    """Inputs to try a program on, and the expected outputs, by wire name.
 
     Attributes:
         sizes: The size of each axis.

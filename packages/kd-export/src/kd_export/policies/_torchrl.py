@@ -155,7 +155,8 @@ def from_torchrl(
     whole = TensorDictSequential(*steps, network).eval()
     if action not in whole.out_keys:
         raise KeyMismatch(
-            f"the policy writes no `{action}`; available keys: {quoted(whole.out_keys)}.",
+            f"`{action}` not found in the policy's out keys; available keys: "
+            f"{quoted(whole.out_keys)}.",
             expected=action,
             got=tuple(whole.out_keys),
             hint="Pass the key of the action as `action=`.",
@@ -296,4 +297,4 @@ def _start(policy: nn.Module, key: NestedKey, rows: Mapping[NestedKey, Tensor]) 
             layer = getattr(part, "lstm", getattr(part, "gru", None))
             if isinstance(layer, nn.RNNBase):
                 return torch.zeros(count, layer.num_layers, layer.hidden_size)
-    raise KeyMismatch(f"the state `{key}` belongs to no recurrent module.", got=key)
+    raise KeyMismatch(f"the state `{key}` is not one of a recurrent module.", got=key)

@@ -706,7 +706,7 @@ class TensorDictSequential(StepList, TensorDictModule):  # type: ignore[misc]  #
         OutKeyUnknown: If a selected key is not written by any step.
 
     Warns:
-        KeyGraphWarning: If a step writes what a later one replaces before anyone reads it, or reads
+        KeyGraphWarning: If a step writes what a later one replaces before it is read, or reads
             what only a later step writes, which does not need it.
 
     Example:
@@ -993,7 +993,7 @@ class TensorDictSequential(StepList, TensorDictModule):  # type: ignore[misc]  #
         for idx, key in graph.lost_writes():
             warnings.warn(
                 f"step {idx} (`{label_of(self[idx])}`) of {describe(self)} writes "
-                f"{format_key(key)}, which a later step replaces before anyone reads it. "
+                f"{format_key(key)}, which a later step replaces before it is read. "
                 'Discard it with the out key `"_"`, or write to another key.',
                 KeyGraphWarning,
                 stacklevel=3,
