@@ -608,3 +608,14 @@ def test_an_entry_of_some_members_is_removed_from_those() -> None:
         stack.del_("c")
     with pytest.raises(KeyNotFound):
         del stack["n", "c"]
+
+
+@pytest.mark.parametrize("sizes", [(1, 1), (1, 1, 1)])
+def test_a_stack_that_gets_a_dimension_in_place_is_no_member_of_itself(
+    sizes: tuple[int, ...],
+) -> None:
+    rows = [lazy_stack([TensorDict({"a": torch.tensor(n)})]) for n in range(3)]
+    stack = lazy_stack(rows, 1)
+    assert stack.unflatten(0, sizes, inplace=True) is stack
+    assert stack.batch_size == (*sizes, 3)
+    assert stack["a"].flatten().tolist() == [0, 1, 2]

@@ -246,9 +246,14 @@ def as_interaction_type(value: object) -> InteractionType:
 
 
 class _Aggregate:
-    """Whether log-probabilities of composite distributions are summed, in the whole process."""
+    """Whether log-probabilities of composite distributions are summed."""
 
-    on = False
+    def __init__(self) -> None:
+        self.on = False
+
+
+_AGGREGATE = _Aggregate()
+"""The setting of the whole process; an instance, which compiled code of torch 2.10 can change."""
 
 
 def composite_lp_aggregate(nowarn: bool = False) -> bool:
@@ -264,7 +269,7 @@ def composite_lp_aggregate(nowarn: bool = False) -> bool:
         ...     composite_lp_aggregate()
         True
     """
-    return _Aggregate.on
+    return _AGGREGATE.on
 
 
 class set_composite_lp_aggregate:  # noqa: N801 - named as a context manager
@@ -292,8 +297,8 @@ class set_composite_lp_aggregate:  # noqa: N801 - named as a context manager
 
     def set(self) -> None:
         """Set it for the rest of the program, or until `unset`."""
-        self._before.append(_Aggregate.on)
-        _Aggregate.on = self.mode
+        self._before.append(_AGGREGATE.on)
+        _AGGREGATE.on = self.mode
 
     def unset(self) -> None:
         """Restore what was set before the last `set` of this object.
@@ -306,7 +311,7 @@ class set_composite_lp_aggregate:  # noqa: N801 - named as a context manager
             False
         """
         if self._before:
-            _Aggregate.on = self._before.pop()
+            _AGGREGATE.on = self._before.pop()
 
     def __enter__(self) -> None:
         self.set()

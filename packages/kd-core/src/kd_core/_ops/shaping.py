@@ -403,8 +403,7 @@ class Shape(AbstractContainer):
         if size is not None:
             args = _sizes_or(args, size, "size")
         plan = resize_plan(self._kd_desc.batch, args, "reshape")
-        result = moved(plan, self)
-        return become(self, result, "reshape in place") if inplace else result
+        return _moved_in_place(plan, self, "reshape in place") if inplace else moved(plan, self)
 
     def view_as(self, other: AbstractContainer | Tensor) -> Self:
         """Return a view whose batch has the shape of another container or tensor."""
@@ -436,8 +435,8 @@ class Shape(AbstractContainer):
         batch = self._kd_desc.batch
         if not self._kd_owns_leaves and wrap_dim(start_dim, batch) == wrap_dim(end_dim, batch):
             return self
-        result = moved(flatten_plan(batch, start_dim, end_dim), self)
-        return become(self, result, "flatten in place") if inplace else result
+        plan = flatten_plan(batch, start_dim, end_dim)
+        return _moved_in_place(plan, self, "flatten in place") if inplace else moved(plan, self)
 
     def unflatten(
         self, dim: int | str, unflattened_size: Sequence[int], *, inplace: bool = False
@@ -456,8 +455,7 @@ class Shape(AbstractContainer):
             torch.Size([2, 3])
         """
         plan = unflatten_plan(self._kd_desc.batch, dim, unflattened_size)
-        result = moved(plan, self)
-        return become(self, result, "unflatten in place") if inplace else result
+        return _moved_in_place(plan, self, "unflatten in place") if inplace else moved(plan, self)
 
     def squeeze(self, dim: Dims | None = None) -> Self:
         """Remove batch dimensions of size 1.
@@ -647,6 +645,12 @@ class Shape(AbstractContainer):
     def flip(self, *args: Dims, dims: Dims | None = None) -> Self:
         """Reverse the order of rows along batch dimensions; a copy, as in torch."""
         return moved(flip_plan(self._kd_desc.batch, _sizes_or(args, dims, "dims")), self)
+
+
+def _moved_in_place(how: Plan, td: W, action: str) -> W:
+    """Let a container take what a plan makes of it as its content; return it."""
+    # Of a copy: a lazy stack with a new dimension has what it was made of as its member.
+    return become(td, moved(how, td._kd_shallow()), action)
 
 
 def _stacked(td: W, how: Plan, members: Sequence[AbstractContainer], dim: int) -> W:
