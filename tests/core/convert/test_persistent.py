@@ -322,7 +322,7 @@ def test_locks_pickles_and_results(stored: PersistentTensorDict, tmp_path: Path)
     again["a"].fill_(4)
     assert stored["a"].sum() == 24
     again.close()
-    for made in (stored[1:] + 0, stored + 0, stored.clone(), torch.stack([stored, stored])):  # type: ignore[list-item]  # torch takes containers
+    for made in (stored[1:] + 0, stored + 0, stored.copy(), torch.stack([stored, stored])):  # type: ignore[list-item]  # torch takes containers
         assert type(made) is TensorDict  # type: ignore[comparison-overlap, unreachable]  # types say less than the run
     stored.save(tmp_path / "saved")
     assert type(TensorDict.load(tmp_path / "saved")) is TensorDict
@@ -402,3 +402,42 @@ def test_what_is_not_there_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(__import__("sys").modules, "h5py", None)
     with pytest.raises(MissingDependency, match="pip install h5py"):
         PersistentTensorDict(filename=tmp_path / "x.h5", mode="w")
+
+
+def test_a_clone_is_in_a_file_of_its_own(stored: PersistentTensorDict, tmp_path: Path) -> None:
+    clone = stored.clone()
+    assert type(clone) is PersistentTensorDict
+    assert clone.filename != stored.filename
+    assert_same(clone.to_tensordict(), sample())
+    clone["a"].zero_()
+    assert stored["a"].sum() == 15
+    assert type(copy.deepcopy(stored)) is PersistentTensorDict
+    named = stored.clone(newfile=tmp_path / "clone.h5")
+    assert named.mode == "r+"
+    named.close()
+    assert_same(PersistentTensorDict.from_h5(tmp_path / "clone.h5").to_tensordict(), sample())
+
+
+def test_a_container_that_is_gone_has_closed_its_file(tmp_path: Path) -> None:
+    sample().to_h5(tmp_path / "td.h5")
+    assert PersistentTensorDict.from_h5(tmp_path / "td.h5")["n", "b"].shape == (3,)
+    # h5py refuses to write to a file that is still open for reading.
+    assert PersistentTensorDict.from_h5(tmp_path / "td.h5", mode="r+").mode == "r+"
+
+
+def test_the_batch_size_of_a_mapping_is_inferred(tmp_path: Path) -> None:
+    td = PersistentTensorDict.from_dict(
+        {"a": torch.ones(3, 2), "n": {"b": torch.ones(3, 2, 4)}, "s": "word"}, tmp_path / "td.h5"
+    )
+    assert td.batch_size == (3, 2)
+    kept = PersistentTensorDict.from_dict(TensorDict({"a": torch.ones(3)}), tmp_path / "other.h5")
+    assert kept.batch_size == ()
+
+
+def test_rows_of_other_lengths_in_a_file_of_another_origin(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "rows.h5", "w") as file:
+        file["a"] = [0.0, 1.0]
+        file.create_dataset("r", (2,), dtype=h5py.vlen_dtype("i4"))
+        file["r"][0], file["r"][1] = [1], [2, 3]
+    td: Any = PersistentTensorDict.from_h5(tmp_path / "rows.h5")
+    assert [row.tolist() for row in td["r"]] == [[1], [2, 3]]

@@ -87,12 +87,18 @@ MODES: Final = ("r", "r+", "w", "a", "x", "w-")
 
 
 class _Entries(Mapping[str, "Entry"]):
-    """The entries of one group, which are read when they are asked for."""
+    """The entries of one group, which are read when they are asked for.
 
-    __slots__ = ("_group", "_known", "_owner")
+    They know their container's descriptor, not the container, which would otherwise keep the file
+    open until Python looks for cycles.
+    """
 
-    def __init__(self, owner: PersistentTensorDict, group: Group) -> None:
-        self._owner, self._group = owner, group
+    __slots__ = ("_filename", "_group", "_known", "_options", "desc")
+
+    def __init__(
+        self, group: Group, options: dict[str, object], filename: str, desc: Descriptor
+    ) -> None:
+        self._group, self._options, self._filename, self.desc = group, options, filename, desc
         self._known: dict[str, Entry] = {}
         """What is mapped or nested: the same object each time."""
 
@@ -123,7 +129,7 @@ class _Entries(Mapping[str, "Entry"]):
     def _opened(self) -> Group:
         if not self._group:
             raise InvalidValue(
-                f"the file `{self._owner.filename}` is closed. Open it again with "
+                f"the file `{self._filename}` is closed. Open it again with "
                 "`PersistentTensorDict.from_h5`."
             )
         return self._group
@@ -145,13 +151,13 @@ class _Entries(Mapping[str, "Entry"]):
 
     def _read(self, found: Group) -> tuple[Entry, bool]:
         """Return an entry, and whether it stays the same object."""
-        desc = self._owner._kd_desc
+        desc = self.desc
         if RAGGED in found.attrs:
             lengths = torch.from_numpy(found[LENGTHS][...]).long()
             rows = jagged_of(self._leaf(found[VALUES]).as_subclass(Tensor).clone(), lengths)
             return rows if desc.device is None else rows.to(desc.device), False
         if not hasattr(found, "dtype"):
-            return self._owner._below_at(found), True
+            return self.below_at(found), True
         if DATA in found.attrs:
             value: Any = json.loads(found.asstr()[()])
             value = read(value) if found.attrs.get(ENCODED) else value
@@ -160,7 +166,7 @@ class _Entries(Mapping[str, "Entry"]):
                 return registry.wrap_rows(values, None, desc), True
             return registry.wrap_data(value, desc), False
         if found.dtype.kind not in "biufc":
-            value = found.asstr()[...].tolist() if found.dtype.kind == "O" else found[...].tolist()
+            value = _values_in(found)
             if desc.ndim and found.shape[: desc.ndim] == desc.batch:
                 return registry.wrap_rows(
                     values_of_rows(value, desc.batch, "the data"), None, desc
@@ -187,7 +193,33 @@ class _Entries(Mapping[str, "Entry"]):
             whole = values.contiguous()
             whole = whole if whole.dtype is dtype else whole.view(-1).view(dtype)
             return whole.reshape(shape).as_subclass(SealedTensor)
-        return self._owner._mapped(offset, shape, dtype)
+        return self._mapped(offset, shape, dtype)
+
+    def below_at(self, group: Group) -> PersistentTensorDict:
+        """Return the container in a nested group."""
+        batch, above = _batch_in(group), self.desc
+        fits = batch[: above.ndim] == above.batch
+        desc = describe(batch if fits else above.batch, above.device)
+        return PersistentTensorDict._of(group, self._options, self._filename, desc)
+
+    def _mapped(self, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Return a tensor in the file; a file that is only read is mapped copy on write."""
+        self._group.file.flush()
+        reading = self._group.file.mode == "r"
+        descriptor = os.open(self._filename, os.O_RDONLY if reading else os.O_RDWR)
+        try:
+            start = offset // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
+            size = offset - start + math.prod(shape) * dtype.itemsize
+            access = mmap.ACCESS_COPY if reading else mmap.ACCESS_WRITE
+            memory = mmap.mmap(descriptor, size, access=access, offset=start)
+        finally:
+            os.close(descriptor)
+        flat = torch.frombuffer(memory, dtype=dtype, count=math.prod(shape), offset=offset - start)
+        if not reading:
+            return flat.view(shape)
+        from kd_core._store.mapped_tensor import SealedTensor
+
+        return flat.view(shape).as_subclass(SealedTensor)
 
 
 @public_in("kd_core")
@@ -234,7 +266,6 @@ class PersistentTensorDict(TensorDictBase):
         "__weakref__",
         "_file",
         "_group",
-        "_kd_desc",
         "_kd_entries",
         "_kd_holders",
         "_options",
@@ -242,7 +273,6 @@ class PersistentTensorDict(TensorDictBase):
     )
 
     _kd_entries: _Entries
-    _kd_desc: Descriptor
     filename: str
 
     def __init__(
@@ -274,26 +304,35 @@ class PersistentTensorDict(TensorDictBase):
                 raise InvalidValue(f"`mode` must be one of {MODES}, got {mode!r}.")
             path = os.path.realpath(filename)
             root = h5py.File(path, mode)
-        self._open(root, options, str(root.file.filename))
-        found = _batch_in(self._group)
+        found = _batch_in(root)
         batch = found if batch_size is None else torch.Size(_sizes(batch_size))
-        self._kd_desc = describe(tuple(batch), None if device is None else torch.device(device))
+        desc = describe(tuple(batch), None if device is None else torch.device(device))
+        self._open(root, options, str(root.file.filename), desc)
         if validate_batch_size:
             self._check_batch()
         self._keep_batch()
 
-    def _open(self, group: Group, options: dict[str, object], filename: str) -> None:
+    def _open(
+        self, group: Group, options: dict[str, object], filename: str, desc: Descriptor
+    ) -> None:
         self._group, self._file, self._options = group, group.file, options
         self.filename = filename
-        self._kd_entries = _Entries(self, group)
+        self._kd_entries = _Entries(group, options, filename, desc)
+
+    @property
+    def _kd_desc(self) -> Descriptor:
+        return self._kd_entries.desc
+
+    @_kd_desc.setter
+    def _kd_desc(self, desc: Descriptor) -> None:
+        self._kd_entries.desc = desc
 
     @classmethod
     def _of(
         cls, group: Group, options: dict[str, object], filename: str, desc: Descriptor
     ) -> PersistentTensorDict:
         made = object.__new__(PersistentTensorDict)
-        made._open(group, options, filename)
-        made._kd_desc = desc
+        made._open(group, options, filename, desc)
         return made
 
     def _check_batch(self) -> None:
@@ -311,32 +350,6 @@ class PersistentTensorDict(TensorDictBase):
             self._group.attrs[BATCH] = json.dumps(list(without_names(batch)))
             if self._kd_desc.named:
                 self._group.attrs[NAMES] = json.dumps(list(names_of(batch)))
-
-    def _below_at(self, group: Group) -> PersistentTensorDict:
-        """Return the container in a nested group."""
-        batch, above = _batch_in(group), self._kd_desc
-        fits = batch[: above.ndim] == above.batch
-        desc = describe(batch if fits else above.batch, above.device)
-        return self._of(group, self._options, self.filename, desc)
-
-    def _mapped(self, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Return a tensor in the file; a file that is only read is mapped copy on write."""
-        self._file.flush()
-        reading = self._file.mode == "r"
-        descriptor = os.open(self.filename, os.O_RDONLY if reading else os.O_RDWR)
-        try:
-            start = offset // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
-            size = offset - start + math.prod(shape) * dtype.itemsize
-            access = mmap.ACCESS_COPY if reading else mmap.ACCESS_WRITE
-            memory = mmap.mmap(descriptor, size, access=access, offset=start)
-        finally:
-            os.close(descriptor)
-        flat = torch.frombuffer(memory, dtype=dtype, count=math.prod(shape), offset=offset - start)
-        if not reading:
-            return flat.view(shape)
-        from kd_core._store.mapped_tensor import SealedTensor
-
-        return flat.view(shape).as_subclass(SealedTensor)
 
     @classmethod
     def from_h5(
@@ -386,8 +399,9 @@ class PersistentTensorDict(TensorDictBase):
         Args:
             input_dict: the entries.
             filename: the file; one that is there is replaced.
-            auto_batch_size: infer the batch size: all leading dimensions that the leaves share.
-            batch_size: the leading dimensions of every entry.
+            auto_batch_size: nothing: it is inferred where `batch_size` is `None`.
+            batch_size: the leading dimensions of every entry; `None`: all that the leaves share, or
+                those of the container.
             device: where entries are moved when they are read.
             backend: `"h5"`.
             batch_dims: the largest number of batch dimensions to infer.
@@ -399,7 +413,7 @@ class PersistentTensorDict(TensorDictBase):
         else:
             source = TensorDict.from_dict(
                 input_dict,
-                auto_batch_size=auto_batch_size,
+                auto_batch_size=batch_size is None,
                 batch_size=batch_size,
                 batch_dims=batch_dims,
             )
@@ -486,6 +500,11 @@ class PersistentTensorDict(TensorDictBase):
         return self._file
 
     @property
+    def mode(self) -> str:
+        """How the file was opened: `"r"` to read, `"r+"` to write too."""
+        return str(self._file.mode)
+
+    @property
     def kwargs(self) -> dict[str, object]:
         """What `h5py` is given for a new data set."""
         return self._options
@@ -527,7 +546,7 @@ class PersistentTensorDict(TensorDictBase):
         if name in self._group:
             self._kd_del_entry(key)
         if isinstance(value, AbstractContainer):
-            made = self._below_at(self._group.create_group(name))
+            made = self._kd_entries.below_at(self._group.create_group(name))
             made._kd_desc = made._kd_desc.with_batch(value._kd_desc.batch)
             made._keep_batch()
             for inner, each in below.items():
@@ -587,8 +606,25 @@ class PersistentTensorDict(TensorDictBase):
         dense: Self = registry.make_dense(dict(self._kd_entries), self._kd_desc)
         return dense._kd_with_descriptor(desc)
 
+    def clone(self, recurse: bool = True, *, newfile: PathLike | None = None) -> Self:
+        """Return a copy in another file.
+
+        Args:
+            recurse: copy the entries; else the copy is a `TensorDict` with the tensors of this one.
+            newfile: the file; `None`: one that is removed when this process ends.
+        """
+        if not recurse:
+            return super().clone(recurse=False)
+        if newfile is None:
+            from kd_core._store.files import make_temporary_folder
+
+            newfile = make_temporary_folder() / "clone.h5"
+        self._write_back()
+        made = PersistentTensorDict.from_dict(self, newfile, **self._options)  # type: ignore[arg-type]  # as above
+        return cast("Self", made)
+
     def __deepcopy__(self, memo: object) -> Self:
-        return cast("Self", self.to_tensordict())
+        return self.clone()
 
     def __reduce_ex__(self, protocol: object) -> tuple[object, ...]:
         self._write_back()
@@ -715,6 +751,14 @@ def _cast_to(old: Tensor, value: Tensor) -> Tensor:
 
 def _is_dense(value: Tensor) -> bool:
     return not value.is_nested and value.layout is torch.strided and not value.is_quantized
+
+
+def _values_in(found: Group) -> object:
+    """Return what is not of numbers: text, bytes, records, rows of different lengths."""
+    if found.dtype.kind != "O":
+        return found[...].tolist()
+    text = found.id.get_type().get_class() == load("h5py", "PersistentTensorDict").h5t.STRING
+    return (found.asstr() if text else found)[...].tolist()
 
 
 def _is_chunked(found: Group) -> bool:
