@@ -1,10 +1,10 @@
 """Nested keys: their normal forms, their text, and the nearest one."""
 
-import enum
 from collections.abc import Callable
 
 import pytest
 import torch
+from tests.strings import STRINGS, Mixed
 from torch import nn
 
 from kd_core import (
@@ -21,37 +21,11 @@ from kd_core import (
     unravel_key_to_tuple,
 )
 
-
-class Mixed(str, enum.Enum):  # noqa: UP042 - prints another text than a `StrEnum`
-    A = "a"
-    B = "b"
-
-
-class Plain(enum.StrEnum):
-    A = "a"
-    B = "b"
-
-
-class Loud(str):
-    def __str__(self) -> str:
-        return "loud"
-
-    def __repr__(self) -> str:
-        return "loud()"
-
-
 X = torch.ones(3)
-STRINGS = [
-    pytest.param((Mixed.A, Mixed.B), id="str and Enum"),
-    pytest.param((Plain.A, Plain.B), id="StrEnum"),
-    pytest.param((Loud("a"), Loud("b")), id="a class of one's own"),
-]
-Names = tuple[str, str]
 
 
-@pytest.mark.parametrize("names", STRINGS)
-def test_a_subclass_of_str_becomes_a_plain_string(names: Names) -> None:
-    a, b = names
+@pytest.mark.parametrize(("a", "b"), STRINGS)
+def test_a_subclass_of_str_becomes_a_plain_string(a: str, b: str) -> None:
     assert [type(part) for part in unravel_key_to_tuple((a, (b,)))] == [str, str]
     assert type(unravel_key(a)) is str
     assert format_key((a, b)) == "`('a', 'b')`"
@@ -78,18 +52,17 @@ MADE: dict[str, Callable[[str, str], TensorDictBase]] = {
 }
 
 
-@pytest.mark.parametrize("names", STRINGS)
+@pytest.mark.parametrize(("a", "b"), STRINGS)
 @pytest.mark.parametrize("way", MADE)
-def test_no_container_holds_a_subclass_of_str(way: str, names: Names) -> None:
-    made = MADE[way](*names)
+def test_no_container_holds_a_subclass_of_str(way: str, a: str, b: str) -> None:
+    made = MADE[way](a, b)
     keys = list(made.keys(True))
     assert keys
     assert {type(part) for key in keys for part in unravel_key_to_tuple(key)} == {str}
 
 
-@pytest.mark.parametrize("names", STRINGS)
-def test_a_subclass_of_str_finds_the_entry(names: Names) -> None:
-    a, b = names
+@pytest.mark.parametrize(("a", "b"), STRINGS)
+def test_a_subclass_of_str_finds_the_entry(a: str, b: str) -> None:
     td = TensorDict({"a": X, "b": {"a": 2 * X}}, [3])
     assert td[a] is td["a"]
     assert td[b, a] is td.get((b, a)) is td["b", "a"]

@@ -1,7 +1,7 @@
 """The keyed models that every backend meets, each with an example."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,7 +13,9 @@ from kd_core import TensorDictBase
 from kd_export._capture.sizes import Dynamic
 from kd_nn import EnsembleModule, NormalParamExtractor, TensorDictModule
 
-Keys = list[str | tuple[str, ...]]
+Key = str | tuple[str, ...]
+Keys = list[Key]
+Range = tuple[int, int]
 
 
 class Keyed(nn.Module):
@@ -43,6 +45,18 @@ class Do(nn.Module):
 
     def forward(self, *tensors: Tensor) -> object:
         return self.function(*tensors)
+
+
+class Cell(nn.Module):
+    """A recurrent policy of two actions, and its next state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.GRUCell(3, 8)
+
+    def forward(self, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        after = self.cell(x, h)
+        return after[:, :2].tanh(), after
 
 
 class Heads(nn.Module):
@@ -154,7 +168,7 @@ class Case:
 
     module: Keyed
     example: dict[str | tuple[str, ...], Tensor]
-    dynamic: Dynamic[str | tuple[str, ...]] = "batch"
+    dynamic: Dynamic[Key] = "batch"
     outputs: Keys = field(default_factory=list)
 
 
@@ -208,7 +222,7 @@ def graph() -> Case:
         ("edge", "from"): torch.tensor([0, 1, 2, 3, 0, 2]),
         ("edge", "to"): torch.tensor([1, 2, 3, 0, 2, 0]),
     }
-    dynamic: dict[str | tuple[str, ...], dict[int, str]] = {
+    dynamic: dict[Key, dict[int, str]] = {
         "nodes": {0: "node"},
         ("edge", "from"): {0: "edge"},
         ("edge", "to"): {0: "edge"},
@@ -240,7 +254,17 @@ def exported(name: str) -> kd_export.KeyedProgram:
     return kd_export.export(model.module, model.example, dynamic=model.dynamic)
 
 
-def saved(name: str, path: Path, *, dynamic: Dynamic[str | tuple[str, ...]] | None = None) -> Path:
+def bounded(dynamic: Dynamic[Key], alone: Range, named: Range) -> Dynamic[Key]:
+    """Give every axis a range, one that is the only one and those that are named by dimension."""
+    if isinstance(dynamic, str):
+        return {dynamic: alone}
+    assert dynamic is not None
+    axes = {name for dims in dynamic.values() if isinstance(dims, dict) for name in dims.values()}
+    found: dict[Key, tuple[int, int | None] | Mapping[int, str]] = {**dynamic}
+    return found | dict.fromkeys(axes, named)
+
+
+def saved(name: str, path: Path, *, dynamic: Dynamic[Key] | None = None) -> Path:
     """Export a model in the format of the file name; return the path."""
     if dynamic is None:
         exported(name).save(path)

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 from tests.export.browser import CHROMIUM, Browser
+from tests.export.models import Cell
 from tests.export.test_clients import WORDS
 from torch import nn
 
@@ -30,16 +31,6 @@ WEB = os.environ.get("KD_NODE_MODULES")
 PARSER = Path(sysconfig.get_path("purelib")) / "tritonclient" / "grpc" / "model_config_pb2.py"
 if WEB is None or CHROMIUM is None or not PARSER.is_file():
     pytest.skip("the lane `formats` runs it", allow_module_level=True)
-
-
-class Cell(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.cell = nn.GRUCell(3, 8)
-
-    def forward(self, x: torch.Tensor, h: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        after = self.cell(x, h)
-        return after[:, :2].tanh(), after
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from tests.export.models import Cell
 
 import kd_export
 from kd_export import Signal
@@ -16,16 +16,6 @@ from kd_nn import TensorDictModule
 manager: Any = pytest.importorskip(
     "leapp.inference_manager", reason="the lane `policies` installs it"
 )
-
-
-class Cell(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.cell = nn.GRUCell(3, 8)
-
-    def forward(self, x: torch.Tensor, h: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        after = self.cell(x, h)
-        return after[:, :2].tanh(), after
 
 
 def test_leapp_steps_as_the_runner(tmp_path: Path) -> None:

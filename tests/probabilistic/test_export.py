@@ -24,13 +24,7 @@ RANDOM = [kind for kind in EVERY if kind not in (d.Wishart, d.VonMises)]
 Params: TypeAlias = dict[str, Tensor] | TensorDict
 
 
-@pytest.fixture(autouse=True)
-def checks_values() -> object:
-    """Check values as torch does before dynamo is used."""
-    before = Distribution._validate_args
-    Distribution.set_default_validate_args(True)
-    yield
-    Distribution.set_default_validate_args(before)
+pytestmark = pytest.mark.usefixtures("checks_values")
 
 
 def module(kind: Callable[..., Distribution], mode: str) -> ProbabilisticTensorDictModule:

@@ -3,7 +3,6 @@
 import copy
 import pickle
 import threading
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -14,12 +13,7 @@ from kd_probabilistic import InteractionType, ProbabilisticTensorDictModule, est
 POSITIVE = torch.ones(2, 3)
 
 
-@pytest.fixture(autouse=True)
-def checks_values() -> Iterator[None]:
-    before = Distribution._validate_args
-    Distribution.set_default_validate_args(True)
-    yield
-    Distribution.set_default_validate_args(before)
+pytestmark = pytest.mark.usefixtures("checks_values")
 
 
 class Meeting(Normal):

@@ -7,34 +7,20 @@ import random
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
 
 import pytest
 import torch
-from tests.export.models import CASES, Do, Keyed, case
+from tests.export.models import CASES, Do, Keyed, bounded, case
 from tests.tables import REDUCTIONS, Record, reduced
 from torch import nn
 
 import kd_export
 from kd_export import ExportError, NotExportable, UntrustedArtifact, VerifyError
 from kd_export._backends.executorch import check_methods
-from kd_export._capture.sizes import Dynamic
-
-Key = str | tuple[str, ...]
 
 pytest.importorskip("executorch", reason="the lane `formats` installs it")
-
-
-def bounded(dynamic: Dynamic[Key]) -> Dynamic[Key]:
-    """Give every axis a maximum, without which ExecuTorch plans no memory."""
-    if isinstance(dynamic, str):
-        return {dynamic: (1, 16)}
-    assert dynamic is not None
-    axes = {name for dims in dynamic.values() if isinstance(dims, dict) for name in dims.values()}
-    found: dict[Key, tuple[int, int | None] | Mapping[int, str]] = {**dynamic}
-    return found | dict.fromkeys(axes, (1, 16))
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +34,8 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", CASES)
 def test_file_gives_what_the_module_gives(name: str, tmp_path: Path) -> None:
     model, path = case(name), tmp_path / f"{name}.pte"
-    program = kd_export.export(model.module, model.example, dynamic=bounded(model.dynamic))
+    dynamic = bounded(model.dynamic, (1, 16), (1, 16))  # it needs maxima
+    program = kd_export.export(model.module, model.example, dynamic=dynamic)
     assert program.save(path).ok
     assert kd_export.verify(path, trusted=True).ok
     assert kd_export.verify(path, model.module, batch_sizes=[1, 2, 7], trusted=True).ok

@@ -3,39 +3,27 @@
 import math
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
-from tests.export.models import CASES, Do, Keyed, case
+from tests.export.models import CASES, Do, Keyed, bounded, case
 from tests.tables import REDUCTIONS, Record, reduced
 from torch import nn
 
 import kd_export
 from kd_export import ExportError, NotExportable, ShapeMismatch, UntrustedArtifact, VerifyError
-from kd_export._capture.sizes import Dynamic
-
-Key = str | tuple[str, ...]
 
 pytest.importorskip("litert_torch", reason="the lane `litert` installs it")
-
-
-def bounded(dynamic: Dynamic[Key]) -> Dynamic[Key]:
-    """Give every axis two sizes: each is a signature."""
-    if isinstance(dynamic, str):
-        return {dynamic: (1, 2)}
-    assert dynamic is not None
-    axes = {name for dims in dynamic.values() if isinstance(dims, dict) for name in dims.values()}
-    found: dict[Key, tuple[int, int | None] | Mapping[int, str]] = {**dynamic}
-    return found | dict.fromkeys(axes, (2, 3))
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name != "graph"])
 def test_file_gives_what_the_module_gives(name: str, tmp_path: Path) -> None:
     model, path = case(name), tmp_path / f"{name}.tflite"
-    program = kd_export.export(model.module, model.example, dynamic=bounded(model.dynamic))
+    dynamic = bounded(model.dynamic, (1, 2), (2, 3))  # each size is a signature
+    program = kd_export.export(model.module, model.example, dynamic=dynamic)
     assert program.save(path).ok
     assert kd_export.verify(path, model.module, trusted=True).ok
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.export.models import Do
 from torch import Tensor, nn
 
 import kd_export
@@ -23,22 +24,11 @@ def net() -> nn.Module:
     return nn.Sequential(nn.Linear(3, 16), nn.Tanh(), nn.Linear(16, 2))
 
 
-class Step(nn.Module):
-    """A function as a module that prints its name."""
-
-    def __init__(self, function: Callable[..., object]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *tensors: Tensor) -> object:
-        return self.function(*tensors)
-
-
 def keyed(*steps: tuple[Callable[..., object], str, str]) -> TensorDictSequential:
     """A sequence of steps that keeps the action alone."""
     modules = [
         TensorDictModule(
-            one if isinstance(one, nn.Module) else Step(one), in_keys=[read], out_keys=[written]
+            one if isinstance(one, nn.Module) else Do(one), in_keys=[read], out_keys=[written]
         )
         for one, read, written in steps
     ]
@@ -225,7 +215,7 @@ def recurrent() -> tuple[nn.GRUCell, TensorDictSequential, dict[str, Tensor]]:
     cell = nn.GRUCell(3, 4)
     sequence = TensorDictSequential(
         TensorDictModule(cell, in_keys=["obs", "h"], out_keys=["new"]),
-        TensorDictModule(Step(lambda h: h[:, :2].clone()), in_keys=["new"], out_keys=["action"]),
+        TensorDictModule(Do(lambda h: h[:, :2].clone()), in_keys=["new"], out_keys=["action"]),
     )
     return cell, sequence, {"obs": torch.randn(8, 3), "h": torch.zeros(8, 4)}
 
@@ -284,7 +274,7 @@ def test_an_oracle_that_fails_is_told_from_a_mismatch(tmp_path: Path) -> None:
 def test_several_observations_go_to_the_oracle_as_a_dict(tmp_path: Path) -> None:
     layer = nn.Linear(5, 2)
     module = TensorDictModule(
-        Step(lambda a, b: layer(torch.cat([a, b], -1))),
+        Do(lambda a, b: layer(torch.cat([a, b], -1))),
         in_keys=[("observation", "a"), ("observation", "b")],
         out_keys=["action"],
     )
@@ -298,7 +288,7 @@ def test_several_observations_go_to_the_oracle_as_a_dict(tmp_path: Path) -> None
 
 
 def test_several_outputs_need_a_name(tmp_path: Path) -> None:
-    module = TensorDictModule(Step(lambda x: (x, x + 1)), in_keys=["obs"], out_keys=["a", "b"])
+    module = TensorDictModule(Do(lambda x: (x, x + 1)), in_keys=["obs"], out_keys=["a", "b"])
     with pytest.raises(KeyMismatch, match="there are several: `a`, `b`"):
         saved(module, tmp_path, lambda x: x)
     assert saved(module, tmp_path, lambda x: {"b": x + 1}).ok

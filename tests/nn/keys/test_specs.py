@@ -6,6 +6,7 @@ from collections import OrderedDict
 
 import pytest
 import torch
+from tests.strings import STRINGS, Loud, Mixed
 from torch import Tensor, nn
 
 from kd_core import InvalidKey, NestedKey, TensorDict, unravel_key_to_tuple
@@ -18,28 +19,7 @@ def same(value: object, number: float) -> bool:
     return isinstance(value, Tensor) and bool((value == number).all())
 
 
-class Mixed(str, enum.Enum):  # noqa: UP042 - prints another text than a `StrEnum`
-    A = "a"
-    B = "b"
-
-
-class Plain(enum.StrEnum):
-    A = "a"
-    B = "b"
-
-
-class Loud(str):
-    def __str__(self) -> str:
-        return "loud"
-
-    def __repr__(self) -> str:
-        return "loud()"
-
-
-STRINGS = [(Mixed.A, Mixed.B), (Plain.A, Plain.B), (Loud("a"), Loud("b"))]
-
-
-@pytest.mark.parametrize(("a", "b"), STRINGS, ids=["Enum", "StrEnum", "own"])
+@pytest.mark.parametrize(("a", "b"), STRINGS)
 def test_keys_and_argument_names_are_plain_strings(a: str, b: str) -> None:
     reads: dict[str, NestedKey] = {"input": a, "other": (a, b)}
     module = TensorDictModule(torch.sub, reads, [b, (b, a)])
@@ -50,7 +30,7 @@ def test_keys_and_argument_names_are_plain_strings(a: str, b: str) -> None:
     assert [type(key) for key in named.out_keys] == [str]
 
 
-@pytest.mark.parametrize(("a", "b"), STRINGS, ids=["Enum", "StrEnum", "own"])
+@pytest.mark.parametrize(("a", "b"), STRINGS)
 def test_odd_strings_run_at_every_call(a: str, b: str) -> None:
     model = TensorDictSequential(
         {

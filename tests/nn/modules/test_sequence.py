@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Literal
 
 import pytest
 import torch
+from tests.nn.models import Opaque
 from torch import Tensor, nn
 
 from kd_core import (
@@ -49,16 +50,6 @@ def chain(**options: object) -> TensorDictSequential:
         TensorDictModule(lambda a: (a * 2, a * 3), ["a"], ["c", "d"]),
         **options,  # type: ignore[arg-type]  # any option
     )
-
-
-class Opaque(nn.Module):
-    """A keyed module by its attributes alone."""
-
-    in_keys: ClassVar = ["a"]
-    out_keys: ClassVar = ["o"]
-
-    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        return tensordict.set("o", tensordict["a"] + 100)
 
 
 def test_keys_follow_from_the_steps() -> None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from importlib.resources import files
 
 from kd_export._errors import ExportError, NotExportable, nearest, quoted
-from kd_export._schema.files import Json, Number, unused_name
+from kd_export._schema.files import Json, Number, identifier, unused_name
 from kd_export._schema.schema import (
     Axis,
     Entry,
@@ -711,11 +711,6 @@ def c_string(text: str) -> str:
     content = text.encode("utf-8", "surrogatepass")
     parts = (bytes([b]).decode() if plain.match(bytes([b])) else f"\\{b:03o}" for b in content)
     return f'"{"".join(parts)}"'
-
-
-def identifier(text: str) -> str:
-    word = re.sub(r"\W", "_", text, flags=re.ASCII) or "_"
-    return f"_{word}" if word[0].isdigit() else word
 
 
 def _identifiers(wires: Sequence[str]) -> list[str]:

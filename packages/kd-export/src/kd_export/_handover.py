@@ -28,7 +28,6 @@ from kd_export._clients import (
     drawn,
     filled,
     header,
-    identifier,
     languages,
     template,
 )
@@ -37,7 +36,15 @@ from kd_export._errors import BackendMissing, ExportError, NotExportable
 from kd_export._export import Timing, benchmark, verify
 from kd_export._running.loading import inspect, open  # noqa: A004  # the package's own
 from kd_export._running.session import Session, require
-from kd_export._schema.files import Json, Number, contents, open_regular, replacing, wire_name
+from kd_export._schema.files import (
+    Json,
+    Number,
+    contents,
+    identifier,
+    open_regular,
+    replacing,
+    wire_name,
+)
 from kd_export._schema.onnx_file import check_external, companion
 from kd_export._schema.schema import (
     ENTRY_HEADER,

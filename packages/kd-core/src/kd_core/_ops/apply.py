@@ -208,19 +208,23 @@ class Apply(AbstractContainer):
         """
         if prefix:
             fn = _prefixed(fn, path_of(prefix), nested_keys)
-        target = _target(self, batch_size, device, names, inplace, out)
-        if call_on_nested:
-            is_leaf = _any_type(is_leaf)
-        if not others and not filter_empty and is_leaf is None:
-            result = _each(self, fn, nested_keys, target, (), filter_empty)
-        else:
-            walk = _Walk(fn, nested_keys, default, filter_empty, target, is_leaf)
-            result = walk.level(self, others, ())
-        if not holds_entries(result) and _leaves_out(self, filter_empty):
-            return cast("Self", None)
-        if inplace or propagate_lock or out is not None or names is not NO_DEFAULT:
-            return _finish(self, result, names, inplace, propagate_lock, out)
-        return result
+        return Apply.apply(
+            self,
+            fn,
+            *others,
+            batch_size=batch_size,
+            device=device,
+            names=names,
+            inplace=inplace,
+            default=default,
+            filter_empty=filter_empty,
+            propagate_lock=propagate_lock,
+            call_on_nested=call_on_nested,
+            is_leaf=is_leaf,
+            out=out,
+            named=True,
+            nested_keys=nested_keys,
+        )
 
     def apply_(
         self,

@@ -23,7 +23,7 @@ from kd_export._backends.onnx import ArrayRunner
 from kd_export._backends.onnx import backend as onnx_backend
 from kd_export._errors import BackendMissing, ExportError, NotExportable, first_line, raised_as
 from kd_export._running.session import C_COMPILERS, Runner, picked, require
-from kd_export._schema.files import check_schema_size, foreign, unused_name
+from kd_export._schema.files import check_schema_size, foreign, identifier, unused_name
 from kd_export._schema.schema import Entry, Schema, comment_lines, concrete
 
 if TYPE_CHECKING:
@@ -139,16 +139,6 @@ class CRunner(ArrayRunner):
         whole = [np.asarray(array) for array in (*arrays, *found)]
         self._function(*(ctypes.c_void_p(array.ctypes.data) for array in whole))
         return picked(self._schema, found, names)
-
-
-def identifier(text: str) -> str:
-    """Return an identifier of C.
-
-    >>> identifier("next.h"), identifier("2d")
-    ('next_h', '_2d')
-    """
-    word = re.sub(r"\W", "_", text, flags=re.ASCII) or "_"
-    return f"_{word}" if word[0].isdigit() else word
 
 
 def _compiler() -> str:

@@ -556,6 +556,16 @@ def argument_names(keys: Iterable[Key]) -> dict[Key, str]:
     return names
 
 
+def identifier(text: str) -> str:
+    """Return an identifier of C.
+
+    >>> identifier("next.h"), identifier("2d")
+    ('next_h', '_2d')
+    """
+    word = re.sub(r"\W", "_", text, flags=re.ASCII) or "_"
+    return f"_{word}" if word[0].isdigit() else word
+
+
 def unused_name(name: str, taken: Iterable[str]) -> str:
     """Append a number to a name that is taken.
 
