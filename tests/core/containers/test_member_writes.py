@@ -481,3 +481,17 @@ def test_new_entries_of_a_stack_that_updates_another_are_shared() -> None:
     target.update(source, inplace=True)
     source.add_(1)
     assert target["new"].tolist() == [2, 2]
+
+
+@pytest.mark.parametrize("batch", [(), (3,)])
+def test_a_view_with_one_dimension_more_writes_values_of_members(batch: tuple[int, ...]) -> None:
+    members = [TensorDict({"w": "v", "a": torch.zeros(batch)}, batch) for _ in range(2)]
+    stack = lazy_stack(members)
+    for dim in (0, -1):
+        view = stack.unsqueeze(dim)
+        view.set_("w", f"W{dim}")
+        assert [member["w"] for member in members] == [f"W{dim}"] * 2
+    stack.set_("w", "u")
+    assert (stack.unsqueeze(0)[0] == stack).all()
+    stack.unsqueeze(-1)[1].update_({"w": "x"})
+    assert [member["w"] for member in members] == ["u", "x"]

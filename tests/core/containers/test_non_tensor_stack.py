@@ -813,3 +813,36 @@ def test_values_alone_are_stacked_as_rows_by_every_function(
     assert join([NonTensorData("x")]).batch_size == (1,)
     with pytest.raises(InvalidArgument, match="1 of"):
         join([TensorDict(), NonTensorData("x")])
+
+
+@pytest.mark.parametrize("batch", [[], [2, 3], [0]])
+@pytest.mark.parametrize("dim", [0, -1])
+def test_a_value_and_the_rows_of_it_are_written_together(batch: list[int], dim: int) -> None:
+    td = TensorDict({"w": "v", "n": {"w": "v"}}, batch)
+    rows = td.unsqueeze(dim)
+    more = td.unsqueeze(0)
+    assert td.view(-1)["w"] == td.clone()["w"] == "v"
+    rows.set_("w", "W")
+    rows.update_({"n": {"w": "W"}})
+    if 0 in batch:
+        return
+    assert td["w"] == td["n", "w"] == td.view(-1)["w"] == "W"
+    assert (more == TensorDict({"w": "W", "n": {"w": "W"}}, batch).unsqueeze(0)).all()
+    td.set_("w", "u")
+    assert rows["w"] == TensorDict({"w": "u"}, batch).unsqueeze(dim)["w"]
+    td.clone().set_("w", "c")
+    td.unsqueeze(0).clone().set_("w", "c")
+    td.view(-1).set_("w", "c")
+    assert td["w"] == rows[(0,) * rows.ndim]["w"] == "u"
+
+
+def test_one_row_of_a_value_is_written_alone() -> None:
+    td = TensorDict({"w": "v"}, [2])
+    rows = td.unsqueeze(0)
+    rows[0, 1].set_("w", "W")
+    assert list(rows["w"]) == [["v", "W"]]
+    assert td["w"] == "v"
+    td.set_("w", "u")
+    assert list(rows["w"]) == [["u", "u"]]
+    del rows
+    assert list(td.unsqueeze(-1)["w"]) == [["u"], ["u"]]

@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -232,3 +233,28 @@ def test_a_scope_that_breaks_a_graph_carries_back(
 
     torch._dynamo.reset()
     assert (torch.compile(program, backend="eager")(td) == program(td)).all()
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda td: td.view(-1),
+        lambda td: td.flatten(0, 1),
+        lambda td: td.permute(1, 0),
+        lambda td: td.unflatten(-1, (3, 1)),
+        lambda td: td.unsqueeze(0),
+        lambda td: td.flatten_keys("."),
+    ],
+)
+@pytest.mark.parametrize("stacked", [False, True])
+def test_a_value_that_was_written_in_place_is_carried_back(
+    made: Callable[[TensorDictBase], TensorDictBase], stacked: bool
+) -> None:
+    td: TensorDictBase = TensorDict({"a": torch.zeros(2, 3), "word": "v"}, [2, 3])
+    td = lazy_stack([*td.unbind(0)]) if stacked else td
+    view = made(td)
+    if stacked and view.ndim == 1:  # its rows are parts of members
+        return
+    with view:
+        view.set_("word", "W")
+    assert td[1, 0]["word"] == "W"

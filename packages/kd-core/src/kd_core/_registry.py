@@ -63,6 +63,10 @@ wrap_rows: Callable[[list[object], Tensor | None, Descriptor], RowData]
 """Wrap values and the position of each row's value, `None` if there is one a row, in order; set by
 `_containers.non_tensor_stack`."""
 
+whole: Callable[[object, Descriptor], object]
+"""Return the value of an entry, which rows that are made of it share; set by
+`_containers.non_tensor_stack`."""
+
 tree_of_frame: Callable[[object, str | None, None], tuple[dict[str, object], int]]
 """Return the columns of a data frame, and the number of its rows; set by `_convert.tables`."""
 

@@ -220,7 +220,7 @@ def _no_keys(key: object) -> InvalidKey:
 
 
 class Cell:
-    """Where the value of one row of several is: an entry of that row reads and writes it there."""
+    """Where the value of an entry is that others have too: it is read and written there."""
 
     __slots__ = ()
 
@@ -232,7 +232,15 @@ class Cell:
 
         @abstractmethod
         def write(self, value: object) -> None:
-            """Replace the value, for every view of the row."""
+            """Replace the value, for all that have it."""
+
+        @abstractmethod
+        def moved(self) -> tuple[object] | Cell:
+            """Return where the value of an entry is that is made of this one."""
+
+        @abstractmethod
+        def rows(self, desc: Descriptor) -> RowData:
+            """Return the entry of a batch of as many rows, which shares the value."""
 
         @abstractmethod
         def spread(self, desc: Descriptor) -> RowData:
@@ -1081,6 +1089,8 @@ class NonTensorData(NonTensorDataBase, Encodes):
         if not self._always_of_batch():
             if isinstance(batch, (Grown, Spread)):
                 new = desc.with_batch(batch(desc.batch))
+                if isinstance(batch, Grown) and new.size.numel() == desc.size.numel():
+                    return self._grown(new)
                 in_cell = isinstance(self._boxed, Cell)
                 return self._spread(new) if in_cell else _of_rows(self._shared(), new)
             if isinstance(batch, Padded) and not isinstance(batch, Fresh) and desc.ndim:
@@ -1093,6 +1103,15 @@ class NonTensorData(NonTensorDataBase, Encodes):
                 none = wrap_data(None, desc)
                 return none._spread(new) if new.ndim else none._under(new)
         return self._kd_with_descriptor(desc.with_batch(batch(desc.batch)))
+
+    def _grown(self, desc: Descriptor) -> RowData:
+        """Return rows that have the value: a write to all of them, or to this, reaches both."""
+        if is_compiling() or isinstance(self.data, NonTensorDataBase):
+            return _of_rows(self._shared(), desc)
+        boxed = self._boxed
+        if not isinstance(boxed, Cell):
+            boxed = self._boxed = cast("Cell", registry.whole(self.data, self._kd_desc))
+        return boxed.rows(desc)
 
     def _kd_shallow(self) -> Node:
         return self  # a write to a row of a stack is seen in all copies that share its tensors
@@ -1133,7 +1152,8 @@ class NonTensorData(NonTensorDataBase, Encodes):
 
     def _kd_with_descriptor(self, desc: Descriptor) -> Self:
         new = object.__new__(type(self))
-        new._boxed = self._boxed
+        boxed = self._boxed
+        new._boxed = boxed.moved() if isinstance(boxed, Cell) else boxed
         new._kd_desc = desc._unlocked
         new._of_batch = self._of_batch or desc.ndim > 0
         return new

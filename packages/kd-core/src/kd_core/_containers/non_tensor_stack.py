@@ -170,9 +170,10 @@ class Cells:
         later: the last write of compiled code that is still to be made.
         kin: the cells of such copies, which views of them share.
         shares: whether some may hold a `Shared`.
+        whole: the value of an entry for all rows that these are the rows of, if there is one.
     """
 
-    __slots__ = ("__weakref__", "kin", "later", "lent", "positions", "shares", "values")
+    __slots__ = ("__weakref__", "kin", "later", "lent", "positions", "shares", "values", "whole")
 
     def __init__(self, values: list[object], positions: Tensor) -> None:
         self.values = values
@@ -181,6 +182,7 @@ class Cells:
         self.lent = False
         self.later: Later | None = None
         self.kin: list[weakref.ref[Cells]] = []
+        self.whole: Whole | None = None
 
     def read(self, number: int) -> object:
         """Return what is in a cell."""
@@ -207,7 +209,9 @@ class Cells:
             for number, value in pairs:
                 cells[number] = value
             if cells is self.values:  # else it was replaced by a copy of itself meanwhile
-                return
+                break
+        if self.whole is not None and len(pairs) == len(cells):
+            self.whole.take(cells)
 
 
 def cells_of(node: Rows) -> Cells:
@@ -483,12 +487,78 @@ class RowCell(Cell):
         """Replace the value, for every view of the row."""
         self._cells.write((self._number,), (value,))
 
+    def moved(self) -> RowCell:
+        """Return the cell itself: a view of the row writes it."""
+        return self
+
+    def rows(self, desc: Descriptor) -> NonTensorStack:
+        """Return the entry of a batch of one row, which is this one."""
+        return self.spread(desc)
+
     def spread(self, desc: Descriptor) -> NonTensorStack:
         """Return the entry of a batch whose rows all are this one."""
         node = object.__new__(NonTensorStack)
         node._positions, node._cells = self._positions.expand(desc.batch), self._cells
         node._kd_desc, node._loose, node._in_parts = desc._unlocked, None, True
         return node
+
+
+class Whole(Cell):
+    """The value of an entry that is one for all rows, and of the rows that `unsqueeze` made of it.
+
+    What is written to the entry is written to the rows. One value that is written to all of them
+    is that of the entry.
+    """
+
+    __slots__ = ("_cells", "_desc", "_held")
+
+    def __init__(self, value: object, desc: Descriptor) -> None:
+        self._held, self._desc = value, desc
+        self._cells: weakref.ref[Cells] | None = None  # they live as long as what reads them
+
+    def __getitem__(self, index: int) -> object:
+        """Return the value."""
+        return self._held
+
+    def write(self, value: object) -> None:
+        """Replace the value, and that of all rows."""
+        self._held = value
+        rows = self._linked()
+        if rows is not None:
+            rows.settle()
+            count = len(rows.values)
+            rows.write(range(count), [self._of_row()] * count)
+
+    def moved(self) -> tuple[object]:
+        """Return the value alone: only the entry and the rows share it."""
+        return (self._held,)
+
+    def take(self, values: list[object]) -> None:
+        """Take what all rows hold, if it is one object."""
+        if values and all(value is values[0] for value in values):
+            self._held = without_share(values[0])
+
+    def spread(self, desc: Descriptor) -> NonTensorStack:
+        """Return an entry of a batch whose rows all have the value, as a copy."""
+        return wrap_rows([self._of_row()], torch.zeros((), dtype=torch.int64, device="cpu"), desc)
+
+    def rows(self, desc: Descriptor) -> NonTensorStack:
+        """Return the entry of the rows, under a descriptor of as many."""
+        rows = self._linked()
+        if rows is None:
+            node = self.spread(desc)
+            node._cells.whole, self._cells = self, weakref.ref(node._cells)
+            return node
+        node = object.__new__(NonTensorStack)
+        node._positions, node._cells, node._loose = rows.positions.reshape(desc.size), rows, None
+        node._kd_desc, node._in_parts = desc._unlocked, True
+        return node
+
+    def _linked(self) -> Cells | None:
+        return None if self._cells is None else self._cells()
+
+    def _of_row(self) -> object:
+        return Shared(self._held, self._desc.ndim) if self._desc.ndim else self._held
 
 
 class NonTensorStack(NonTensorDataBase, RowData):
@@ -1208,3 +1278,4 @@ def restore_rows(
 
 
 registry.register("wrap_rows", wrap_rows)
+registry.register("whole", Whole)

@@ -26,6 +26,7 @@ from kd_core._ops.shaping import resize_plan
 from kd_core._protocol import locked_alone, map_by
 from kd_core._shapes import (
     Fresh,
+    Grown,
     Reduced,
     Viewed,
     closed,
@@ -168,7 +169,7 @@ def _see(stack: Composite, fn: LeafFn, batch: BatchFn) -> _Together | _Resized |
     for dim in range(taken.ndim):
         by_member = taken.movedim(dim, 0)
         if len(by_member) == count and torch.equal(by_member.reshape(count, -1), whole):
-            return _Resized(tuple(by_member.shape[1:]), dim)
+            return _Resized(dim, Grown if isinstance(batch, Grown) else Viewed)
     kept = _way_by_member(stack, fn, rows, taken)
     if kept is not None:
         return kept
@@ -181,15 +182,19 @@ def _seen_as(stack: S, way: _Resized | _Rows, new: Batch) -> S:
     if isinstance(way, _Rows):
         return _rows_seen(stack, way)
     shape = (*new[: way.dim], *new[way.dim + 1 :])  # with its names
-    return registry.lazy_stack([_reshaped(each, shape) for each in stack._members], way.dim)
+    return registry.lazy_stack(
+        [_reshaped(each, shape, way.batch) for each in stack._members], way.dim
+    )
 
 
-def _reshaped(member: AbstractContainer, shape: Batch) -> AbstractContainer:
+def _reshaped(
+    member: AbstractContainer, shape: Batch, kind: type[Grown | Viewed] = Viewed
+) -> AbstractContainer:
     batch = member._kd_desc.batch
     if batch == shape and names_of(batch) == names_of(shape):
         return locked_alone(member, member._kd_shallow())
     resize = resize_plan(batch, (shape,), "view")[0]
-    return locked_alone(member, map_by((resize, shape, Viewed(shape, len(batch))), member))
+    return locked_alone(member, map_by((resize, shape, kind(shape, len(batch))), member))
 
 
 def _numbered(stack: Composite, fn: LeafFn) -> tuple[Tensor, Tensor]:
@@ -230,12 +235,17 @@ class _Together:
 
 
 class _Resized:
-    """A result in which each member stays whole, under another shape; the stacked dimension."""
+    """A result in which each member stays whole, under another shape.
 
-    __slots__ = ("dim", "shape")
+    Attributes:
+        dim: the stacked dimension.
+        batch: what the members are told of their new shape.
+    """
 
-    def __init__(self, shape: Batch, dim: int) -> None:
-        self.shape, self.dim = shape, dim
+    __slots__ = ("batch", "dim")
+
+    def __init__(self, dim: int, batch: type[Grown | Viewed]) -> None:
+        self.dim, self.batch = dim, batch
 
 
 class _Rows:

@@ -21,6 +21,7 @@ from kd_core._errors import InvalidArgument
 from kd_core._keys import KeyPath
 from kd_core._leaves.foreach import shares_storage
 from kd_core._leaves.loops import find_entry, version_of
+from kd_core._nodes import RowData, is_any_data
 from kd_core._protocol import (
     AbstractContainer,
     Composite,
@@ -472,11 +473,23 @@ def leave(view: AbstractContainer, failed: bool) -> None:
 class _Seen:
     """An entry as it was on entry to a scope."""
 
-    __slots__ = ("entry", "version")
+    __slots__ = ("entry", "value", "version")
 
     def __init__(self, entry: Entry) -> None:
         self.entry = entry
+        self.value = _one_value(entry)
         self.version = version_of(entry)
+
+    def is_like(self, old: _Seen) -> bool:
+        """Return whether the entry is the one that it was, with its value if that is one."""
+        return self.entry is old.entry and self.value is old.value
+
+
+def _one_value(entry: Entry) -> object:
+    """Return the value of data that has one for all rows: a write to it reaches no other entry."""
+    if not is_any_data(entry) or isinstance(entry, RowData):
+        return None
+    return entry._kd_item()
 
 
 Snapshot: TypeAlias = "dict[KeyPath, _Seen] | list[Snapshot]"
@@ -554,7 +567,7 @@ def _carry_rows_back(
     for path, parts in now.items():
         known = seen.get(path, [])
         if len(known) == len(parts) > 1:  # members are seen through views
-            if all(part.entry is old.entry for part, old in zip(parts, known, strict=True)):
+            if all(now.is_like(old) for now, old in zip(parts, known, strict=True)):
                 continue
         elif len(known) == len(parts) and _is_unchanged(source, path, parts[0].entry, known[0]):
             continue
@@ -570,7 +583,7 @@ def _is_unchanged(
     if seen is None or seen.entry is not entry:
         return False
     if not isinstance(entry, Tensor):
-        return True
+        return _one_value(entry) is seen.value
     mine = find_entry(source._kd_entries, target)
     if isinstance(mine, Tensor) and (mine is entry or shares_storage(mine, entry)):
         return True
