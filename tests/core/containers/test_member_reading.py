@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from kd_core import (
     InvalidValue,
     LazyStackedTensorDict,
     NestedKey,
+    NonTensorStack,
     ShapeMismatch,
     TensorDict,
     cat,
@@ -33,7 +35,14 @@ def test_a_list_has_the_entry_of_each_member() -> None:
     nested: list[object] = [*lazy_stack([stack, stack]).get("a", as_list=True)]
     assert isinstance(nested[1], list)
     words = lazy_stack([TensorDict(w="x"), TensorDict(w="y")])
-    assert [*map(str, words.get("w", as_list=True))] == ["x", "y"]
+    assert words["w"] == ["x", "y"]
+    for option in ("as_list", "as_padded_tensor", "as_nested_tensor"):  # what is no tensor
+        options: Any = {option: True}
+        found: Any = words.get("w", **options)
+        assert type(found) is NonTensorStack
+        assert found.tolist() == ["x", "y"]
+        below: Any = stack.get("n", **options)
+        assert below.get("b", as_list=True)[1] is stack[1]["n", "b"]
 
 
 def test_padding_reaches_the_longest_row() -> None:
@@ -75,8 +84,9 @@ def test_entries_that_cannot_be_padded_or_nested_are_named() -> None:
     stack = lazy_stack([TensorDict({"a": torch.ones(2)}), TensorDict({"a": torch.ones(2, 2)})])
     with pytest.raises(ShapeMismatch, match=r"entry `a` must have the same number of dimensions"):
         stack.get("a", as_padded_tensor=True)
-    with pytest.raises(InvalidValue, match="entry `n` must be a tensor in every member"):
-        ragged().get("n", as_padded_tensor=True)
+    mixed = lazy_stack([TensorDict({"a": torch.ones(2)}), TensorDict({"a": {"b": 1}})])
+    with pytest.raises(InvalidValue, match="entry `a` must be a tensor in every member"):
+        mixed.get("a", as_padded_tensor=True)
     columns = lazy_stack([TensorDict({"a": torch.ones(2, n)}, [2]) for n in (1, 3)], 1)
     with pytest.raises(InvalidValue, match="a stack along dimension 1"):
         columns.get("a", as_nested_tensor=True)

@@ -159,7 +159,8 @@ def test_data_of_all_rows() -> None:
     made[0]["task"] = "run"
     made[1]["task"] = ["a", "b", "c", "d"]
     assert made["task"] == [["run"] * 3, ["a", "b", "c", "d"]]
-    assert made.get("task", as_list=True) == ["run", ["a", "b", "c", "d"]]
+    found: Any = made.get("task", as_list=True)
+    assert found.tolist() == [["run"] * 3, ["a", "b", "c", "d"]]
     behind = lazy_stack([made[0][None], made[1][None]], 2)
     with pytest.raises(ShapeMismatch, match="entry `task` has values for the rows of members"):
         behind["task"]

@@ -725,7 +725,8 @@ class LazyStackedTensorDict(MemberStorage):
         Args:
             key: a string, or a tuple of strings for a nested entry.
             default: what is returned if the key is missing, `None` if it is not given.
-            as_list: return the entries of the members in a list, not stacked.
+            as_list: return the tensors of the members in a list, not stacked; what is no tensor is
+                stacked.
             as_padded_tensor: pad the entries to one shape, then stack them.
             as_nested_tensor: return a nested tensor; the stacked dimension must be the first.
             padding_value: the value of the elements that are added.
@@ -757,8 +758,11 @@ class LazyStackedTensorDict(MemberStorage):
     def _read_as(self, path: tuple[str, ...], default: object, how: Reading) -> object:
         if not all(has_entry(member._kd_entries, path) for member in self._members):
             return default
+        rows = rows_of(self, path)
+        if not _hold_tensors(rows):
+            return super().get(path, default)
         if how.form == "list":
-            return rows_of(self, path)
+            return rows
         if how.form == "padded":
             return padded_rows(self, path, how.padding_value, how.padding_side)
         return nested_rows(self, path, how.layout)
@@ -984,6 +988,12 @@ def built_stack(
 ) -> LazyStackedTensorDict:
     """Build a lazy stack of a class."""
     return kind(*members, stack_dim=dim, stack_dim_name=name)
+
+
+def _hold_tensors(rows: list[object]) -> bool:
+    return any(
+        isinstance(row, Tensor) or (type(row) is list and _hold_tensors(row)) for row in rows
+    )
 
 
 def lazy_stack(
