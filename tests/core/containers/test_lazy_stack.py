@@ -3,6 +3,7 @@
 import copy
 import functools
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import numpy
@@ -619,3 +620,38 @@ def test_a_stack_that_gets_a_dimension_in_place_is_no_member_of_itself(
     assert stack.unflatten(0, sizes, inplace=True) is stack
     assert stack.batch_size == (*sizes, 3)
     assert stack["a"].flatten().tolist() == [0, 1, 2]
+
+
+class Episodes(LazyStackedTensorDict):
+    """A class of a user, whose instances have attributes of their own."""
+
+    def __init__(self, *members: TensorDictBase, stack_dim: int = 0, source: str = "") -> None:
+        super().__init__(*members, stack_dim=stack_dim)
+        self.source = source
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda stack: stack.clone(),
+        lambda stack: stack.copy(),
+        lambda stack: stack + 1,
+        lambda stack: stack.double(),
+        lambda stack: stack.detach(),
+        lambda stack: stack.select("a"),
+        lambda stack: stack.flatten_keys(),
+        lambda stack: stack[:1],
+        lambda stack: stack.unsqueeze(0),
+        lambda stack: stack.transpose(0, 1),
+        lambda stack: torch.cat([stack, stack]),
+        lambda stack: torch.zeros_like(stack),
+        lambda stack: stack.lock_(),
+    ],
+)
+def test_a_class_of_a_user_keeps_its_attributes(
+    make: Callable[[Episodes], LazyStackedTensorDict],
+) -> None:
+    rows: list[TensorDictBase] = [TensorDict({"a": torch.zeros(3)}, [3]) for _ in range(2)]
+    made = make(Episodes(*rows, source="disk"))
+    assert isinstance(made, Episodes)
+    assert made.source == "disk"

@@ -182,9 +182,8 @@ def _seen_as(stack: S, way: _Resized | _Rows, new: Batch) -> S:
     if isinstance(way, _Rows):
         return _rows_seen(stack, way)
     shape = (*new[: way.dim], *new[way.dim + 1 :])  # with its names
-    return registry.lazy_stack(
-        [_reshaped(each, shape, way.batch) for each in stack._members], way.dim
-    )
+    members = [_reshaped(each, shape, way.batch) for each in stack._members]
+    return stack._of(members, way.dim)
 
 
 def _reshaped(

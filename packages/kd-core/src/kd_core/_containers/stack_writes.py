@@ -801,6 +801,9 @@ class MemberStorage(TensorDictBase, Composite):
         new._dim = self._dim if dim is None else dim
         size = resized(self._kd_desc.batch[self._dim], len(members))
         new._kd_desc = describe_stack(members, new._dim, size)
+        own = own_attributes(self)
+        if own:
+            new.__dict__.update(own)
         return new
 
     def __deepcopy__(self, memo: dict[int, object]) -> Self:
