@@ -54,10 +54,11 @@ def same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> None:
 
 
 def identical(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> None:
-    """Check that two states hold the same tensors."""
+    """Check that two states hold the same tensors; a buffer may be another view of its memory."""
     assert set(one) == set(other)
     for name, tensor in one.items():
-        assert tensor is other[name], name
+        shared = isinstance(tensor, nn.Buffer) and tensor.data_ptr() == other[name].data_ptr()
+        assert tensor is other[name] or shared, name
 
 
 def installed(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> None:
@@ -250,7 +251,7 @@ def keep(rng: random.Random, module: nn.Module) -> None:
     identical(flat(params), flat_state(module))
     for kind in ("named_parameters", "named_buffers"):
         ours, theirs = getattr(params, kind)(), getattr(module, kind)()
-        assert [(n, id(p)) for n, p in ours] == [(n, id(p)) for n, p in theirs]
+        assert [(n, p.data_ptr()) for n, p in ours] == [(n, p.data_ptr()) for n, p in theirs]
     params = TensorDictParams.of_module(copy.deepcopy(module))
     other = copy.deepcopy(module)
     for _ in range(rng.randint(1, 4)):

@@ -71,6 +71,65 @@ def test_no_convert_registers_plain_tensors_as_buffers() -> None:
     assert [name for name, _ in params.named_parameters()] == ["p"]
 
 
+def of_kinds(params: TensorDictParams, *kinds: type | None) -> bool:
+    """Return whether the leaves are of these kinds; None: plain tensors."""
+    found = [
+        next((kind for kind in (nn.Parameter, nn.Buffer) if isinstance(leaf, kind)), None)
+        for _, leaf in params.items(True, True)
+    ]
+    return found == list(kinds)
+
+
+def test_what_is_not_trained_is_an_nn_buffer() -> None:
+    """Losses of TorchRL are asked whether their target parameters are."""
+    given = TensorDict(
+        {"p": nn.Parameter(torch.ones(1)), "t": torch.ones(1), "n": {"c": torch.arange(2)}}
+    )
+    assert of_kinds(TensorDictParams(given), nn.Parameter, nn.Parameter, nn.Buffer)
+    assert of_kinds(TensorDictParams({"z": torch.ones(1, dtype=torch.complex64)}), nn.Buffer)
+    params = TensorDictParams(given, no_convert=True)
+    assert params["t"].data_ptr() == given["t"].data_ptr()
+    assert not isinstance(given["t"], nn.Buffer)
+    params["t"] = params["n", "c"] = torch.zeros(2)
+    kinds = nn.Parameter, nn.Buffer, nn.Buffer
+    before = list(params.buffers())
+    nn.ModuleDict({"params": params}).double()
+    assert all(one is other for one, other in zip(before, params.buffers(), strict=True))
+    assert params["t"].dtype is torch.float64
+    assert of_kinds(params, *kinds)
+    for each in (params, params.to(torch.float16), params.clone(), copy.deepcopy(params)):
+        assert of_kinds(each, *kinds)
+    assert of_kinds(pickle.loads(pickle.dumps(params)), *kinds)
+    params.load_state_dict(params.clone().state_dict(), assign=True)
+    assert of_kinds(params, *kinds)
+
+
+def test_skip_leaves_tensors_what_they_are(tmp_path: Path) -> None:
+    given = TensorDict({"p": nn.Parameter(torch.ones(1)), "t": torch.ones(1)})
+    given["b"] = nn.Buffer(torch.ones(1))
+    params = TensorDictParams(given, no_convert="skip")
+    assert of_kinds(params, nn.Parameter, None, nn.Buffer)
+    assert all(params[key] is leaf for key, leaf in given.items())
+    params["new"] = torch.ones(1)
+    assert of_kinds(params, nn.Parameter, None, nn.Buffer, nn.Buffer)
+    params.save(tmp_path / "a.kd")
+    assert TensorDictParams.load(tmp_path / "a.kd").no_convert == "skip"
+
+
+def test_a_tensor_that_needs_gradients_stays_in_its_graph() -> None:
+    weight = torch.ones(1, requires_grad=True)
+    params = TensorDictParams({"w": weight, "twice": weight * 2}, no_convert=True)
+    (params["w"] + params["twice"]).backward()
+    assert weight.grad == 3
+
+
+def test_a_tensor_with_several_names_becomes_one_buffer() -> None:
+    one = torch.arange(2)
+    for no_convert in (False, True):
+        params = TensorDictParams({"a": one, "n": {"b": one}}, no_convert=no_convert)
+        assert params["a"] is params["n", "b"]
+
+
 @pytest.mark.parametrize(
     "operation", [lambda p: p + 1, lambda p: p.data, lambda p: p.memmap(), lambda p: -p]
 )
@@ -448,7 +507,8 @@ def test_the_tree_of_nested_parameters_is_that_of_a_plain_container() -> None:
     params = TensorDictParams(plain, no_convert=True)
     ours, theirs = (pytree.tree_flatten_with_path(each) for each in (params, plain))
     assert [path for path, _ in ours[0]] == [path for path, _ in theirs[0]]
-    assert all(mine is its for (_, mine), (_, its) in zip(ours[0], theirs[0], strict=True))
+    for (_, mine), (_, its) in zip(ours[0], theirs[0], strict=True):
+        assert mine.data_ptr() == its.data_ptr()
     assert ours[1].num_children == ours[1].num_leaves == len(list(params.keys(True, True)))
     rebuilt = pytree.tree_map(lambda leaf: leaf * 2, params)
     assert type(rebuilt) is type(rebuilt.get("2")) is TensorDict

@@ -14,7 +14,18 @@ import functools
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, TypeAlias, TypeGuard, TypeVar, cast
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Final,
+    Literal,
+    NoReturn,
+    Self,
+    TypeAlias,
+    TypeGuard,
+    TypeVar,
+    cast,
+)
 
 import torch
 from torch import Tensor, nn
@@ -47,8 +58,8 @@ from kd_nn._modules.base import is_of_fsdp
 
 if TYPE_CHECKING:
     H = TypeVar("H", bound=Callable[..., object])
-    Memo: TypeAlias = "dict[int, tuple[TensorDictBase, TensorDictParams]]"
-    """The modules made of containers, by the ids of these."""
+    Memo: TypeAlias = "dict[int, tuple[Entry, Entry]]"
+    """Containers and tensors with the modules and buffers made of them, by their ids."""
 
 
 GetHook: TypeAlias = "Callable[[TensorDictBase, Tensor], Tensor | None]"
@@ -131,12 +142,25 @@ def _casting(whole: Callable[..., object], part: Callable[..., object]) -> Calla
     return cast_leaves
 
 
-def _keeping_device(apply: Callable[..., object]) -> Callable[..., object]:
-    """Return what a module calls to change its tensors; a device that is said stays true."""
+def _keeping_kinds(apply: Callable[..., object]) -> Callable[..., object]:
+    """Return what a module calls to change its tensors: an `nn.Buffer` stays itself.
+
+    A device that is said stays true.
+    """
 
     @functools.wraps(apply)
     def change(self: TensorDictParams, *args: object, **named: object) -> object:
+        buffers = {key: old for key, old in self._buffers.items() if isinstance(old, nn.Buffer)}
         changed = apply(self, *args, **named)
+        for key, old in buffers.items():
+            new = self._buffers[key]
+            if new is None or isinstance(new, nn.Buffer):
+                continue
+            try:  # as torch does it with parameters: an optimiser or a loss may hold them
+                old.data = new.data
+                self._buffers[key] = old
+            except RuntimeError:  # of another kind of device
+                self._buffers[key] = nn.Buffer(new, persistent=old.persistent)
         known = self._kd_desc.device
         if known is not None:
             found = {leaf.device for leaf in (*self.parameters(), *self.buffers())}
@@ -167,14 +191,16 @@ def _note_device(params: TensorDictParams) -> None:
 class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both have `type`
     """A container of parameters and buffers that is an `nn.Module`.
 
-    Floating-point tensors become parameters, others buffers. `float`, `double`, `half`, `bfloat16`,
-    `to`, `requires_grad_`, `state_dict` and similar methods are those of a module: they work in
-    place. An `UnbatchedTensor` is refused: a state dict holds tensors, and would not say which one
-    has no batch dimensions. A container without batch dimensions holds tensors of any shape.
+    Floating-point tensors become parameters, others an `nn.Buffer`. `float`, `double`, `half`,
+    `bfloat16`, `to`, `requires_grad_`, `state_dict` and similar methods are those of a module: they
+    work in place. An `UnbatchedTensor` is refused: a state dict holds tensors, and would not say
+    which one has no batch dimensions. A container without batch dimensions holds tensors of any
+    shape.
 
     Args:
         parameters: A container or (nested) mapping of tensors.
-        no_convert: Whether tensors that are not an `nn.Parameter` become buffers instead.
+        no_convert: Whether tensors that are no `nn.Parameter` become an `nn.Buffer` instead, but
+            for those that need gradients, which stay what they are; `"skip"`: all stay.
         lock: Whether the container is locked: its values may change, its entries may not.
         **entries: Tensors by keyword in place of `parameters`, with `batch_size` and `device` as
             for `TensorDict`.
@@ -195,13 +221,13 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both
     _data: dict[str, Entry]
     _kd_order: dict[str, None]
     _get_hooks: OrderedDict[int, GetHook]
-    no_convert: bool
+    no_convert: bool | Literal["skip"]
 
     def __init__(
         self,
         parameters: TensorDictBase | Mapping[str, object] | None = None,
         *,
-        no_convert: bool = False,
+        no_convert: bool | Literal["skip"] = False,
         lock: bool = False,
         **entries: object,
     ) -> None:
@@ -458,8 +484,10 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both
         """Set an attribute; a tensor with the name of one that is there becomes an entry."""
         if name in _ATTRIBUTES and isinstance(value, Tensor):
             self._kd_set_entry(name, value)
-        else:
-            nn.Module.__setattr__(self, name, value)  # type: ignore[arg-type]  # any value
+            return
+        if isinstance(value, Tensor) and isinstance(self._buffers.get(name), nn.Buffer):
+            value = _buffer_of(value, name not in self._non_persistent_buffers_set)
+        nn.Module.__setattr__(self, name, value)  # type: ignore[arg-type]  # any value
 
     def _kd_hooked(self, found: object) -> object:
         if isinstance(found, Tensor):
@@ -492,8 +520,8 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both
     def _kd_set_entry(self, key: str, value: Entry) -> None:
         home, entry = self._kd_home_of(key, value)
         unsaved = home == "_buffers" and (
-            not entry.persistent
-            if isinstance(entry, nn.Buffer)
+            not value.persistent
+            if isinstance(value, nn.Buffer)
             else key in self._non_persistent_buffers_set
         )
         moved = False
@@ -530,11 +558,19 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both
             return "_data", value
         if isinstance(value, nn.Parameter):
             return "_parameters", value
-        if self.no_convert or _is_whole(value) or isinstance(value, nn.Buffer):
+        if isinstance(value, nn.Buffer):
             return "_buffers", value
+        if self._kd_becomes_buffer(value):
+            return "_buffers", _buffer_of(value, key not in self._non_persistent_buffers_set)
         return "_parameters", nn.Parameter(value.detach())
 
-    def _kd_begin(self, like: TensorDictBase, no_convert: bool) -> None:
+    def _kd_becomes_buffer(self, value: Tensor) -> bool:
+        """Return whether a tensor is stored as a buffer that is neither one nor a parameter yet."""
+        if isinstance(value, (nn.Parameter, nn.Buffer)):
+            return False
+        return bool(self.no_convert) or not value.is_floating_point()
+
+    def _kd_begin(self, like: TensorDictBase, no_convert: bool | Literal["skip"]) -> None:
         """Set what a level has before its entries; batch size and device are those of another."""
         super().__init__()  # of a module; dynamo traces no other way to call it
         start: dict[str, object] = {
@@ -552,6 +588,12 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both
         for key, value in source._kd_entries.items():
             if isinstance(value, TensorDictBase) and not isinstance(value, TensorDictParams):
                 self._kd_set_entry(key, _level_of(value, self.no_convert, memo))
+            elif isinstance(value, Tensor) and self._kd_becomes_buffer(value):
+                if self.no_convert != "skip":
+                    known = memo.setdefault(id(value), (value, _buffer_of(value)))
+                    value = cast(Tensor, known[1])
+                self._buffers[key] = value
+                self._kd_order[key] = None
             else:
                 self._kd_set_entry(key, value)
         if isinstance(source, TensorDictParams):
@@ -594,7 +636,7 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both
 
     requires_grad_ = nn.Module.requires_grad_
     if not TYPE_CHECKING:  # those of a module, in place; to type checkers those of a container
-        _apply = _keeping_device(nn.Module._apply)
+        _apply = _keeping_kinds(nn.Module._apply)
         to = _casting(nn.Module.to, TensorDictBase.to)
         cpu = _casting(nn.Module.cpu, TensorDictBase.cpu)
         cuda = _casting(nn.Module.cuda, TensorDictBase.cuda)
@@ -624,11 +666,13 @@ def _cloned(
         if known is None and isinstance(entry, TensorDictParams):
             known = _cloned(entry, copies, memo)
         elif known is None and isinstance(entry, Tensor) and copies:
-            leaf = entry.detach().clone() if isinstance(entry, nn.Parameter) else entry.clone()
-            is_parameter = isinstance(entry, nn.Parameter)
-            known = memo[id(entry)] = (
-                nn.Parameter(leaf, entry.requires_grad) if is_parameter else leaf
-            )
+            if isinstance(entry, nn.Parameter):
+                known = nn.Parameter(entry.detach().clone(), entry.requires_grad)
+            elif isinstance(entry, nn.Buffer):
+                known = _buffer_of(entry.clone(), entry.persistent)
+            else:
+                known = entry.clone()
+            memo[id(entry)] = known
         store = next(s for s in _stores(source) if key in s)
         at = _stores(source).index(store)
         _stores(made)[at][key] = entry if known is None else known
@@ -646,13 +690,22 @@ def _is_whole(leaf: object) -> bool:
     return isinstance(leaf, Tensor) and not (leaf.is_floating_point() or leaf.is_complex())
 
 
-def _level_of(source: TensorDictBase, no_convert: bool, memo: Memo) -> TensorDictParams:
+def _buffer_of(value: Tensor, persistent: bool = True) -> Tensor:
+    """Return a tensor as an `nn.Buffer`; this would cut one that needs gradients from its graph."""
+    if value.requires_grad or isinstance(value, (nn.Buffer, nn.Parameter)):
+        return value
+    return nn.Buffer(value, persistent=persistent)
+
+
+def _level_of(
+    source: TensorDictBase, no_convert: bool | Literal["skip"], memo: Memo
+) -> TensorDictParams:
     if id(source) not in memo:
         made = TensorDictParams.__new__(TensorDictParams)
         made._kd_begin(source, no_convert)
         made._kd_fill(source, memo)
         memo[id(source)] = source, made  # with the source, whose id no other may have
-    return memo[id(source)][1]
+    return cast(TensorDictParams, memo[id(source)][1])
 
 
 def _apart(leaves: Iterable[tuple[NestedKey, object]]) -> tuple[list[NestedKey], list[NestedKey]]:
@@ -677,7 +730,8 @@ def state_of(params: TensorDictParams) -> dict[str, object]:
     """Return what a file keeps of one level beside its entries."""
     named = params._parameters
     frozen = [key for key, leaf in named.items() if leaf is not None and not leaf.requires_grad]
-    state = dict(zip(_FIELDS, (params.no_convert, list(named), frozen), strict=True))
+    values: tuple[object, ...] = params.no_convert, list(named), frozen
+    state = dict(zip(_FIELDS, values, strict=True))
     unsaved = [key for key in params._buffers if key in params._non_persistent_buffers_set]
     return state | ({"unsaved": unsaved} if unsaved else {})
 
@@ -690,7 +744,7 @@ def build(entries: dict[str, Entry], desc: Descriptor, state: object) -> TensorD
     """
     match state:
         case {
-            "no_convert": bool(no_convert),
+            "no_convert": (bool() | "skip") as no_convert,
             "parameters": list(named),
             "frozen": list(frozen),
             **further,
@@ -707,7 +761,7 @@ def build(entries: dict[str, Entry], desc: Descriptor, state: object) -> TensorD
         if key in named and isinstance(value, Tensor):
             made._parameters[key] = nn.Parameter(value, requires_grad=key not in frozen)
         elif isinstance(value, Tensor):
-            made._buffers[key] = value
+            made._buffers[key] = _buffer_of(value, key not in unsaved)
         else:
             made._kd_set_entry(key, value)
         made._kd_order[key] = None
