@@ -208,3 +208,11 @@ def test_libraries_tell_by_its_first_words_what_an_error_means(
     rows = [TensorDict({"a": torch.ones(n, 2)}) for n in (1, 3)]
     with pytest.raises(RuntimeError, match=f"^{words}: .*`a`"):
         call(rows)
+
+
+def test_a_key_that_goes_on_below_a_ragged_entry_is_not_there() -> None:
+    stack = ragged()
+    for key in (("a", "b"), ("n", "b", "c")):
+        assert key not in stack.keys(True)
+        assert key not in stack
+    assert ("n", "b") in stack.keys(True)

@@ -931,6 +931,8 @@ def has_entry(entries: Entries, path: tuple[str, ...]) -> bool:
     for part in path[:-1]:
         if level is None or part not in level:
             return False
+        if type(level) is not dict and isinstance(kinds_by_key(level)[part], Tensor):
+            return False
         level = getattr(level[part], "_kd_entries", None)
     return level is not None and path[-1] in level
 
