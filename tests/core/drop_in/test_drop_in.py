@@ -327,6 +327,13 @@ CALLS = [
     ("import_module('tensordict.tensorclass')._getitem(TensorDict(a=1), 'a')", "tensor(1)"),
     ("import_module('tensordict.tensorclass')._eq(TensorDict(a=1), TensorDict(a=1))['a']",
      "tensor(True)"),
+    ("[k in TensorDict(a=1, n={'b': 1}).keys()"
+     " for k in ('a', ('a',), (('n',),), ('n', 'b'), 'b', 1)]",
+     "[True, True, True, False, False, False]"),
+    ("[k in lazy_stack([TensorDict(n={'b': {'c': 1}})]).keys()"
+     " for k in ('n', ('n',), ('n', 'b'), ('n', 'b', 'c'))]", "[True, True, True, False]"),
+    ("list(k := TensorDict(b=1, a=2).keys()), [*reversed(k)], len(k), k & {'a'}, k == {'a', 'b'}",
+     "(['b', 'a'], ['a', 'b'], 2, {'a'}, True)"),
     ("TensorDict(a=1)._get_str('a', None)", "tensor(1)"),
     ("TensorDict(a=1, n={'b': 1}).update_({'a': 2, 'z': 2, 'n': {'b': 2, 'z': 'w'}}).to_dict()",
      "{'a': tensor(2), 'n': {'b': tensor(2)}}"),

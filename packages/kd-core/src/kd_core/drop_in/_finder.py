@@ -14,7 +14,15 @@ import sys
 import tempfile
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import (
+    Callable,
+    Iterable,
+    Iterator,
+    KeysView,
+    Mapping,
+    MutableMapping,
+    Sequence,
+)
 from functools import partial, wraps
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
@@ -45,6 +53,8 @@ from kd_core import (
     unravel_key_to_tuple,
 )
 from kd_core._containers.persistent import LinkedRows
+from kd_core._keys import is_key, path_of
+from kd_core._leaves.loops import has_entry
 from kd_core._naming import homes
 from kd_core._registry import LATER
 from kd_core._torch_private import current_trace
@@ -596,6 +606,55 @@ def _class_method(function: Callable[..., object]) -> object:
     return classmethod(function)
 
 
+class _Keys(KeysView[str]):
+    """The keys of one level. A tuple of one string is found too, and of a stack a tuple of two."""
+
+    __slots__ = ("_depth", "_level")
+
+    def __init__(self, level: Mapping[str, Any], depth: int) -> None:
+        super().__init__(level)
+        self._level, self._depth = level, depth
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._level)
+
+    def __reversed__(self) -> Iterator[str]:
+        return iter(list(self._level)[::-1])
+
+    def __contains__(self, key: object) -> bool:
+        if type(key) is str:
+            return key in self._level
+        if not is_key(key):
+            return False
+        path = path_of(key)
+        return len(path) <= self._depth and has_entry(self._level, path)
+
+    def __repr__(self) -> str:
+        return f"keys({list(self)})"
+
+
+def _with_tuples(keys: Callable[..., object]) -> Callable[..., object]:
+    """Return `keys` whose view of one level finds a tuple of one string.
+
+    Libraries look for keys that they have made tuples of.
+    """
+
+    @wraps(keys)
+    def view(
+        self: TensorDictBase,
+        include_nested: bool = False,
+        leaves_only: bool = False,
+        is_leaf: Callable[[type], bool] | None = None,
+        *,
+        sort: bool = False,
+    ) -> object:
+        if include_nested or leaves_only or sort:
+            return keys(self, include_nested, leaves_only, is_leaf, sort=sort)
+        return _Keys(self._kd_entries, 2 if isinstance(self, LazyStackedTensorDict) else 1)
+
+    return view
+
+
 def serve_containers() -> None:
     """Add the attributes of containers."""
     for name, value in {
@@ -621,6 +680,7 @@ def serve_containers() -> None:
         "_get_sub_tensordict": _get_sub_tensordict,
         "_has_exclusive_keys": False,
         "update_": _leaving_out_keys(TensorDictBase.update_),
+        "keys": _with_tuples(TensorDictBase.keys),
     }.items():
         setattr(TensorDictBase, name, value)
     if _is_there("kd_nn"):  # a program need not import `tensordict.nn` for `as_module=True`
