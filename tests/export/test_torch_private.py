@@ -27,6 +27,15 @@ def test_assertions_are_operators() -> None:
     assert isinstance(private.ASSERT_SCALAR, private.OpOverload)
 
 
+def test_the_tables_of_lines_are_an_option_where_there_are_some() -> None:
+    from torch._inductor import config
+
+    known = hasattr(config.aot_inductor, "enable_line_tables")
+    assert private.without_line_tables() == (
+        {"aot_inductor.enable_line_tables": False} if known else {}
+    )
+
+
 def test_the_leaves_of_arguments_are_those_of_torch() -> None:
     node = fx.Graph().placeholder("x")
     nested = (node, [1, None, (2.5,)], {"a": slice(0, 1), "b": []})

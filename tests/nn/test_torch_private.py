@@ -42,6 +42,15 @@ def test_what_records_or_sees_functions_is_known() -> None:
         assert private.function_modes() == 1
 
 
+def test_buffers_that_are_not_saved_are_known() -> None:
+    module = nn.Module()
+    module.register_buffer("saved", torch.zeros(1))
+    module.register_buffer("unsaved", torch.zeros(1), persistent=False)
+    assert private.unsaved_buffers(module) == {"unsaved"}
+    private.unsaved_buffers(module).add("saved")
+    assert not module.state_dict()
+
+
 def test_what_runs_otherwise_than_its_class_is_known() -> None:
     for change in ("hook", "patch", "compiled"):
         layer = nn.Linear(2, 2)

@@ -11,7 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from tests.repo.tree import IMPORT_NAMES, ROOT, SOURCES, source_files
+from torch import fx, nn
+from torch.distributions import Distribution
+from torch.export import ExportedProgram
 
 
 def test_import_contracts_hold() -> None:
@@ -92,7 +96,7 @@ def test_tests_of_a_package_need_what_its_wheel_brings(area: str) -> None:
 
 
 # The documentation of torch gives these names, though they begin with an underscore.
-DOCUMENTED = ("foreach_", "inductor")
+DOCUMENTED = ("foreach_", "inductor.aoti_")
 
 
 def spelt(node: ast.expr) -> str:
@@ -103,14 +107,17 @@ def spelt(node: ast.expr) -> str:
 
 
 def private_torch_names(source: str) -> list[str]:
-    """Return the private names of torch that `source` imports or reads from `torch`, by line."""
+    """Return the private names of torch that `source` imports, reads or has as text, by line."""
     tree = parsed(source)
     dotted = [*imported(tree)]
-    dotted += [
-        (node.lineno, spelt(node)) for node in ast.walk(tree) if isinstance(node, ast.Attribute)
-    ]
-    private = re.compile(rf"torch(\.\w+)*?\._(?!_|{'|'.join(DOCUMENTED)})\w+(\.\w+)*")
-    return [f"line {line}: {name}" for line, name in dotted if private.fullmatch(name)]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            dotted.append((node.lineno, spelt(node)))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            dotted.append((node.lineno, node.value))
+    documented = "|".join(map(re.escape, DOCUMENTED))
+    private = re.compile(rf"torch(\.\w+)*?\._(?!_|{documented})\w+(\.\w+)*")
+    return [f"line {line}: {name}" for line, name in sorted(dotted) if private.fullmatch(name)]
 
 
 def test_private_names_of_torch_stand_in_one_module_of_each_distribution() -> None:
@@ -123,19 +130,24 @@ def test_private_names_of_torch_stand_in_one_module_of_each_distribution() -> No
     assert elsewhere == {}
 
 
-# What the documentation of torch names: dicts of a module, and what classes of distributions need.
-IN_PLACE = {"_parameters", "_buffers", "_modules", "_validate_args"}
+# What the documentation of torch names: the version of a tensor, dicts of a module; and what those
+# override who write modules or distributions.
+IN_PLACE = {"_version", "_parameters", "_buffers", "_modules", "_apply"}
+IN_PLACE |= {"_validate_args", "_get_checked_instance"}
+OWNERS = (torch.Tensor, nn.Module(), Distribution, ExportedProgram, fx.Graph, fx.GraphModule)
+"""What has private attributes that could be read."""
 
 
 def private_attributes(source: str) -> dict[str, int]:
-    """Return the private attributes that `source` reads of others than `self`, with a line."""
+    """Return the private attributes that `source` reads of others than itself, with a line."""
     nodes = list(ast.walk(parsed(source)))
     return {
         node.attr: node.lineno
         for node in nodes
         if isinstance(node, ast.Attribute)
         and re.match(r"_(?!_|kd_)", node.attr)
-        and not (isinstance(node.value, ast.Name) and node.value.id == "self")
+        and spelt(node.value) != "self"
+        and not (isinstance(node.value, ast.Call) and spelt(node.value.func) == "super")
     } | {
         str(node.args[1].value): node.lineno
         for node in nodes
@@ -154,7 +166,7 @@ def test_private_attributes_of_torch_are_read_in_one_module_of_each_distribution
         for path, text in texts.items()
         if path.name == "_torch_private.py"
         for name in private_attributes(text)
-    }
+    } | {name for owner in OWNERS for name in dir(owner) if re.match(r"_(?!_|kd_)", name)}
     elsewhere = {
         f"{path.relative_to(ROOT)}, line {line}: {name}"
         for path, text in texts.items()
@@ -168,8 +180,10 @@ def test_private_attributes_of_torch_are_read_in_one_module_of_each_distribution
 
 def test_a_private_name_of_torch_is_seen() -> None:
     source = "from torch.utils import _pytree\nimport torch\ntorch._C._is_tracing()\ntorch.add\n"
+    source += "torch._foreach_add\nnames = ['torch._dynamo', 'torch.fx']\n"
     assert [found.partition(":")[0] for found in private_torch_names(source)] == [
         "line 1",
         "line 3",
         "line 3",
+        "line 6",
     ]

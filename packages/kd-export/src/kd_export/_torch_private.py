@@ -33,6 +33,24 @@ Layer: TypeAlias = Callable[..., tuple[Tensor, ...]]
 """Computes a recurrent layer from the arguments of `torch.lstm` or `torch.gru`."""
 
 
+# Who warns.
+
+CAPTURE_LOGGERS = (
+    "torch.fx.experimental.symbolic_shapes",
+    "torch._subclasses.fake_tensor",
+    "torch._dynamo",
+    "torch._guards",
+    "torch.export._trace",
+)
+"""The loggers that print graphs and traces of an error that is explained anyway.
+
+Fallback: a torch whose loggers have other names prints them.
+"""
+
+LOADING_LOGGER = "torch._export.serde.serialize"
+"""The logger that warns of sizes that are not read. Fallback: as above."""
+
+
 # What a graph holds.
 
 HigherOrderOperator: type = private_name("torch._ops", "HigherOrderOperator", type(None))
@@ -177,6 +195,15 @@ def forget_layers() -> None:
         cache: dict[object, object] | None = getattr(operator, "_dispatch_cache", None)
         if cache is not None:
             cache.clear()
+
+
+def without_line_tables() -> dict[str, object]:
+    """Return options of AOTInductor without tables of source lines, which hold paths.
+
+    Fallback: none; torch 2.10 has no such tables.
+    """
+    known: object = private_name("torch._inductor.config", "aot_inductor.enable_line_tables", None)
+    return {} if known is None else {"aot_inductor.enable_line_tables": False}
 
 
 # Operators that a user defined.

@@ -55,6 +55,7 @@ from kd_core.extending import (
     register,
 )
 from kd_nn._modules.base import is_of_fsdp
+from kd_nn._torch_private import unsaved_buffers
 
 if TYPE_CHECKING:
     H = TypeVar("H", bound=Callable[..., object])
@@ -597,11 +598,11 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both
             else:
                 self._kd_set_entry(key, value)
         if isinstance(source, TensorDictParams):
-            self._non_persistent_buffers_set.update(source._non_persistent_buffers_set)
+            self._non_persistent_buffers_set.update(unsaved_buffers(source))
 
     def _kd_leave_unsaved(self, module: nn.Module) -> None:
         """Exclude from the state dict what a module of these entries excludes from its own."""
-        unsaved = module._non_persistent_buffers_set
+        unsaved = unsaved_buffers(module)
         if unsaved:
             self._non_persistent_buffers_set.update(unsaved & set(self._buffers))
         for name, inner in self._modules.items():
@@ -677,7 +678,7 @@ def _cloned(
         at = _stores(source).index(store)
         _stores(made)[at][key] = entry if known is None else known
         made._kd_order[key] = None
-    made._non_persistent_buffers_set |= source._non_persistent_buffers_set
+    unsaved_buffers(made).update(unsaved_buffers(source))
     return made
 
 
@@ -732,7 +733,7 @@ def state_of(params: TensorDictParams) -> dict[str, object]:
     frozen = [key for key, leaf in named.items() if leaf is not None and not leaf.requires_grad]
     values: tuple[object, ...] = params.no_convert, list(named), frozen
     state = dict(zip(_FIELDS, values, strict=True))
-    unsaved = [key for key in params._buffers if key in params._non_persistent_buffers_set]
+    unsaved = [key for key in params._buffers if key in unsaved_buffers(params)]
     return state | ({"unsaved": unsaved} if unsaved else {})
 
 
@@ -765,7 +766,7 @@ def build(entries: dict[str, Entry], desc: Descriptor, state: object) -> TensorD
         else:
             made._kd_set_entry(key, value)
         made._kd_order[key] = None
-    made._non_persistent_buffers_set |= set(unsaved)
+    unsaved_buffers(made).update(unsaved)
     made._kd_describe(desc)
     return made
 

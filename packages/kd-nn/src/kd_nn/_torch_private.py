@@ -136,6 +136,15 @@ def is_watched(module: nn.Module) -> bool:
     )
 
 
+def unsaved_buffers(module: nn.Module) -> set[str]:
+    """Return the names of the buffers that a state dict leaves out, to be read and changed.
+
+    Fallback: none, so all are saved.
+    """
+    found: set[str] = getattr(module, "_non_persistent_buffers_set", set())
+    return found
+
+
 def runs_as_its_class(module: nn.Module) -> bool:
     """Return whether a module was neither patched nor compiled on its own."""
     state = module.__dict__

@@ -75,6 +75,7 @@ class AotiBackend:
         from torch._inductor import aoti_compile_and_package
 
         from kd_export._running.recurrent import taken_apart
+        from kd_export._torch_private import without_line_tables
 
         # The archive must not have the second suffix: torch compares the first.
         with tempfile.TemporaryDirectory() as folder:
@@ -87,7 +88,9 @@ class AotiBackend:
                 contextlib.redirect_stderr(io.StringIO()),
             ):
                 aoti_compile_and_package(
-                    taken_apart(program), package_path=str(package), inductor_configs=_options()
+                    taken_apart(program),
+                    package_path=str(package),
+                    inductor_configs=without_line_tables(),
                 )
             copy_without_sources(package, path)
         with path.open("rb") as file:
@@ -137,14 +140,6 @@ def _runner(model: Callable[..., object], schema: Schema) -> Runner:
             return picked(schema, [results[entry.wire] for entry in schema.outputs], names)
 
     return AotiRunner()
-
-
-def _options() -> dict[str, object]:
-    """Return options without tables of source lines, which hold paths of this machine."""
-    from torch._inductor import config
-
-    known = hasattr(config.aot_inductor, "enable_line_tables")  # torch 2.10 has no such tables
-    return {"aot_inductor.enable_line_tables": False} if known else {}
 
 
 def copy_without_sources(package: Path, path: Path) -> None:

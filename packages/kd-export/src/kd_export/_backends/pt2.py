@@ -73,6 +73,7 @@ class Pt2Backend:
         import torch
 
         from kd_export._running.torch_runner import run_program
+        from kd_export._torch_private import LOADING_LOGGER
 
         if schema.derived:
             _refuse_conditions(file)
@@ -82,7 +83,7 @@ class Pt2Backend:
         hint = f"It was written by torch {schema.versions.get('torch', 'unknown')}."
         with raised_as(ExportError, message, hint):
             # torch warns of buffers that are not writable and of sizes that are not read.
-            with silenced("torch._export.serde.serialize"), archive:
+            with silenced(LOADING_LOGGER), archive:
                 program = torch.export.load(archive)
             if not schema.derived:
                 check_fit(_described(schema), _borders(program))

@@ -75,6 +75,7 @@ from kd_export._running.torch_runner import digest_of, held_by
 from kd_export._schema.files import check_metadata, wire_key, wire_name
 from kd_export._schema.schema import Axis, Entry, First, LinearSize, Schema, Step, resolve_state
 from kd_export._schema.schema import Name as Next
+from kd_export._torch_private import CAPTURE_LOGGERS
 from kd_nn import TensorDictModuleBase, TensorDictSequential
 
 # Errors of a capture, in the words of keys, axes and the user's own modules.
@@ -470,13 +471,6 @@ def _step_label(label: str, step: nn.Module) -> str:
 
 
 _PREFIX = "module."
-_NOISY = (
-    "torch.fx.experimental.symbolic_shapes",
-    "torch._subclasses.fake_tensor",
-    "torch._dynamo",
-    "torch._guards",
-    "torch.export._trace",
-)
 
 
 class Captured(NamedTuple):
@@ -680,7 +674,7 @@ def _captured(
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Keep torch from printing graphs and traces of an error that is explained anyway."""
-    with silenced(*_NOISY), contextlib.redirect_stderr(io.StringIO()) as printed:
+    with silenced(*CAPTURE_LOGGERS), contextlib.redirect_stderr(io.StringIO()) as printed:
         yield
     sys.stderr.write(printed.getvalue())  # by the user's module, as all is well
 
