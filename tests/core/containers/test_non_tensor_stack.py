@@ -143,7 +143,7 @@ def test_brackets_give_lists_and_get_the_wrapper() -> None:
     wrapper: object = td.get("s")
     assert isinstance(wrapper, NonTensorStack)
     assert wrapper.batch_size == (2, 2)
-    assert wrapper.tolist() == wrapper.data == td.get_non_tensor("s") == [["a", "b"], ["c", "d"]]
+    assert wrapper.tolist() == td.get_non_tensor("s") == [["a", "b"], ["c", "d"]]
     assert [id(value) for value in td.values()] == [id(wrapper)]
     assert [row.tolist() for row in wrapper] == [["a", "b"], ["c", "d"]]
     assert wrapper[0, 1] == NonTensorData("b")
@@ -748,8 +748,31 @@ def test_a_part_of_one_value_is_read_as_one(
     words: Any = made.get("task")
     assert made["task"] == expected
     assert made.to_dict()["task"] == expected
-    assert words.data == expected
     assert len(words.tolist()) == made.batch_size[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "value"),
+    [
+        (NonTensorStack("a", "a"), "a"),
+        (NonTensorStack("a"), "a"),
+        (NonTensorStack.from_list([["a", "a"], ["a", "a"]]), "a"),
+        (NonTensorStack(NonTensorData([1]), NonTensorData([1])), [1]),
+        (NonTensorStack(*[NonTensorData("a", batch_size=[3])] * 2), "a"),
+        (NonTensorStack(None, None), None),
+        (NonTensorStack("a", "b")[:1], "a"),
+    ],
+)
+def test_data_of_rows_with_one_value_is_the_value(words: NonTensorStack, value: object) -> None:
+    assert words.data == value
+
+
+def test_rows_with_several_values_have_no_data() -> None:
+    words = NonTensorStack("a", "b")
+    with pytest.raises(AttributeError, match=r"got NonTensorStack\(\['a', 'b'\].*`tolist\(\)`"):
+        _ = words.data
+    assert not hasattr(words, "data")
+    assert not hasattr(words[:0], "data")
 
 
 def test_writes_to_parts_reach_the_rows() -> None:

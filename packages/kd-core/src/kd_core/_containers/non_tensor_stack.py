@@ -326,6 +326,13 @@ def repeated_along(node: NonTensorStack, dims: Iterable[int]) -> NonTensorDataBa
     return node._with(node._positions[tuple(one)].expand(*node._positions.shape), node._kd_desc)
 
 
+def _no_single_value(rows: NonTensorStack) -> str:
+    return (
+        f"expected rows with one value for `data`, got {rows!r}. Use `tolist()` for the values of "
+        "all rows."
+    )
+
+
 def _refused_inside_vmap(rows: object) -> InvalidValue:
     return InvalidValue(
         "a non-tensor entry with one value per row cannot be moved, joined, compared or written "
@@ -680,9 +687,26 @@ class NonTensorStack(NonTensorDataBase, RowData):
 
     @property
     def data(self) -> object:
-        """The values as nested lists of shape `batch_size`; that of a part which has one."""
+        """The value that all rows have.
+
+        Raises:
+            AttributeError: if rows have different values, or there are none; see `tolist`.
+        """
         shared = self._one_value()
-        return self.tolist() if shared is None else shared.value
+        if shared is not None:
+            return shared.value
+        values = list(map(without_share, flat_values(self)))
+        if not values or not all(same_data(values[0], value) for value in values):
+            raise AttributeError(_no_single_value(self))
+        return values[0]
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, item: str) -> object:
+            """Return a method or property of containers; `data` has raised if it comes here."""
+            if item == "data":
+                raise AttributeError(_no_single_value(self))
+            return super().__getattr__(item)
 
     @property
     def stack_dim(self) -> int:
