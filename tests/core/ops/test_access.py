@@ -1,19 +1,28 @@
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
 from kd_core import (
+    NO_DEFAULT,
     InvalidArgument,
     KeyNotFound,
     KeyThroughLeaf,
     Locked,
     ShapeMismatch,
+    TensorClass,
     TensorDict,
     TensorDictBase,
     lazy_stack,
 )
 
 X = torch.ones(2, 3)
+
+
+class Typed(TensorClass):
+    a: Tensor
+    n: TensorDict
 
 
 def test_assign_replaces_a_container() -> None:
@@ -86,6 +95,27 @@ def test_set_takes_one_value(method: str, given: dict[str, Tensor], got: str) ->
     with pytest.raises(InvalidArgument, match=f"`{method}` expected one of .* got {got}"):
         getattr(td, method)("a", **given)
     assert td["a"].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("key", ["x", ("n", "x"), ("x", "y")])
+@pytest.mark.parametrize("kind", ["dense", "lazy", "typed"])
+def test_no_default_asks_for_an_error(kind: str, key: str | tuple[str, ...]) -> None:
+    td: Any = TensorDict({"a": X, "n": {"b": X}}, [2])
+    if kind == "lazy":
+        td = lazy_stack([td, td])
+    if kind == "typed":
+        td = Typed(a=X, n=td["n"], batch_size=[2])
+    with pytest.raises(KeyNotFound, match="not found"):
+        td.get(key, NO_DEFAULT)
+    with pytest.raises(KeyNotFound, match="not found"):
+        td.get_at(key, 0, NO_DEFAULT)
+    assert torch.equal(td.get("a", NO_DEFAULT), td["a"])
+
+
+def test_no_default_asks_for_an_error_below_options_too() -> None:
+    ragged = lazy_stack([TensorDict({"a": torch.ones(n)}) for n in (1, 2)])
+    with pytest.raises(KeyNotFound, match="not found"):
+        ragged.get("x", NO_DEFAULT, as_padded_tensor=True)
 
 
 @pytest.mark.parametrize("how", [{}, {"as_list": True}, {"as_padded_tensor": True}])

@@ -76,7 +76,7 @@ from kd_core._torch_private import (
     traced_as,
     without_torch_function,
 )
-from kd_core._types import NO_DEFAULT
+from kd_core._types import NO_DEFAULT, OR_NONE
 from kd_core._validation import as_entry, refuse_cycle
 
 if TYPE_CHECKING:
@@ -843,8 +843,14 @@ def read_as(
 
 
 def absent(container: AbstractContainer, path: tuple[str, ...], default: object) -> object:
-    """Return the default of a read; if none is given, `None`, unless it goes on below a tensor."""
-    if default is not NO_DEFAULT:
+    """Return the default of a read; if none is given, `None`, unless it goes on below a tensor.
+
+    Raises:
+        KeyNotFound: if the default is `NO_DEFAULT`.
+    """
+    if default is NO_DEFAULT:
+        return container._kd_read(path)  # raises
+    if default is not OR_NONE:
         return default
     refuse_leaf(container._kd_entries, path)
     return None

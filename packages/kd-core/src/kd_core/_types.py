@@ -64,3 +64,16 @@ NoDefault.__module__ = "kd_core"
 
 NO_DEFAULT: Final = NoDefault.NO_DEFAULT
 """Marks a default that was not given, where `None` is a value like another."""
+
+
+class OrNone(Enum):
+    """The type of `OR_NONE`."""
+
+    OR_NONE = "OR_NONE"
+
+    def __repr__(self) -> str:
+        return "None"
+
+
+OR_NONE: Final = OrNone.OR_NONE
+"""The default of `get`, which returns `None` then; `NO_DEFAULT` asks it to raise."""

@@ -32,7 +32,6 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from kd_core import (
-    NO_DEFAULT,
     FormatError,
     InvalidArgument,
     KdError,
@@ -365,9 +364,9 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both
         fromkeys = TensorDict.fromkeys  # type: ignore[assignment]  # nor does one value
     else:  # the other types are those of the base class
 
-        def get(self, key: NestedKey, default: object = NO_DEFAULT, **how: object) -> object:
+        def get(self, key: NestedKey, *default: object, **how: object) -> object:
             """Read the entry at `key`, or `default` where there is none, through the hooks."""
-            return self._kd_hooked(super().get(key, default, **how))
+            return self._kd_hooked(super().get(key, *default, **how))
 
         def __getitem__(self, index: object) -> object:
             return self._kd_hooked(super().__getitem__(index))

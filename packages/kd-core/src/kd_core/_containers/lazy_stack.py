@@ -86,7 +86,7 @@ from kd_core._shapes import (
     with_names,
     wrap_dim,
 )
-from kd_core._types import NO_DEFAULT
+from kd_core._types import NO_DEFAULT, OR_NONE
 from kd_core._validation import refuse_cycle
 
 if TYPE_CHECKING:
@@ -711,7 +711,7 @@ class LazyStackedTensorDict(MemberStorage):
     def get(
         self,
         key: NestedKey,
-        default: object = NO_DEFAULT,
+        default: object = OR_NONE,
         *,
         as_list: bool = False,
         as_padded_tensor: bool = False,
@@ -724,7 +724,8 @@ class LazyStackedTensorDict(MemberStorage):
 
         Args:
             key: a string, or a tuple of strings for a nested entry.
-            default: what is returned if the key is missing, `None` if it is not given.
+            default: what is returned if the key is missing, `None` if it is not given; with
+                `NO_DEFAULT`, a missing key raises.
             as_list: return the tensors of the members in a list, not stacked; what is no tensor is
                 stacked.
             as_padded_tensor: pad the entries to one shape, then stack them.
@@ -736,6 +737,7 @@ class LazyStackedTensorDict(MemberStorage):
         Raises:
             ShapeMismatch: if the shapes differ among the members, and how to read them is not said.
             KeyThroughLeaf: if the key goes on below a tensor, and no default is given.
+            KeyNotFound: if the key is missing, and the default is `NO_DEFAULT`.
 
         Example:
             >>> import torch

@@ -651,7 +651,7 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
 
         def get(self, key, default=None, *how, **named):
             """Read the entry at a key; data that is not a tensor, in a field, as its value."""
-            if type(key) is str and not how and not named:
+            if type(key) is str and default is not NO_DEFAULT and not how and not named:
                 found = self._kd_entries.get(key, default)
             else:
                 found = super().get(key, default, *how, **named)

@@ -56,7 +56,7 @@ from kd_core._protocol import (
     unchanged_on_error,
     writes_at,
 )
-from kd_core._types import NO_DEFAULT, NoDefault
+from kd_core._types import NO_DEFAULT, OR_NONE, NoDefault
 from kd_core._validation import Branch, spread_keys
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class Access(AbstractContainer):
     def get(  # only the overloads have a `*`, which takes a tenth of the call: "get" in benchmarks
         self,
         key: NestedKey,
-        default: object = NO_DEFAULT,
+        default: object = OR_NONE,
         as_list: bool = False,
         as_padded_tensor: bool = False,
         as_nested_tensor: bool = False,
@@ -117,7 +117,8 @@ class Access(AbstractContainer):
 
         Args:
             key: a string, or a tuple of strings for a nested entry.
-            default: what is returned for a missing key, `None` if it is not given.
+            default: what is returned for a missing key, `None` if it is not given; with
+                `NO_DEFAULT`, a missing key raises.
             as_list: how an entry of a lazy stack is read, whose shapes may differ among the
                 members: as a list. What is not in a lazy stack is returned as it is.
             as_padded_tensor: the same, padded to one shape and stacked.
@@ -128,6 +129,7 @@ class Access(AbstractContainer):
 
         Raises:
             KeyThroughLeaf: if the key goes on below a tensor, and no default is given.
+            KeyNotFound: if the key is missing, and the default is `NO_DEFAULT`.
 
         Example:
             >>> import torch
@@ -139,8 +141,11 @@ class Access(AbstractContainer):
             True
         """
         if type(key) is str:
-            return self._kd_entries.get(key, None if default is NO_DEFAULT else default)
-        found: Entry | None = None
+            found = self._kd_entries.get(key)
+            if found is None and default is not OR_NONE:
+                return absent(self, (key,), default)
+            return found
+        found = None
         if as_list or as_padded_tensor or as_nested_tensor:
             options = padding_value, padding_side, layout
             how = reading(as_list, as_padded_tensor, as_nested_tensor, *options)

@@ -42,6 +42,7 @@ from kd_core._protocol import (
     AbstractContainer,
     Composite,
     Reading,
+    absent,
     is_container,
     lock,
     locked_as,
@@ -370,11 +371,12 @@ class Partition(AbstractContainer):
 
         Raises:
             KeyThroughLeaf: if the key goes on below a tensor.
+            KeyNotFound: if the key is missing, and the default is `NO_DEFAULT`.
         """
         path = path_of(key)
         if not has_entry(self._kd_entries, path):
             refuse_leaf(self._kd_entries, path)
-            return as_read(default)
+            return as_read(absent(self, path, default))
         how: Reading | None = None
         if as_list or as_padded_tensor or as_nested_tensor:
             options = padding_value, padding_side, layout
