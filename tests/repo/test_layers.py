@@ -1,4 +1,4 @@
-"""Imports follow the arrows of docs/design.md, section 3."""
+"""Imports follow the arrows of docs/design.md: "What may import what"."""
 
 import ast
 import functools
