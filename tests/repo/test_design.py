@@ -83,5 +83,31 @@ def test_its_designs_are_those_with_rows() -> None:
     assert [name.lower() for name in named] == [design for design, *_ in DESIGNS]
 
 
+ROWS = re.compile(r'((?:"[^"\n]+"(?:, | and )?)+) in the benchmarks')
+
+
+def rows_named(source: str) -> set[str]:
+    """Return the rows of the benchmarks that comments and docstrings name."""
+    text = re.sub(r"\s*\n\s*#?\s*", " ", source)
+    return {row for names in ROWS.findall(text) for row in re.findall(r'"([^"]+)"', names)}
+
+
+def test_rows_that_comments_name_are_in_the_benchmarks() -> None:
+    known = (ROOT / "benchmarks" / "figures.json").read_text(encoding="utf-8")
+    known += (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    lost = {
+        f"{dotted(path)}: {row}"
+        for path in source_files()
+        for row in rows_named(path.read_text(encoding="utf-8"))
+        if row not in known and row.rpartition(": ")[2] not in known
+    }
+    assert lost == set()
+    assert rows_named('# see "a", "b: c" and\n    # "d" in the\n    # benchmarks') == {
+        "a",
+        "b: c",
+        "d",
+    }
+
+
 def test_a_module_that_is_gone_is_seen() -> None:
     assert named_modules("`kd_core._gone` and `kd_core`") == {"kd_core._gone"}

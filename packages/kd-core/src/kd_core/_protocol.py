@@ -177,7 +177,7 @@ class AbstractContainer(Node):
     """The class whose fields are attributes: of an instance, or of the members of a lazy stack."""
 
     _kd_engine: ClassVar[type[Operations]]
-    """The class whose methods kd calls: `td._engine.clone(td)`.
+    """The class whose methods kd calls: `td._kd_engine.clone(td)`.
 
     It is the class of the container, except for classes with fields, whose authors may give a field
     or a method the name of a method of kd: it is the class of kd that they derive from.

@@ -346,7 +346,7 @@ def save(
     from kd_core.extending import refuse_existing
     from kd_export._capture.capture import capture
 
-    _check_order(module, path)
+    _check_path(path)
     asked = _asked("save", module, example, options)
     refuse_existing(path, options.get("exist_ok", True))  # before minutes of work
     writing: dict[str, object] = {"oracle": asked.oracle}
@@ -358,8 +358,8 @@ def save(
     return replace(report, notes=(*program.diagnostics, *report.notes))
 
 
-def _check_order(module: object, path: object) -> None:
-    """Refuse arguments of `save` in another order.
+def _check_path(path: object) -> None:
+    """Refuse a second argument of `save` that is not a path: `save(path, module)`, say.
 
     Raises:
         ExportError: The path is not the second one.

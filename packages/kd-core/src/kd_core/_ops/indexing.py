@@ -949,7 +949,7 @@ def _check_range(rows: Tensor, batch: Batch) -> None:
 def _copied(target: AbstractContainer, index: object, source: object) -> bool:
     """Copy a container of plain leaves to rows at once; return `False`, nothing written, if unsure.
 
-    The fast path of `_Rows`, which takes any source and any index: "td[tensor] = td" in the
+    The fast path of `_Rows`, which takes any source and any index: "td[:5] = rows" in the
     benchmarks.
     """
     if is_compiling() or not isinstance(source, AbstractContainer):

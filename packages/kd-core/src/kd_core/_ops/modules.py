@@ -3,10 +3,10 @@
 A module looks its parameters up in two dicts per level (`_parameters`, `_buffers`), so running it
 with other parameters is exchanging values of these dicts. Which names of which level take which
 entries is found once per module and kept (a *route*), then verified while it is walked: a replaced
-sub-module or a changed set of keys makes a new one. "to_module" in the benchmarks shows what that
-gains over `torch.func.functional_call`. A route refers to modules weakly and to their dicts not at
-all: a sub-module may lead back to the root (a hook that is a bound method does), and then a module
-that was exchanged once would live for ever.
+sub-module or a changed set of keys makes a new one. "call with params" in the benchmarks shows what
+that gains over `torch.func.functional_call`. A route refers to modules weakly and to their dicts
+not at all: a sub-module may lead back to the root (a hook that is a bound method does), and then a
+module that was exchanged once would live for ever.
 
 Weights that a module shares are written together: one sub-module under two names takes the
 entries of the first, one parameter under two names takes the first tensor. What is shared, and

@@ -370,7 +370,7 @@ class OnInterval(Distribution):
             return self.rsample(Size(sample_shape))
 
 
-# The normal distribution restricted to an interval: its interface, over `_truncated`.
+# The normal distribution restricted to an interval: its interface.
 
 _LOG_ROOT = 0.9189385332046727
 """The log of the square root of 2 pi."""
