@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kd_core import InvalidArgument, InvalidValue, TensorClass, TensorDict
+from kd_core import InvalidArgument, TensorClass, TensorDict
 from kd_core._containers.field_declarations import OWN
 
 T = TypeVar("T")
@@ -68,7 +68,7 @@ def test_a_generic_class_takes_types() -> None:
 def test_all_bases_give_fields_and_options() -> None:
     both = Both(X, X, X)
     assert [each.name for each in Both.fields()] == ["b", "a", "c"]
-    with pytest.raises(InvalidValue, match="`b` of `Both` must be of type `Tensor`"):
+    with pytest.raises(InvalidArgument, match="`b` of `Both` must be of type `Tensor`"):
         both.set("b", "no tensor")
 
 

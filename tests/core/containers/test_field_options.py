@@ -49,9 +49,9 @@ def test_autocast_casts_to_the_declared_types() -> None:
     assert (data.n, data.x.item()) == (5, 7)
     assert data.clone().n == 5
     assert stack([data, data]).n == [5, 5]
-    with pytest.raises(InvalidValue, match="field `n` of `Cast` must be of type `int`, got 'x'"):
+    with pytest.raises(InvalidArgument, match="field `n` of `Cast` must be of type `int`, got 'x'"):
         data.n = "x"
-    with pytest.raises(InvalidValue, match="field `x` of `Cast` must be a tensor, as the option"):
+    with pytest.raises(InvalidArgument, match="field `x` of `Cast` must be a tensor, as the"):
         data.x = "x"
     assert (data.n, data.x.item()) == (5, 7)
 
@@ -78,7 +78,7 @@ def test_autocast_keeps_what_it_does_not_cast_as_one_value(name: str, value: Any
     setattr(later, name, value)
     kinds: dict[str, Callable[[Any], Any]] = {
         "plain": np.asarray,
-        "unique": lambda it: set(it) if type(it) in (list, tuple) else it,
+        "unique": lambda it: it if type(it) is dict else set(it),
     }
     expected = kinds.get(name, lambda it: it)(value)
     for data in (made, later, made.clone(), torch.cat([made, later]), made[0]):
@@ -95,7 +95,7 @@ def test_autocast_keeps_numbers_in_fields_of_data() -> None:
     assert (data[0].only, type(data.plain)) == (3, np.ndarray)
     assert data[0].plain.tolist() == [1, 1, 1]
     assert make(own=np.ones(2), batch_size=[2])[0].own == 1
-    with pytest.raises(InvalidValue, match="field `plain` of `Whole` must be of type `ndarray`"):
+    with pytest.raises(InvalidArgument, match="field `plain` of `Whole` must be of type `ndarray`"):
         data.plain = [np.zeros(2), np.zeros(3)]
 
 
@@ -144,7 +144,7 @@ def test_tensor_only_refuses_other_data() -> None:
         x: Tensor
 
     assert Only([1.0, 2.0]).x.tolist() == [1, 2]  # type: ignore[arg-type]  # it is converted
-    with pytest.raises(InvalidValue, match="`x` of `Only` must be a tensor, as the option `tens"):
+    with pytest.raises(InvalidArgument, match="`x` of `Only` must be a tensor, as the option `t"):
         Only("a")  # type: ignore[arg-type]  # wrong on purpose
 
 
@@ -156,9 +156,9 @@ def test_checked_refuses_other_types() -> None:
 
     data = Checked(torch.zeros(2), 3, ["a", "b"], batch_size=[])
     assert data.words == ["a", "b"]
-    with pytest.raises(InvalidValue, match="`x` of `Checked` must be of type `Tensor`, got 'a'"):
+    with pytest.raises(InvalidArgument, match="`x` of `Checked` must be of type `Tensor`, got 'a'"):
         data.x = "a"  # type: ignore[assignment]  # wrong on purpose
-    with pytest.raises(InvalidValue, match="`n` of `Checked` must be of type `int`"):
+    with pytest.raises(InvalidArgument, match="`n` of `Checked` must be of type `int`"):
         Checked(torch.zeros(2), 0.5, [])  # type: ignore[arg-type]  # wrong on purpose
 
 
@@ -291,7 +291,7 @@ def test_every_declared_type_is_checked_and_none_only_where_it_is_declared() -> 
         ({"weight": "a"}, "`weight` of `Kinds` must be of type `float . None`, got 'a'"),
         ({"note": 3}, "`note` of `Kinds` must be of type `Tensor . str`, got 3"),
     ):
-        with pytest.raises(InvalidValue, match=text):
+        with pytest.raises(InvalidArgument, match=text):
             build(**{"x": x, **given})
 
 
@@ -312,7 +312,7 @@ def test_a_checked_number_is_of_a_dtype_that_its_type_holds() -> None:
             if rank <= most:
                 assert build(**given)[name].dtype is dtype
             else:
-                with pytest.raises(InvalidValue, match=f"`{name}` of `Numbers` must be of type"):
+                with pytest.raises(InvalidArgument, match=f"`{name}` of `Numbers` must be of type"):
                     build(**given)
     halves = build(level=torch.tensor([1, 2])) + 0.5  # not a write of a program
     assert halves["level"].tolist() == [1.5, 2.5]
@@ -360,9 +360,9 @@ def test_a_checked_instance_takes_what_it_holds() -> None:
     for one in (data, both, both[0]):
         for made in (one.__replace__(), one.clone().update(one), Checks.from_tensordict(one)):
             assert made.to_dict() == one.to_dict()
-    with pytest.raises(InvalidValue, match="`n` of `Checks` must be of type `int`"):
+    with pytest.raises(InvalidArgument, match="`n` of `Checks` must be of type `int`"):
         data["n"] = NonTensorStack("a")
-    with pytest.raises(InvalidValue, match="`words` of `Checks` must be of type `list`"):
+    with pytest.raises(InvalidArgument, match="`words` of `Checks` must be of type `list`"):
         data["words"] = {"x": torch.ones(1)}
 
 
@@ -374,7 +374,7 @@ def test_what_is_cast_is_checked() -> None:
     build: Callable[..., Both] = Both
     assert build("3", {"x": torch.ones(1)}).n == 3
     for wrong in ({"n": None}, {"n": 1, "inner": "a"}):
-        with pytest.raises(InvalidValue, match="of `Both` must be of type"):
+        with pytest.raises(InvalidArgument, match="of `Both` must be of type"):
             build(**wrong)
 
 
@@ -386,7 +386,7 @@ def test_wrapped_values_are_cast_as_others_are() -> None:
     rows = stack([data, data])
     rows["n"] = NonTensorStack("1", "2")
     assert rows["n"] == [1, 2]
-    with pytest.raises(InvalidValue, match="`n` of `Cast` must be of type `int`"):
+    with pytest.raises(InvalidArgument, match="`n` of `Cast` must be of type `int`"):
         rows["n"] = NonTensorStack("1", "b")
     assert rows["n"] == [1, 2]
 
@@ -413,7 +413,7 @@ def test_tensor_only_converts_or_refuses_wrapped_values() -> None:
     data = Only.from_tensordict(TensorDict({"x": NonTensorData(3)}))
     assert data.x.item() == 3
     assert data.__replace__().later is None
-    with pytest.raises(InvalidValue, match="`x` of `Only` must be a tensor"):
+    with pytest.raises(InvalidArgument, match="`x` of `Only` must be a tensor"):
         Only.from_tensordict(TensorDict({"x": "a"}))
 
 
@@ -423,7 +423,7 @@ def test_a_replaced_field_is_checked_as_one_that_is_set() -> None:
         note: str | None = "n"
 
     one = Checked(torch.zeros(2), batch_size=[2])
-    with pytest.raises(InvalidValue, match="`obs` of `Checked` must be of type `Tensor`, got None"):
+    with pytest.raises(InvalidArgument, match="`obs` of `Checked` must be of type `Tensor`, got"):
         one.__replace__(obs=None)
     assert one.__replace__(note=None).note is None
     assert one.note == "n"
@@ -438,7 +438,7 @@ def test_a_field_that_is_set_later_may_be_without_a_value_again() -> None:
     one.count = 3
     one.count = None  # type: ignore[assignment]  # as above
     assert list(one.keys()) == ["obs"]
-    with pytest.raises(InvalidValue, match="`obs` of `Checked` must be of type `Tensor`, got None"):
+    with pytest.raises(InvalidArgument, match="`obs` of `Checked` must be of type `Tensor`, got"):
         one.obs = None  # type: ignore[assignment]  # as above
 
 
@@ -461,3 +461,19 @@ def test_autocast_leaves_containers_that_a_class_has_no_fields_for() -> None:
     assert list(held.keys(True)) == ["inner", ("inner", "b"), "blank", ("blank", "b")]
     with pytest.raises(UnknownField, match="`b` is not a field of `Inner`"):
         make({"b": torch.ones(2)})
+
+
+def test_autocast_calls_the_declared_collection() -> None:
+    class Collections(TensorClass, autocast=True):
+        words: list = field(default=cast("Any", None))  # type: ignore[type-arg]  # as programs write it
+        table: dict = field(default=cast("Any", None))  # type: ignore[type-arg]  # as above
+        perhaps: Tensor | None = None
+
+    make: Any = Collections
+    assert make(words=np.array([1, 2])).words == [1, 2]
+    assert make(words=range(2)).words == [0, 1]
+    assert make(table=[("a", 1)]).table == {"a": 1}
+    assert make(perhaps={1, 2}).perhaps == {1, 2}
+    for wrong in ({"words": 3}, {"table": [1]}):
+        with pytest.raises(TypeError, match="must be of type"):
+            make(**wrong)

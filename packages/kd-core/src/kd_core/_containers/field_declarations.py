@@ -336,7 +336,7 @@ _CONVERTING: Final = frozenset({"autocast", "nocast", "tensor_only", "checked"})
 _KEEPING: Final = OPTIONS - {"autocast", "checked"}
 """Types of values that a container stores as tensors, if they are numbers or lists of these."""
 _PLAIN: Final[tuple[Callable[..., object], ...]] = (int, float, complex, bool, str)
-_SEQUENCES: Final[tuple[Callable[..., object], ...]] = (list, tuple, set, torch.Size)
+_COLLECTIONS: Final[tuple[Callable[..., object], ...]] = (list, tuple, set, dict, torch.Size)
 
 
 def checked_options(name: str, options: Mapping[str, object]) -> frozenset[str]:
@@ -364,7 +364,7 @@ def converted(
     """Return the value of a field as the options of its class want it.
 
     Raises:
-        InvalidValue: if it cannot be converted, or is not of the declared type.
+        InvalidArgument: if it cannot be converted, or is not of the declared type.
     """
     if isinstance(value, Tensor) and options <= _KEEPING:
         return value
@@ -446,7 +446,7 @@ def _cast(cls: type, key: str, value: object, desc: Descriptor) -> object:
     plain = hint if len(hints) == 1 else object  # a number that may be missing stays a tensor
     if is_data(value):
         return _cast_data(cls, key, value, plain, desc)
-    if hint is Tensor:
+    if plain is Tensor:
         if type(value) is dict:
             return registry.wrap_data(value, desc)
         return value if _is_stored(value) else _as_tensor(cls, key, value, "`autocast`")
@@ -457,9 +457,9 @@ def _cast(cls: type, key: str, value: object, desc: Descriptor) -> object:
     for kind in _PLAIN:
         if plain is kind:
             return registry.wrap_data(_plain(cls, key, value, kind), desc)
-    for kind in _SEQUENCES:
-        if plain is kind and isinstance(value, (list, tuple)) and not is_node(value):
-            return registry.wrap_data(_plain(cls, key, value, kind), desc)
+    for kind in _COLLECTIONS:
+        if plain is kind and not isinstance(value, Mapping) and not is_node(value):
+            return registry.wrap_data(_collected(cls, key, value, kind), desc)
     if isinstance(value, Mapping) and hasattr(hint, "from_dict") and not isinstance(value, type):
         is_of_it = isinstance(hint, type) and isinstance(value, hint)
         optional, fits = len(hints) > 1, _has_fields_for(hint, value)
@@ -510,6 +510,13 @@ def _plain(cls: type, key: str, value: object, kind: Callable[[object], object])
         raise _not_a(cls, key, name, value) from error
 
 
+def _collected(cls: type, key: str, value: object, kind: Callable[[object], object]) -> object:
+    try:
+        return value if type(value) is kind else kind(value)
+    except (TypeError, ValueError) as error:
+        raise _not_a(cls, key, kind.__name__, value) from error
+
+
 def _is_array_type(hint: object) -> bool:
     return isinstance(hint, type) and (hint.__module__, hint.__name__) == ("numpy", "ndarray")
 
@@ -527,7 +534,7 @@ def _as_tensor(cls: type, key: str, value: object, option: str) -> Tensor:
     try:
         return tensor_of_numbers(value)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise InvalidValue(
+        raise InvalidArgument(
             f"field {format_key(key)} of `{cls.__name__}` must be a tensor, as the option {option} "
             f"wants, got {a_type(value)}: {error}. Pass a tensor."
         ) from None
@@ -585,8 +592,8 @@ def _holds(value: Tensor, kind: type) -> bool:
     return kind in (complex, list, tuple)
 
 
-def _not_a(cls: type, key: str, name: str, value: object) -> InvalidValue:
-    return InvalidValue(
+def _not_a(cls: type, key: str, name: str, value: object) -> InvalidArgument:
+    return InvalidArgument(
         f"field {format_key(key)} of `{cls.__name__}` must be of type `{name}`, got {value!r} of "
         f"type `{type(value).__name__}`."
     )
