@@ -167,7 +167,7 @@ def test_a_batch_size_is_inferred_on_request() -> None:
 
 @pytest.mark.parametrize(
     ("value", "dtype"),
-    [(True, torch.bool), (3, torch.int64), (1.5, torch.float32), (2j, torch.complex64)],
+    [(True, torch.bool), (3, torch.int64), (1.5, torch.float32)],
 )
 def test_a_number_becomes_a_tensor(value: object, dtype: torch.dtype) -> None:
     found = TensorDict({"a": value})["a"]

@@ -1,4 +1,4 @@
-"""Arrays of other libraries become tensors, or an error: never one object for the whole batch."""
+"""Arrays of other libraries become tensors, or a value for each row."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,7 +7,7 @@ import numpy
 import pytest
 import torch
 
-from kd_core import InvalidArgument, InvalidValue, TensorDict
+from kd_core import InvalidArgument, TensorDict
 
 
 class Series:
@@ -88,9 +88,30 @@ def test_records_become_a_nested_container() -> None:
 
 @pytest.mark.parametrize("values", [["a", "b", "c"], [None, 1, 2]])
 @pytest.mark.parametrize("batch_size", [[], [3]])
-def test_a_column_of_other_things_is_refused(values: list[object], batch_size: list[int]) -> None:
-    with pytest.raises(InvalidValue, match=r"entry `x` must be an array of numbers, got a `Ser"):
-        TensorDict({"x": Series(values)}, batch_size)
+def test_a_column_of_other_things_is_data(values: list[object], batch_size: list[int]) -> None:
+    column: Any = Series(values)
+    td = TensorDict({"x": column}, batch_size)
+    assert (td[1]["x"] == values[1]) if batch_size else (td["x"] is column)
+
+
+def test_a_record_is_one_value() -> None:
+    record: Any = numpy.array([(1, 2.5)], dtype=[("n", "i8"), ("x", "f4")])[0]
+    for made in (TensorDict({"r": record}), TensorDict.from_dict({"r": record})):
+        assert made["r"] is record
+    assert TensorDict.from_any(record) is record
+    assert TensorDict.from_struct_array(record)["n"] == 1
+
+
+def test_numbers_of_tuples_are_those_of_numpy() -> None:
+    td = TensorDict({"t": (1.5, 2), "i": (1, 2), "l": [1.5, 2], "z": (1j, 2)})
+    dtypes = [leaf.dtype for leaf in td.values()]
+    assert dtypes == [torch.float64, torch.int64, torch.float32, torch.complex128]
+
+
+def test_a_complex_number_is_a_value() -> None:
+    assert TensorDict({"z": 1j}, [2])[0]["z"] == 1j
+    assert [*TensorDict({"z": [1j, 2]}, [2])["z"]] == [1j, 2]
+    assert TensorDict({"z": torch.zeros(2, dtype=torch.complex64)}).set_("z", 1j)["z"][0] == 1j
 
 
 def test_a_column_is_written_in_place() -> None:

@@ -34,6 +34,7 @@ from kd_core._leaves.arrays import (
     as_array,
     columns_of_struct_array,
     holds_numbers,
+    is_record,
     is_struct_array,
     lists_as_tensors,
     rows_of,
@@ -249,7 +250,7 @@ def _as_tensor(
     """Return a number, an array, or a list of numbers or tensors as a tensor; else `None`.
 
     Raises:
-        InvalidValue: if it is an array whose elements are not numbers.
+        InvalidValue: if a number is too large, or tensors are on different devices.
     """
     if isinstance(value, NUMBERS) and type(value).__module__ != "numpy":
         try:
@@ -261,7 +262,12 @@ def _as_tensor(
             ) from error
     if isinstance(value, (list, tuple)) and value and holds_numbers(value):
         try:
-            return torch.as_tensor(value if list_to_stack() else as_array(value))
+            made = torch.as_tensor(value if list_to_stack() else as_array(value))
+            if isinstance(value, tuple) and made.is_floating_point():
+                return torch.as_tensor(value, dtype=torch.float64)  # as numpy has it
+            if isinstance(value, tuple) and made.is_complex():
+                return torch.as_tensor(value, dtype=torch.complex128)
+            return made
         except (ValueError, TypeError):
             note_ragged((*path, key))
             return None
@@ -277,14 +283,7 @@ def _as_tensor(
         ) from error
     if stacked is not None:
         return stacked
-    try:
-        return tensor_of_array(value)
-    except TypeError as error:
-        raise InvalidValue(
-            f"entry {format_key((*path, key))} must be an array of numbers, got a "
-            f"`{type(value).__name__}`: {error}. Convert it, or wrap it in `NonTensorData` to "
-            "store it as one value that every row has."
-        ) from None
+    return tensor_of_array(value)
 
 
 def note_ragged(path: tuple[str, ...]) -> None:
@@ -312,7 +311,7 @@ def _as_stack(value: object) -> Node | None:
 
 def records_as_node(value: object) -> Node | None:
     """Return an array of records as a container of its shape; `None` for other values."""
-    if not is_struct_array(value) or isinstance(value, sys.modules["numpy"].void):
+    if not is_struct_array(value) or is_record(value):
         return None
     made: Node = registry.nest_mapping(columns_of_struct_array(value), describe(value.shape), ())
     return made

@@ -23,6 +23,7 @@ from kd_core._leaves.arrays import (
     columns_of_struct_array,
     is_frame,
     is_number,
+    is_record,
     is_struct_array,
     shape_of_lists,
     values_of_rows,
@@ -136,7 +137,7 @@ def _parts_of(value: object) -> Iterator[tuple[str, object]] | None:
     if isinstance(value, tuple):
         names = getattr(type(value), "_fields", None) or map(str, range(len(value)))
         return zip(names, value, strict=True)
-    if is_struct_array(value):
+    if is_struct_array(value) and not is_record(value):
         return iter(columns_of_struct_array(value).items())
     return None
 

@@ -35,7 +35,9 @@ if TYPE_CHECKING:
         def __getitem__(self, name: str) -> Any: ...
 
 
-NUMBERS: Final = (bool, int, float, complex)
+NUMBERS: Final = (bool, int, float)
+"""The numbers of Python that become tensors; complex ones do in a tuple, and in `from_dict`."""
+_ALL_NUMBERS: Final = (bool, int, float, complex)
 _NUMERIC = "biufc"
 _OF_NUMPY: Final = ("numpy", "numpy.ma", "numpy.rec")
 """The modules of kinds of arrays: a tuple, which dynamo traces."""
@@ -48,7 +50,7 @@ def is_of_numpy(value: object) -> bool:
 
 def is_number(value: object) -> bool:
     """Return whether a value is a number of Python or of numpy, and not an array."""
-    if isinstance(value, NUMBERS):
+    if isinstance(value, _ALL_NUMBERS):
         return True
     scalar = is_of_numpy(value) and isinstance(value, sys.modules["numpy"].generic)
     return scalar and value.dtype.kind in _NUMERIC  # type: ignore[attr-defined]  # of numpy
@@ -64,6 +66,11 @@ def is_struct_array(value: object) -> TypeGuard[Records]:
     """Return whether a value is a numpy array of records, or one record."""
     dtype = getattr(value, "dtype", None)
     return is_of_numpy(value) and getattr(dtype, "names", None) is not None
+
+
+def is_record(value: object) -> bool:
+    """Return whether a value is one record of numpy, and not an array."""
+    return is_of_numpy(value) and isinstance(value, sys.modules["numpy"].void)
 
 
 def columns_of_struct_array(value: object) -> dict[str, object]:
@@ -87,11 +94,8 @@ def columns_of_struct_array(value: object) -> dict[str, object]:
 def tensor_of_array(value: object) -> Tensor | None:
     """Return an array as a tensor that shares its memory where torch can; `None` for other values.
 
-    numpy arrays of strings or objects are other values; so are tables and what has no length, as
-    images of PIL.
-
-    Raises:
-        TypeError: if it is a column of a table, or its like, whose elements are not numbers.
+    Arrays of strings or objects are other values; so are tables and what has no length, as images
+    of PIL.
     """
     kind = type(value)
     if hasattr(kind, "__dlpack__") and not is_of_numpy(value):
@@ -104,9 +108,7 @@ def tensor_of_array(value: object) -> Tensor | None:
         return None
     dtype = array.dtype
     if dtype.kind not in _NUMERIC:
-        if not array.ndim or is_of_numpy(value):
-            return None
-        raise TypeError(f"its elements are of dtype {dtype}, which are not numbers")
+        return None
     if array.ndim and _must_be_copied(array):
         array = array.astype(dtype.newbyteorder("="), order="C", copy=True)
     return torch.as_tensor(array)
@@ -188,7 +190,7 @@ def as_array(value: object) -> object:
 
     array = np.array(value, dtype=object)
     kinds = {*map(type, array.flat)}
-    alike = kinds == {str} or kinds <= set(NUMBERS)
+    alike = kinds == {str} or kinds <= {*_ALL_NUMBERS}
     return np.array(value) if alike else array
 
 
@@ -196,7 +198,8 @@ def rows_of(value: Any) -> Sequence[object] | None:
     """Return a value that has an item for each row: a list, a tuple, or an array of objects."""
     if isinstance(value, (list, tuple)):
         return None if hasattr(value, "_fields") else value  # a named tuple is one value
-    plain: object = value.tolist() if type(value).__module__ == "numpy" else None
+    array = None if isinstance(value, str) else _numpy_array(value)
+    plain: object = None if array is None else array.tolist()
     return plain if isinstance(plain, list) else None
 
 
@@ -250,9 +253,11 @@ def holds_numbers(values: list[object] | tuple[object, ...], empty: bool = False
 
     `empty`: some of them may hold nothing.
     """
-    inner = list if isinstance(values, list) else (list, tuple)
+    listed = isinstance(values, list)
+    inner = list if listed else (list, tuple)
+    numbers = NUMBERS if listed else _ALL_NUMBERS
     return all(
-        isinstance(value, NUMBERS)
+        isinstance(value, numbers)
         or (isinstance(value, inner) and (holds_numbers(value, empty) if value else empty))
         for value in values
     )

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kd_core import _registry as registry
 from kd_core._errors import InvalidValue, ShapeMismatch
-from kd_core._leaves.arrays import columns_of_struct_array, is_frame, is_struct_array
+from kd_core._leaves.arrays import columns_of_struct_array, is_frame, is_record, is_struct_array
 from kd_core._ops.conversion import (
     build,
     inferred_batch,
@@ -97,7 +97,7 @@ class Objects(AbstractContainer):
         if is_frame(obj):
             columns, rows = registry.tree_of_frame(obj, None, None)
             return build(cls, columns, batch_size, device, auto_batch_size, batch_dims, rows)
-        if is_struct_array(obj):
+        if is_struct_array(obj) and not is_record(obj):
             return cls.from_struct_array(
                 obj,
                 auto_batch_size=auto_batch_size,
