@@ -13,7 +13,8 @@ from pathlib import Path
 from statistics import median
 
 DISTRIBUTIONS = ("kd-core", "kd-nn", "kd-probabilistic", "kd-export")
-PRIVATE = re.compile(r"^torch(\.\w+)*\._\w+")
+PRIVATE = re.compile(r"torch(\.\w+)*?\._(?!_|foreach_|inductor\.aoti_)\w+(\.\w+)*")
+"""Names that the documentation of torch gives, as `torch._foreach_add`, are not counted."""
 
 
 def code_lines(tree: ast.Module, text: str) -> int:
@@ -47,11 +48,11 @@ def private_of_torch(tree: ast.Module) -> set[str]:
     """Return the private names of torch that a module reads or imports."""
     found = set[str]()
     for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and PRIVATE.match(ast.unparse(node)):
+        if isinstance(node, ast.Attribute) and PRIVATE.fullmatch(ast.unparse(node)):
             found.add(node.attr)
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch":
-            hidden = "._" in (node.module or "")
-            found |= {each.name for each in node.names if hidden or each.name.startswith("_")}
+        elif isinstance(node, ast.ImportFrom):
+            names = {each.name for each in node.names}
+            found |= {name for name in names if PRIVATE.fullmatch(f"{node.module}.{name}")}
     return found
 
 

@@ -569,7 +569,8 @@ class TensorCall:
             kwargs = {k: v for k, v in kwargs.items() if k not in extras}
         if self.takes_any and hasattr(type(module), "_kd_takes"):
             takes = cast("Callable[[str], bool]", module._kd_takes)
-            count, places = len(names.names), cast("Sequence[str]", ())
+            count = len(names.names)
+            places: Sequence[str] = ()
             if hasattr(type(module), "_kd_places"):
                 places = cast("Sequence[str]", module._kd_places)
             if count < len(args) <= count + len(places):
