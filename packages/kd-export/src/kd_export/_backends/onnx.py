@@ -401,7 +401,7 @@ def _numpy_of(value: Tensor, entry: Entry) -> object:
         return value.detach().cpu().resolve_neg().resolve_conj().numpy()
     except (TypeError, RuntimeError) as error:
         raise DtypeMismatch(
-            f"expected {entry.describe()} for `{entry.wire}`, which numpy cannot convert: {error}.",
+            f"expected {entry.describe()} for `{entry.wire}`, got what numpy cannot hold: {error}.",
             key=entry.key,
             expected=entry.dtype,
             got=f"{value.dtype} {value.layout} on {value.device}",
