@@ -16,6 +16,7 @@ from torch.distributions import Bernoulli, Categorical, Laplace, Normal, Uniform
 from kd_core import InvalidArgument, NonTensorData, TensorClass, TensorDict
 from kd_nn import (
     NormalParamWrapper,
+    OneHotCategorical,
     SupportsInteraction,
     TanhNormal,
     TensorDictModule,
@@ -542,6 +543,20 @@ def test_no_rows_are_not_checked(kind: Callable[..., distributions.Distribution]
     )
     td = module(TensorDict({"logits": torch.zeros(0, 3)}, [0]))
     assert td["a_log_prob"].shape == (0,)
+
+
+def test_one_hot_vectors_are_drawn_as_integers() -> None:
+    """As by torch's Categorical: a buffer or an environment takes integers."""
+    td = TensorDict({"logits": torch.zeros(4, 3, requires_grad=True)}, [4])
+    module = ProbabilisticTensorDictModule(
+        ["logits"], ["a"], distribution_class=OneHotCategorical, default_interaction_type="random"
+    )
+    assert module(td)["a"].dtype is torch.int64
+    both = CompositeDistribution(
+        TensorDict({"a": {"logits": td["logits"]}}, [4]), {"a": OneHotCategorical}
+    )
+    assert both.sample()["a"].dtype is torch.int64
+    assert both.rsample()["a"].requires_grad
 
 
 def test_log_prob_of_no_rows_has_none() -> None:

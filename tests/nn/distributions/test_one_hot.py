@@ -43,6 +43,7 @@ def test_straight_through_draws_are_one_hot_with_the_gradients_of_the_probabilit
     torch.testing.assert_close(got, expected)
     plain: Distribution = OneHotCategorical(logits)
     assert not plain.sample().requires_grad
+    assert not plain.has_rsample  # as that of torch: modules draw integers
 
 
 def test_expand_keeps_the_kind() -> None:

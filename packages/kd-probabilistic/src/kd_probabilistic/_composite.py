@@ -103,6 +103,13 @@ def _formula(distribution: Distribution) -> Tensor:
     return found
 
 
+def _has_rsample(distribution: Distribution) -> bool:
+    """Return whether `rsample` works: some that have it draw without where nobody asks for it."""
+    while isinstance(distribution, Independent):
+        distribution = distribution.base_dist
+    return distribution.has_rsample or type(distribution).rsample is not Distribution.rsample
+
+
 class Components:
     """A read-only mapping from the key of a value to its distribution.
 
@@ -585,7 +592,7 @@ class CompositeDistribution(Components, Distribution):  # type: ignore[misc]  # 
         Raises:
             EstimateNotOffered: If a component cannot.
         """
-        fixed = [key for key, part in self.items() if not part.has_rsample]
+        fixed = [key for key, part in self.items() if not _has_rsample(part)]
         if fixed:
             raise EstimateNotOffered(
                 f"the components {list_keys(fixed)} cannot draw with gradients. Use `sample`, or "

@@ -216,7 +216,9 @@ class OneHotCategorical(OneHotCategoricalStraightThrough):
 
     It is that of torch, with the logits as the first argument, and with integers as values where no
     gradient flows. `rsample` is *straight-through*: the value is one-hot, its gradients are those
-    of the probabilities (Bengio et al. 2013, https://arxiv.org/abs/1308.3432), which is biased.
+    of the probabilities (Bengio et al. 2013, https://arxiv.org/abs/1308.3432), which is biased. As
+    with the `OneHotCategorical` of torch, `has_rsample` is False: a keyed module draws integers.
+    For one that draws with these gradients, take torch's `OneHotCategoricalStraightThrough`.
 
     Args:
         logits: Log-probabilities up to a constant, shape (*batch_shape, classes).
@@ -236,6 +238,7 @@ class OneHotCategorical(OneHotCategoricalStraightThrough):
         tensor([0., 1., 0.], grad_fn=<AddBackward0>)
     """
 
+    has_rsample = False  # whoever draws where it is True would get floats with biased gradients
     num_params: Final = 1
     """How many numbers a network must give for each class."""
 
