@@ -1,6 +1,7 @@
 """Options of tensor classes: what they do to the values of fields."""
 
 import types
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import field
 from typing import Any, ClassVar, Protocol, cast
@@ -477,3 +478,17 @@ def test_autocast_calls_the_declared_collection() -> None:
     for wrong in ({"words": 3}, {"table": [1]}):
         with pytest.raises(TypeError, match="must be of type"):
             make(**wrong)
+
+
+@pytest.mark.parametrize("option", ["", "autocast", "nocast"])
+@pytest.mark.parametrize("value", [OrderedDict(a=1), defaultdict(int, a=1), OrderedDict({1: 2})])
+def test_a_field_keeps_a_dict_of_any_class(option: str, value: Any) -> None:
+    base: Any = TensorClass
+    base = base[option] if option else base
+    body = {"__annotations__": {"x": Tensor, "d": Any}, "d": None}
+    made: Any = types.new_class("Made", (base,), exec_body=lambda space: space.update(body))
+    given = made(x=torch.ones(2), d=value, batch_size=[2])
+    later = made(x=torch.ones(2), batch_size=[2])
+    later.d = value
+    other = made(x=torch.ones(2), batch_size=[2]).set("d", value)
+    assert all(each.d is value for each in (given, later, other, given[0]))

@@ -371,7 +371,8 @@ def converted(
     if "checked" in options and "autocast" not in options:
         _check(cls, options, key, value)
     if "nocast" in options:
-        stored = value is None or _is_stored(value) or isinstance(value, list)  # a list of rows
+        rows = isinstance(value, list)
+        stored = value is None or rows or (_is_stored(value) and not isinstance(value, dict))
         return value if stored else registry.wrap_data(value, desc)
     if "tensor_only" in options:
         if is_row_data(value) and all(each is None for each in rows_of_data(value)):
@@ -447,7 +448,7 @@ def _cast(cls: type, key: str, value: object, desc: Descriptor) -> object:
     if is_data(value):
         return _cast_data(cls, key, value, plain, desc)
     if plain is Tensor:
-        if type(value) is dict:
+        if isinstance(value, dict):
             return registry.wrap_data(value, desc)
         return value if _is_stored(value) else _as_tensor(cls, key, value, "`autocast`")
     if _is_array_type(plain) and not is_node(value):
@@ -483,7 +484,7 @@ def _has_fields_for(kind: object, container: Mapping[str, object]) -> bool:
 def _is_whole(value: object) -> bool:
     """Return whether a field of no cast keeps a value as one, not as one for each row."""
     kind = getattr(getattr(value, "dtype", None), "kind", "f")  # of numpy
-    return type(value) in (list, dict) or kind not in "biufc"
+    return type(value) is list or isinstance(value, dict) or kind not in "biufc"
 
 
 def _cast_data(cls: type, key: str, value: Node, hint: object, desc: Descriptor) -> object:

@@ -204,7 +204,7 @@ def _remove(node: AbstractContainer, name: str) -> None:
 
 def _whole(value: object, desc: Descriptor) -> object:
     """Wrap a dict or a tuple, which a field keeps as the object that it is."""
-    kept = type(value) is dict or isinstance(value, tuple)
+    kept = isinstance(value, (dict, tuple))
     return registry.wrap_data(value, desc.unlocked()) if kept else value
 
 
@@ -664,7 +664,7 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
 
         def set(self, key, value=NO_DEFAULT, inplace=False, *how, **named):
             """Store a value at `key`; a dict or a tuple is kept as it is, as by an attribute."""
-            kept = type(value) is dict or isinstance(value, tuple)
+            kept = isinstance(value, (dict, tuple))
             if kept and type(key) is str and not inplace:
                 declaration = self._kd_declared
                 if not declaration.more_keys and not declaration.converts:
