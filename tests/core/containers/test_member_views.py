@@ -175,3 +175,26 @@ def test_ragged_members_stay_apart_when_they_are_expanded() -> None:
     found = lazy_stack([TensorDict({"a": torch.ones(1, n)}, [1]) for n in (1, 2)]).expand(2, 5)
     assert isinstance(found, LazyStackedTensorDict)
     assert [row["a"].shape for row in found.unbind(0)] == [(5, 1), (5, 2)]
+
+
+@pytest.mark.parametrize("shape", [(6, 2), (5, 6, 2)])
+def test_members_of_other_shapes_stay_members_when_they_are_expanded(
+    shape: tuple[int, ...],
+) -> None:
+    stack = lazy_stack([TensorDict({"a": torch.ones(4)}), TensorDict({"a": torch.ones(3)})])
+    grown = stack.expand(*shape)
+    assert isinstance(grown, LazyStackedTensorDict)
+    assert (grown.batch_size, grown.stack_dim) == (shape, len(shape) - 1)
+    assert [member["a"].shape for member in grown.tensordicts] == [
+        (*shape[:-1], 4),
+        (*shape[:-1], 3),
+    ]
+
+
+def test_rows_of_members_of_other_shapes_are_written_into_what_was_expanded() -> None:
+    rows = [TensorDict({"a": torch.ones(5, size)}, [5]) for size in (4, 3)]
+    source = lazy_stack(rows, 1)
+    storage = source[0].expand(6, 2).clone().zero_()
+    storage.update_at_(source, range(5))
+    assert storage[4, 1]["a"].tolist() == [1, 1, 1]
+    assert storage[5, 0]["a"].tolist() == [0, 0, 0, 0]

@@ -102,6 +102,7 @@ from kd_core._shapes import (
     refuse_open,
     resized,
     stacked_batch,
+    without_names,
 )
 from kd_core._validation import as_entry
 
@@ -1051,14 +1052,15 @@ class MemberStorage(TensorDictBase, Composite):
             made = regrouped(self, batch)
             if made is not None:
                 return made
-        # What is expanded is dense: in a storage made like it, entries are written in place.
+        # What is expanded is dense if it can be: in a storage made like it, entries are written in
+        # place.
         if not isinstance(batch, (Reduced, Padded, Expanded)) and not is_compiling():
             seen = viewed_members(self, fn, batch)
             if seen is not None:
                 return seen
         # Rows keep the entries that only some members have, but for what joins rows of several.
         if not isinstance(batch, Padded) and not is_compiling() and has_partial_entries(self):
-            apart = self._moved(fn, batch)
+            apart = self._moved_apart(fn, batch)
             if apart is not None:
                 return apart
         try:
@@ -1066,10 +1068,24 @@ class MemberStorage(TensorDictBase, Composite):
         except ShapeMismatch:
             if isinstance(batch, Padded):
                 raise
-            apart = self._moved(fn, batch)
+            apart = self._moved_apart(fn, batch)
             if apart is None:  # it takes all rows of an entry
                 raise
             return apart
+
+    def _moved_apart(self, fn: LeafFn, batch: BatchFn) -> Self | None:
+        """Move rows whose entries cannot be stacked; members that are expanded stay members."""
+        if isinstance(batch, Expanded) and not is_compiling():
+            after = batch(self._kd_desc.batch)
+            dim = self._dim + len(after) - self._kd_desc.ndim
+            if after[dim] == len(self._members):
+                size = without_names((*after[:dim], *after[dim + 1 :]))
+                stack = self._of(
+                    [each._kd_engine.expand(each, size) for each in self._members], dim
+                )
+                stack._kd_describe(stack._kd_desc.with_batch(after))
+                return stack
+        return self._moved(fn, batch)
 
     def _by_size(self, fn: LeafFn, batch: BatchFn) -> Self:
         """Apply a function of stacked leaves to each of several members of different sizes.
