@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kd_core import TensorDict, UnbatchedTensor, lazy_stack
+from kd_core import TensorDict, TensorDictBase, UnbatchedTensor, lazy_stack
 from kd_core.testing import assert_allclose_td, assert_close
 
 TD = TensorDict({"a": torch.zeros(3), "n": {"b": torch.ones(3, 2), "word": "x"}}, [3])
@@ -59,3 +59,17 @@ def test_tensors_of_the_whole_batch_are_compared_by_their_values() -> None:
     other = TensorDict({"u": UnbatchedTensor(torch.zeros(5))}, [3])
     with pytest.raises(AssertionError, match="`u`"):
         assert_close(other, td)
+
+
+def test_ragged_stacks_are_compared_by_member() -> None:
+    def rows(*values: float) -> TensorDictBase:
+        members = [TensorDict({"a": torch.full((n + 1,), each)}) for n, each in enumerate(values)]
+        return lazy_stack(members)
+
+    assert assert_close(rows(1.0, 2.0), rows(1.0, 2.0))
+    with pytest.raises(AssertionError, match="member 1"):
+        assert_close(rows(1.0, 2.0), rows(1.0, 3.0))
+    with pytest.raises(AssertionError, match="2 members along dimension 0 in the container, got"):
+        assert_close(rows(1.0, 2.0, 3.0), rows(1.0, 2.0))
+    with pytest.raises(AssertionError, match="got one that is"):
+        assert_close(rows(1.0, 2.0), TensorDict({"a": torch.zeros(2, 1)}, [2]))

@@ -111,6 +111,10 @@ def _compare(
     path: tuple[str, ...],
 ) -> None:
     where = format_key(path) if path else "the container"
+    if _is_ragged(actual) or _is_ragged(expected):
+        for number, members in enumerate(_members(actual, expected, where)):
+            _compare(*members, how, (*path, f"member {number}"))
+        return
     mine, theirs = _level(actual), _level(expected)
     if mine.keys() != theirs.keys() and not how.intersection:
         raise AssertionError(f"expected the keys {sorted(theirs)} in {where}, got {sorted(mine)}.")
@@ -142,6 +146,33 @@ def _at(content: dict[str, Any], *path: str) -> dict[str, Tensor]:
     for key in path:
         content = content[key]
     return content
+
+
+def _is_ragged(value: _Comparable) -> bool:
+    """Return whether a value is a lazy stack that has entries of different shapes."""
+    if not isinstance(value, Composite):
+        return False
+    try:
+        for _ in value._kd_entries.values():
+            pass
+    except ShapeMismatch:
+        return True
+    return value._kd_desc.open
+
+
+def _members(
+    actual: _Comparable, expected: _Comparable, where: str
+) -> list[tuple[_Comparable, _Comparable]]:
+    """Return the members of two lazy stacks in pairs."""
+    if not isinstance(actual, Composite) or not isinstance(expected, Composite):
+        raise AssertionError(f"expected both of {where} to be ragged, got one that is.")
+    got, wanted = (len(actual._members), actual._dim), (len(expected._members), expected._dim)
+    if got != wanted:
+        raise AssertionError(
+            f"expected a lazy stack of {wanted[0]} members along dimension {wanted[1]} in {where}, "
+            f"got one of {got[0]} along {got[1]}."
+        )
+    return [*zip(actual._members, expected._members, strict=True)]  # type: ignore[list-item]
 
 
 def _level(value: _Comparable) -> Mapping[str, object]:
