@@ -113,7 +113,6 @@ OF_ROWS: Final[dict[str, list[str]]] = {
     ],
     "`split_keys`, `get_at` and `narrow` of a lazy": [
         "lazy gather(*, ones, out=like) result: * != 0.0",
-        "ragged expand result: stack_dim 0 != 1",
     ],
     "`NonTensorData.extend` is there and fails": [
         *each("one_value", "non_tensor_items fields", "result: length 1 != 3"),
