@@ -441,6 +441,23 @@ def test_the_switch_writes_the_parts_before_their_sum() -> None:
     assert "a_log_prob" in built()(TensorDict({"params": params.clone()}, [3]))
 
 
+def test_where_log_prob_sums_the_scores_are_written_beside_the_values() -> None:
+    dist = composite()
+    sample = dist.sample()
+    apart = dist.log_prob_composite(sample)
+    assert apart is not sample
+    assert "sample_log_prob" not in apart
+    assert "entropy" not in dist.entropy_composite()
+    with set_composite_lp_aggregate(True):
+        total = dist.log_prob(sample)
+        assert dist.log_prob_composite(sample) is sample
+        torch.testing.assert_close(sample["sample_log_prob"], total)
+        assert torch.equal(sample["move_log_prob"], apart["move_log_prob"])
+        torch.testing.assert_close(dist.entropy_composite()["entropy"], dist.entropy())
+        alone = dist.log_prob_composite(dist.sample(), include_sum=False)
+        assert "sample_log_prob" not in alone
+
+
 def test_what_was_set_is_set_back() -> None:
     setting = set_composite_lp_aggregate(True)
     assert not composite_lp_aggregate()

@@ -642,20 +642,25 @@ class CompositeDistribution(Components, Distribution):  # type: ignore[misc]  # 
         return self._named(parts, "_log_prob", sample.device)
 
     def log_prob_composite(
-        self, sample: TensorDictBase, *, include_sum: bool = False
-    ) -> TensorDict:
+        self, sample: TensorDictBase, *, include_sum: bool | None = None
+    ) -> TensorDictBase:
         """Return the log-probability of each component.
+
+        Where `log_prob` sums, they are written into `sample`, which is returned.
 
         Args:
             sample: Holds the value of each component.
-            include_sum: Whether to write the sum as well, at `log_prob_key`.
+            include_sum: Whether to write the sum as well, at `log_prob_key`. None: where
+                `log_prob` sums.
 
         Raises:
             InvalidArgument: If the log-probability of a component has that key.
         """
-        parts = self._log_probs(sample)
+        parts, sums = self._log_probs(sample), self._sums(None)
         made = self._named(parts, "_log_prob", sample.device)
-        return self._with_sum(made, parts, self.log_prob_key) if include_sum else made
+        if sums if include_sum is None else include_sum:
+            made = self._with_sum(made, parts, self.log_prob_key)
+        return sample.update(made) if sums else made
 
     @overload  # type: ignore[override]  # one value per component
     def entropy(
@@ -695,15 +700,17 @@ class CompositeDistribution(Components, Distribution):  # type: ignore[misc]  # 
         return self._with_sum(made, parts, self.entropy_key) if include_sum else made
 
     def entropy_composite(
-        self, samples_mc: int | None = None, *, include_sum: bool = False
+        self, samples_mc: int | None = None, *, include_sum: bool | None = None
     ) -> TensorDict:
         """Return the entropy of each component; see `entropy`.
 
         Args:
             samples_mc: From how many draws, if there is no formula.
-            include_sum: Whether to write the sum as well, at `entropy_key`.
+            include_sum: Whether to write the sum as well, at `entropy_key`. None: where `entropy`
+                sums.
         """
         parts = self._entropies(samples_mc)
+        include_sum = self._sums(None) if include_sum is None else include_sum
         made = self._named(parts, "_entropy")
         return self._with_sum(made, parts, self.entropy_key) if include_sum else made
 
