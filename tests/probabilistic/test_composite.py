@@ -498,3 +498,12 @@ def test_compiled_code_switches() -> None:
 
     compiled = torch.compile(run, fullgraph=True, backend="eager")
     assert compiled(torch.zeros(())) == run(torch.zeros(())) == 11
+
+
+def test_a_composite_is_asked_for_an_estimate_by_hasattr() -> None:
+    params = TensorDict({"a": {"logits": torch.zeros(3)}})
+    dist = CompositeDistribution(params, {"a": d.Categorical})
+    assert not hasattr(dist, "median")
+    assert hasattr(dist, "mode")
+    with pytest.raises(NotImplementedError, match="has no median"):
+        _ = dist.median

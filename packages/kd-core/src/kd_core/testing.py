@@ -172,7 +172,7 @@ def _members(
             f"expected a lazy stack of {wanted[0]} members along dimension {wanted[1]} in {where}, "
             f"got one of {got[0]} along {got[1]}."
         )
-    return [*zip(actual._members, expected._members, strict=True)]  # type: ignore[list-item]
+    return [*zip(actual._members, expected._members, strict=True)]  # type: ignore[list-item]  # of stacks
 
 
 def _level(value: _Comparable) -> Mapping[str, object]:

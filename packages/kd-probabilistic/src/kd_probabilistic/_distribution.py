@@ -266,8 +266,11 @@ KEPT = 256
 """How many classes the cache of each interaction type holds."""
 
 
-class EstimateNotOffered(KdError, NotImplementedError):
-    """A distribution does not offer an estimate; the message lists those that it offers."""
+class EstimateNotOffered(KdError, NotImplementedError, AttributeError):
+    """A distribution does not offer an estimate; the message lists those that it offers.
+
+    It is an `AttributeError`, so that `hasattr(distribution, "median")` answers.
+    """
 
 
 def register_estimator(
