@@ -841,3 +841,24 @@ def test_what_a_subclass_of_a_draw_writes_too_is_there_in_each_call() -> None:
         made = call(data())
         assert list(made.keys()) == ["x", "p", "loc", "scale", "action", "squared"]
         torch.testing.assert_close(made["squared"], made["action"] ** 2)
+
+
+def test_steps_that_are_assigned_again_score_a_value_that_is_written_before() -> None:
+    class Twice(ProbabilisticTensorDictSequential):
+        def __init__(self, *modules: nn.Module) -> None:
+            super().__init__(*modules)
+            TensorDictModule.__init__(self, nn.ModuleList(modules), ["x"], ["loc", "scale", "a"])
+
+    def net(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return x, x.exp(), x + 7
+
+    first = TensorDictModule(net, ["x"], ["loc", "scale", "a"])
+    draw = ProbabilisticTensorDictModule(
+        ["loc", "scale"], ["a"], distribution_class=Normal, return_log_prob=True
+    )
+    assigned = ProbabilisticTensorDictSequential(first, draw)
+    assigned.module = nn.ModuleList([first, draw])
+    for sequence in Twice(first, draw), assigned:
+        td = sequence(TensorDict({"x": torch.zeros(3)}, [3]))
+        assert td["a"].tolist() == [7.0] * 3
+        assert torch.equal(td["a_log_prob"], Normal(0.0, 1.0).log_prob(td["a"]))

@@ -8,7 +8,7 @@ plans.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Literal, Self, TypeAlias, cast, overload
+from typing import TYPE_CHECKING, ClassVar, Literal, Self, TypeAlias, cast, overload
 
 from torch import Size, Tensor, nn
 from torch.compiler import is_dynamo_compiling
@@ -311,6 +311,28 @@ def _keys(step: nn.Module, name: str) -> list[NestedKey]:
 Modules = nn.Module | list[nn.Module] | dict[str, nn.Module]
 
 
+def _with_scoring(sequence: nn.Module, name: str, steps: object) -> object:
+    """Let the last probabilistic module score instead of draw if its value is written earlier."""
+    if isinstance(steps, nn.ModuleDict):
+        return type(steps)(dict(zip(steps.keys(), _scored([*steps.values()]), strict=True)))
+    return type(steps)(_scored([*steps])) if isinstance(steps, nn.ModuleList) else steps
+
+
+def _scored(steps: list[T]) -> list[T | ScoringModule]:
+    places = [i for i, step in enumerate(steps) if isinstance(step, _PROBABILISTIC)]
+    last = steps[places[-1]] if places else None
+    if not isinstance(last, ProbabilisticTensorDictModule):
+        return [*steps]
+    before = steps[: places[-1]]
+    for step in before:
+        if isinstance(step, TensorDictModuleBase):
+            step._kd_refresh_keys()
+    produced = {key for step in before for key in getattr(step, "out_keys", ())} - {DISCARD}
+    if not produced.issuperset(last.dist_sample_keys):
+        return [*steps]
+    return [*before, ScoringModule._kd_if_asked(last), *steps[places[-1] + 1 :]]
+
+
 class ProbabilisticTensorDictSequential(TensorDictSequential):
     """Run keyed modules in order; at least one of them is probabilistic.
 
@@ -349,6 +371,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
     """
 
     _kd_changes_by_assignment = True
+    _kd_checks: ClassVar = {**TensorDictSequential._kd_checks, "module": _with_scoring}
 
     return_composite: bool
     _kd_composite: bool | None
@@ -364,9 +387,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
     ) -> None:
         # A class of the user between this one and `TensorDictSequential` may not know it.
         chosen = {} if selected_out_keys is None else {"selected_out_keys": selected_out_keys}
-        super().__init__(
-            *_with_scoring(modules), partial_tolerant=partial_tolerant, inplace=inplace, **chosen
-        )
+        super().__init__(*modules, partial_tolerant=partial_tolerant, inplace=inplace, **chosen)
         steps = self._kd_steps()
         if not steps:
             self._kd_last_probabilistic()  # raises
@@ -709,13 +730,6 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
             part.return_composite = part._kd_composite = given
         return part
 
-    def _kd_replace_steps(
-        self, steps: Sequence[tuple[str, nn.Module]], named: bool = False
-    ) -> Self:
-        scored = _scored([step for _, step in steps])
-        names = [name for name, _ in steps]
-        return super()._kd_replace_steps(list(zip(names, scored, strict=True)), named)
-
     def _kd_last_probabilistic(self) -> tuple[int, Probabilistic]:
         steps = self._kd_named_steps()
         for index in reversed(range(len(steps))):
@@ -743,28 +757,3 @@ def _check_out(out: object) -> None:
 def _drawing(leaf: Leaf) -> ProbabilisticTensorDictModule:
     """Return the module whose distribution a probabilistic module has."""
     return leaf.module if isinstance(leaf, ScoringModule) else leaf
-
-
-def _with_scoring(modules: tuple[Modules, ...]) -> tuple[Modules, ...]:
-    """Let the last probabilistic module score instead of draw if its value is written earlier."""
-    first = modules[0] if len(modules) == 1 else None
-    if isinstance(first, (dict, nn.ModuleDict)):
-        return (dict(zip(first, _scored(list(first.values())), strict=True)),)
-    if isinstance(first, (list, tuple, nn.ModuleList)):
-        return (_scored(list(first)),)
-    return tuple(_scored(list(modules)))
-
-
-def _scored(steps: list[T]) -> list[T | ScoringModule]:
-    places = [i for i, step in enumerate(steps) if isinstance(step, _PROBABILISTIC)]
-    last = steps[places[-1]] if places else None
-    if not isinstance(last, ProbabilisticTensorDictModule):
-        return [*steps]
-    before = steps[: places[-1]]
-    for step in before:
-        if isinstance(step, TensorDictModuleBase):
-            step._kd_refresh_keys()
-    produced = {key for step in before for key in getattr(step, "out_keys", ())} - {DISCARD}
-    if not produced.issuperset(last.dist_sample_keys):
-        return [*steps]
-    return [*before, ScoringModule._kd_if_asked(last), *steps[places[-1] + 1 :]]
