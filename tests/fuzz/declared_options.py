@@ -125,7 +125,7 @@ class Kind:
             self.check(kinds, value)
         if "autocast" in self.options and len(hints) == 1:
             optional = len(kinds) > 1
-            plainly = hints[0] == "Tensor" or not optional
+            plainly = not optional
             plainly = plainly or (hints[0] == "Inner" and not isinstance(value, TensorDict))
             value = self.cast(hints[0], value, batch) if plainly else value
         if "autocast" in self.options and name in self.fields and hints != ["Inner"]:

@@ -23,7 +23,7 @@ from tests.fuzz.declared_options import (
 )
 
 from kd_core import (
-    InvalidValue,
+    InvalidArgument,
     KdError,
     Locked,
     NonTensorData,
@@ -225,7 +225,7 @@ def converted(rng: Random, kind: Kind, ours: TensorClass, model: TensorDict) -> 
             made = kind.ours.from_tensordict(METHODS.to_tensordict(ours))
         else:
             made = kind.ours.from_dict(METHODS.to_dict(ours), batch)
-    except InvalidValue:
+    except InvalidArgument:
         assert refused
         return ours, model
     assert not refused
