@@ -10,7 +10,7 @@ import io
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, cast
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, TypeGuard, cast
 
 import torch
 from torch import Tensor
@@ -39,7 +39,7 @@ from kd_core._unbatched import UnbatchedTensor
 
 # Comparison of containers in tests, with messages that name the key.
 
-_Comparable: TypeAlias = "TensorDictBase | Mapping[str, object]"
+_Comparable: TypeAlias = "AbstractContainer | Mapping[str, object]"
 
 
 class _How(NamedTuple):
@@ -53,8 +53,8 @@ class _How(NamedTuple):
 
 
 def assert_close(
-    actual: _Comparable,
-    expected: _Comparable,
+    actual: TensorDictBase | Mapping[str, object],
+    expected: TensorDictBase | Mapping[str, object],
     *,
     rtol: float | None = None,
     atol: float | None = None,
@@ -136,7 +136,7 @@ def _compare(
         if isinstance(value, Tensor) and isinstance(other, Tensor):
             _compare_leaves(value, other, how, inner)
         elif _is_level(value) and _is_level(other):
-            _compare(value, other, how, inner)  # type: ignore[arg-type]  # checked above
+            _compare(value, other, how, inner)
         elif not _same_data(value, other):
             raise AssertionError(f"expected {other!r} in {format_key(inner)}, got {value!r}.")
 
@@ -172,14 +172,14 @@ def _members(
             f"expected a lazy stack of {wanted[0]} members along dimension {wanted[1]} in {where}, "
             f"got one of {got[0]} along {got[1]}."
         )
-    return [*zip(actual._members, expected._members, strict=True)]  # type: ignore[list-item]  # of stacks
+    return [*zip(actual._members, expected._members, strict=True)]
 
 
 def _level(value: _Comparable) -> Mapping[str, object]:
     return value._kd_entries if isinstance(value, AbstractContainer) else value
 
 
-def _is_level(value: object) -> bool:
+def _is_level(value: object) -> TypeGuard[_Comparable]:
     return isinstance(value, (AbstractContainer, Mapping))
 
 

@@ -199,7 +199,7 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both
 
     Args:
         parameters: A container or (nested) mapping of tensors.
-        no_convert: Whether tensors that are no `nn.Parameter` become an `nn.Buffer` instead, but
+        no_convert: Whether tensors that are not an `nn.Parameter` become an `nn.Buffer`, but
             for those that need gradients, which stay what they are; `"skip"`: all stay.
         lock: Whether the container is locked: its values may change, its entries may not.
         **entries: Tensors by keyword in place of `parameters`, with `batch_size` and `device` as

@@ -726,8 +726,8 @@ class LazyStackedTensorDict(MemberStorage):
             key: a string, or a tuple of strings for a nested entry.
             default: what is returned if the key is missing, `None` if it is not given; with
                 `NO_DEFAULT`, a missing key raises.
-            as_list: return the tensors of the members in a list, not stacked; what is no tensor is
-                stacked.
+            as_list: return the tensors of the members in a list, not stacked; entries that are not
+                tensors are stacked.
             as_padded_tensor: pad the entries to one shape, then stack them.
             as_nested_tensor: return a nested tensor; the stacked dimension must be the first.
             padding_value: the value of the elements that are added.
