@@ -474,6 +474,58 @@ def test_a_stored_container_takes_the_names_of_the_one_around_it() -> None:
     assert td.nested("own", TensorDict).names == ["x", "y"]
 
 
+def _set_lazily(nested: TensorDict) -> TensorDictBase:
+    td = lazy_stack([TensorDict({}, [3]), TensorDict({}, [3])])
+    td["n"] = nested
+    return td
+
+
+def _set(nested: TensorDict) -> TensorDictBase:
+    td = TensorDict({"m": TensorDict({}, [2, 3, 5])}, [2, 3])
+    td["n"] = nested
+    assert inner(td, "m").names == ["time", None, None]
+    return td
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda nested: TensorDict({"n": nested}, [2, 3]),
+        lambda nested: TensorDict({"n": nested}, [2, 3], names=[None, None]),
+        lambda nested: TensorDict({("n", "deep"): nested}, [2, 3]),
+        lambda nested: TensorDict.from_dict({"n": {"deep": nested}}, [2, 3]),
+        lambda nested: TensorDict.from_dict({"n": nested}, [2, 3], names=[None, None]),
+        lambda nested: TensorDict({}, [2, 3]).update({"n": nested}),
+        lambda nested: TensorDict({}, [2, 3]).replace({"n": nested}),
+        lambda nested: TensorDict({}, [2, 3]).set("n", nested),
+        _set,
+        _set_lazily,
+    ],
+)
+def test_a_container_without_names_takes_those_of_one_in_it(
+    build: Callable[[TensorDict], TensorDictBase],
+) -> None:
+    nested = TensorDict({"x": torch.zeros(2, 3, 4)}, [2, 3, 4], names=["time", None, "env"])
+    td = build(nested)
+    assert td.names == ["time", None]
+    assert nested.names == ["time", None, "env"]
+
+
+def test_only_the_level_that_is_written_takes_names() -> None:
+    td = TensorDict({}, [2])
+    td["n", "deep"] = TensorDict({}, [2], names=["time"])
+    assert td.names == [None]
+    assert inner(td, "n").names == ["time"]
+
+
+def test_a_nested_container_takes_the_names_that_it_lacks() -> None:
+    td = TensorDict({}, [2, 3], names=["time", "env"])
+    td["n"] = TensorDict({}, [2, 3, 4], names=[None, None, "agent"])
+    assert inner(td, "n").names == ["time", "env", "agent"]
+    td["m"] = TensorDict({}, [2, 3], names=["env", None])  # no two dimensions share a name
+    assert inner(td, "m").names == ["env", None]
+
+
 def test_the_last_of_several_dimensions_has_the_name_of_the_one_that_they_were() -> None:
     td = TensorDict({"a": torch.zeros(4, 2)}, [4, 2], names=["t", "e"])
     assert td.unflatten(0, (2, 2)).names == [None, "t", "e"]

@@ -70,6 +70,7 @@ from kd_core._leaves.loops import (
 )
 from kd_core._leaves.writes import not_written, writable_source
 from kd_core._nodes import Node, Values, encodes, is_data, is_node, is_unbatched, tensor_of
+from kd_core._shapes import names_of, with_names
 from kd_core._torch_private import (
     HigherOrderOperator,
     assume_constant_result,
@@ -87,7 +88,7 @@ if TYPE_CHECKING:
     from kd_core._descriptor import Descriptor
     from kd_core._leaves.writes import Write
     from kd_core._nodes import Entry, Holders, Memo, PartsMemo
-    from kd_core._shapes import Plan
+    from kd_core._shapes import Names, Plan
     from kd_core._types import Batch, BatchFn, DeviceLike, Index, LeafFn, NestedKey, PartsFn
 
     W = TypeVar("W", bound="AbstractContainer")
@@ -294,11 +295,14 @@ class AbstractContainer(Node):
             level._kd_set_entry(path[-1], level._kd_as_entry(path[-1], value, path[:-1]))
             return
         entry = as_entry(path[-1], value, desc, path[:-1])
-        made: AbstractContainer = registry.make_dense({path[-1]: entry}, desc)
+        holder: AbstractContainer = registry.make_dense({path[-1]: entry}, desc)
+        made = holder
         for part in reversed(path[depth + 1 : -1]):
             made = registry.make_dense({part: made}, desc)
         refuse_cycle(path[depth], made, level, path[:depth])
         level._kd_set_entry(path[depth], made)
+        if not isinstance(entry, Tensor) and not desc.named:
+            take_names(holder, entry)
 
     def _kd_map_each(self, fn: LeafFn, batch: BatchFn | None = None, memo: Memo = None) -> Self:
         """Apply `fn` to one leaf at a time.
@@ -812,6 +816,38 @@ class Composite(AbstractContainer):
         with unchanged_on_error(self):
             for row in rows.values():
                 change(*row)
+
+
+def set_names(level: AbstractContainer, names: Names) -> None:
+    """Set checked names in a container, and in all below it; a lock does not cover them."""
+    desc = level._kd_desc
+    redescribe(level, desc.with_batch(with_names(desc.batch, names)))
+    if isinstance(level, Composite):
+        names = names[: level._dim] + names[level._dim + 1 :]
+    elif level._kd_nested:
+        for key, entry in list(level._kd_entries.items()):
+            if is_data(entry):
+                own = entry._kd_desc
+                named = own.with_batch(with_names(own.batch, names))
+                level._kd_set_entry(key, entry._kd_with_descriptor(named))
+    for node in level._kd_below():
+        if isinstance(node, AbstractContainer):
+            set_names(node, names)
+
+
+def redescribe(level: AbstractContainer, desc: Descriptor) -> None:
+    """Set the batch size and the device of a container, which stays locked if it is."""
+    old = level._kd_desc
+    level._kd_describe(desc.with_lock(old.lock, old.held) if old.frozen else desc)
+
+
+def take_names(level: AbstractContainer, value: Node) -> None:
+    """Give a container without names those of a container that was stored in it."""
+    if isinstance(value, AbstractContainer):
+        desc = level._kd_desc
+        names = names_of(value._kd_desc.batch[: desc.ndim])
+        if any(name is not None for name in names):
+            set_names(level, names)
 
 
 def reading(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Mapping
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -53,7 +54,8 @@ from kd_core._unbatched import wrap_tensor
 if TYPE_CHECKING:
     from kd_core._descriptor import Descriptor
     from kd_core._nodes import Entry, Node
-    from kd_core._types import NestedKey
+    from kd_core._shapes import Names
+    from kd_core._types import Batch, NestedKey
 
 MAX_DEPTH = 64
 """The most levels of nesting; every operation, also of torch, must work with this many."""
@@ -223,10 +225,11 @@ def _node_as_entry(
         refuse_cycle(key, value, holder, path)
     if own is desc:
         return value
-    if desc.named and not own.named and (entries_of(value) is not None or is_data(value)):
-        names = names_of(desc.batch[: own.ndim])
-        value = value._kd_map_each(unchanged, lambda batch: with_names(batch, names))
-        own = value._kd_desc
+    if desc.named and (entries_of(value) is not None or is_data(value)):
+        names = _with_missing_names(own.batch, desc.batch)
+        if names is not None:
+            value = value._kd_map_each(unchanged, lambda batch: with_names(batch, names))
+            own = value._kd_desc
     ndim = desc.ndim
     batch, device = own.batch, own.device
     smaller = ndim > 0 and own.size[:ndim] != desc.size
@@ -242,6 +245,20 @@ def _node_as_entry(
         return value
     placed = desc if device == desc.device else describe(batch, device)  # a child may have its own
     return value._kd_with_descriptor(placed.with_batch(batch))
+
+
+def _with_missing_names(batch: Batch, outer: Batch) -> Names | None:
+    """Return the names of a nested batch with those that only the outer one has, if there are any.
+
+    Where dimensions would share a name, it keeps its own.
+    """
+    own = names_of(batch)
+    names = tuple(
+        name if name is not None else above
+        for name, above in zip_longest(own, names_of(outer[: len(batch)]))
+    )
+    real = [name for name in names if name is not None]
+    return names if names != own and len({*real}) == len(real) else None
 
 
 def _as_tensor(

@@ -44,7 +44,7 @@ from kd_core._leaves.packing import packed
 from kd_core._nodes import Node, is_node, is_row_data, own_attributes
 from kd_core._ops.modules import StackedUninitialized
 from kd_core._ops.scopes import WAS_LOCKED, WAS_UNLOCKED
-from kd_core._protocol import free_parts, note_holder, unlock_all
+from kd_core._protocol import free_parts, note_holder, take_names, unlock_all
 from kd_core._torch_private import traced_as
 from kd_core._validation import as_entry
 
@@ -189,6 +189,8 @@ class Dense(TensorDictBase):
             isinstance(value, Dense) or not isinstance(value, Tensor) or value.is_nested
         ):
             self._kd_nested = True
+            if isinstance(value, Node) and value._kd_desc.named and not self._kd_desc.named:
+                take_names(self, value)
         if is_dynamo_compiling():
             overlay(self, {key: value})
         else:

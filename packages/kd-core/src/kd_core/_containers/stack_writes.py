@@ -91,6 +91,7 @@ from kd_core._protocol import (
     lock,
     locked_as,
     note_holder,
+    take_names,
 )
 from kd_core._shapes import (
     Expanded,
@@ -846,6 +847,8 @@ class MemberStorage(TensorDictBase, Composite):
         entries = [member._kd_as_entry(key, row) for member, row in pairs]
         for member, entry in zip(self._members, entries, strict=True):
             member._kd_set_entry(key, entry)
+        if isinstance(value, AbstractContainer) and not self._kd_desc.named:
+            take_names(self, value)
 
     def _kd_del_entry(self, key: str) -> None:
         self._change_members(f"remove {format_key(key)}", lambda member: member._kd_del_entry(key))

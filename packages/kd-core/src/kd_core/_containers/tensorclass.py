@@ -78,7 +78,7 @@ from kd_core._nodes import Entry, is_data, leaf_or_node
 from kd_core._ops.conversion import build
 from kd_core._ops.description import named as with_names
 from kd_core._protocol import AbstractContainer, Composite, lock
-from kd_core._shapes import batch_of
+from kd_core._shapes import batch_of, checked_names
 from kd_core._types import NO_DEFAULT
 from kd_core._validation import with_plain_keys
 
@@ -810,7 +810,7 @@ def _complete(
     if by_attribute:
         for name, value in given.items():
             setattr(self, name, value)
-    if names is not None:
+    if names is not None and any(checked_names(names, self._kd_desc.batch)):
         other = with_names(self, names)  # nested containers of the caller keep their names
         self._kd_entries, self._kd_desc = other._kd_entries, other._kd_desc
     after = getattr(cls, "__post_init__", None)

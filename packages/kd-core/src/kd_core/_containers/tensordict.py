@@ -16,10 +16,10 @@ from kd_core._keys import format_key
 from kd_core._leaves.loops import MANY, all_fit, common_batch, leaf_fits
 from kd_core._naming import ELSEWHERE, USUAL_KEYS, KeyAsAttribute, NamedElsewhere, leaves_out
 from kd_core._ops.conversion import build
-from kd_core._ops.description import named
+from kd_core._ops.description import check_names, named
 from kd_core._ops.modules import Scope
 from kd_core._ops.placement import moved
-from kd_core._protocol import AbstractContainer
+from kd_core._protocol import AbstractContainer, take_names
 from kd_core._shapes import batch_of
 from kd_core._torch_private import traced_as
 from kd_core._types import NO_DEFAULT
@@ -100,7 +100,7 @@ class TensorDict(Dense):
             self._kd_nested = False
         else:
             fill(self, given, desc)
-        if names is not None:
+        if names is not None and any(check_names(names, desc.batch)):
             other = named(self, names)  # nested containers of the caller keep their names
             self._kd_entries, self._kd_desc = other._kd_entries, other._kd_desc
         if later is not None:
@@ -422,17 +422,22 @@ def fill(td: Dense, source: object, desc: Descriptor, path: tuple[str, ...] = ()
     rows = desc.size[0] if desc.ndim == 1 and (on_cpu or desc.device is None) else -1
     if (desc.ndim != 1 or len(items) >= MANY) and all_fit(items, desc):
         return
+    first: Node | None = None  # with names
     for key, value in items.items():
         if type(value) is not Tensor or type(key) is not str:
             if type(key) is not str:
                 fill(td, with_plain_keys(items, path), desc, path)
                 return
             if type(value) is dict and len(path) < MAX_DEPTH:
-                entries[key] = _nest_mapping(value, desc, (*path, key))
+                inner = entries[key] = _nest_mapping(value, desc, (*path, key))
                 td._kd_nested = True
+                if first is None and inner._kd_desc.named:
+                    first = inner
                 continue
             entry = entries[key] = as_entry(key, value, desc, path)
             td._kd_nested = td._kd_nested or holds_nodes({key: entry})
+            if first is None and not isinstance(entry, Tensor) and entry._kd_desc.named:
+                first = entry
             continue
         if rows >= 0:  # else it is not the fast path
             try:
@@ -442,6 +447,8 @@ def fill(td: Dense, source: object, desc: Descriptor, path: tuple[str, ...] = ()
             except RuntimeError:  # a tensor without a shape
                 pass
         entries[key] = as_entry(key, value, desc, path)
+    if first is not None and not desc.named:
+        take_names(td, first)
 
 
 def _holds_tensors(source: object) -> bool:

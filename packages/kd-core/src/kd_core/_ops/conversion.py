@@ -38,7 +38,7 @@ from kd_core._nodes import (
     tensor_of,
 )
 from kd_core._ops.access import LinkedList, list_of, plain_item
-from kd_core._ops.description import check_names, set_names
+from kd_core._ops.description import check_names
 from kd_core._ops.joining import maybe_dense_stack, stack
 from kd_core._ops.modules import StackedUninitialized, stacked_uninitialized
 from kd_core._protocol import (
@@ -47,6 +47,7 @@ from kd_core._protocol import (
     engine,
     has_partial_entries,
     is_container,
+    set_names,
     unchanged_on_error,
 )
 from kd_core._shapes import batch_of
@@ -647,8 +648,8 @@ def build(
         entry = made._kd_entries.get(key)
         if isinstance(entry, AbstractContainer) and _is_made(value):
             entry._kd_engine.auto_batch_size_(entry, batch_dims)
-    if names is not None:
-        set_names(made, check_names(names, made._kd_desc.batch))
+    if names is not None and any(checked := check_names(names, made._kd_desc.batch)):
+        set_names(made, checked)
     return made
 
 

@@ -38,7 +38,9 @@ from kd_core._protocol import (
     leaves_of,
     level_at,
     lock,
+    redescribe,
     relock,
+    set_names,
     unchanged_on_error,
 )
 from kd_core._shapes import (
@@ -48,7 +50,6 @@ from kd_core._shapes import (
     has_names,
     numel,
     plain_size,
-    with_names,
     wrap_dim,
 )
 from kd_core._torch_private import is_possible
@@ -184,35 +185,12 @@ def check_names(names: Sequence[str | None] | None, batch: Batch) -> Names:
     return checked_names([None] * len(batch) if names is None else names, batch)
 
 
-def set_names(level: AbstractContainer, names: Names) -> None:
-    """Set checked names in a container, and in all below it; a lock does not cover them."""
-    desc = level._kd_desc
-    redescribe(level, desc.with_batch(with_names(desc.batch, names)))
-    if isinstance(level, Composite):
-        names = names[: level._dim] + names[level._dim + 1 :]
-    elif level._kd_nested:
-        for key, entry in list(level._kd_entries.items()):
-            if is_data(entry):
-                own = entry._kd_desc
-                named = own.with_batch(with_names(own.batch, names))
-                level._kd_set_entry(key, entry._kd_with_descriptor(named))
-    for node in level._kd_below():
-        if isinstance(node, AbstractContainer):
-            set_names(node, names)
-
-
 def named(td: W, names: Sequence[str | None] | None) -> W:
     """Return a container under other names, locked if it is; tensors are shared."""
     checked = check_names(names, td._kd_desc.batch)
     new = td._kd_shallow()
     set_names(new, checked)
     return relock(new, td._kd_desc.lock)
-
-
-def redescribe(level: AbstractContainer, desc: Descriptor) -> None:
-    """Set the batch size and the device of a container, which stays locked if it is."""
-    old = level._kd_desc
-    level._kd_describe(desc.with_lock(old.lock, old.held) if old.frozen else desc)
 
 
 def put_on(level: AbstractContainer, device: torch.device | None) -> None:

@@ -22,9 +22,16 @@ from kd_core._errors import InvalidArgument, InvalidValue, OutOfRange, ShapeMism
 from kd_core._keys import format_key
 from kd_core._leaves.loops import finder
 from kd_core._naming import also_named
-from kd_core._ops.description import become, check_names, set_names
+from kd_core._ops.description import become, check_names
 from kd_core._ops.scopes import made_by, moved, recording
-from kd_core._protocol import AbstractContainer, Composite, engine, locked_as, unlock
+from kd_core._protocol import (
+    AbstractContainer,
+    Composite,
+    engine,
+    locked_as,
+    set_names,
+    unlock,
+)
 from kd_core._shapes import (
     Expanded,
     Grown,
