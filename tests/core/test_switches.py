@@ -12,6 +12,7 @@ from kd_core import (
     capture_non_tensor_stack,
     get_defaults_to_none,
     lazy_legacy,
+    lazy_stack,
     list_to_stack,
     set_capture_non_tensor_stack,
     set_get_defaults_to_none,
@@ -73,8 +74,24 @@ def test_stack_can_be_lazy() -> None:
     assert isinstance(stack(rows, 0), TensorDict)
 
 
-def test_switches_that_lose_data_or_do_not_exist_are_refused() -> None:
-    with pytest.raises(InvalidArgument, match="rows would collapse"):
-        set_capture_non_tensor_stack(True).set()
+def test_equal_values_of_rows_become_one_if_that_is_asked_for() -> None:
+    def row(word: str) -> TensorDict:
+        return TensorDict({"word": word})
+
+    with set_capture_non_tensor_stack(True):
+        assert capture_non_tensor_stack()
+        equal = stack([row("a"), row("a")])
+        assert isinstance(equal.get("word"), NonTensorData)
+        assert equal.batch_size == (2,)
+        assert lazy_stack([row("a"), row("a")])["word"] == "a"
+        assert stack([row("a"), row("b")])["word"] == ["a", "b"]
+        assert row("a").expand(2)["word"] == row("a").unsqueeze(0)["word"] == "a"
+        equal[0] = row("b")
+        assert equal["word"] == ["b", "a"]
+    assert not capture_non_tensor_stack()
+    assert stack([row("a"), row("a")])["word"] == ["a", "a"]
+
+
+def test_a_switch_that_does_not_exist_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="must be `True`, got `False`"):
         set_get_defaults_to_none(False)

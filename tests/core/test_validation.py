@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 from unittest.mock import MagicMock, Mock
 
+import numpy
 import pytest
 import torch
 from torch.utils import _pytree
@@ -206,3 +207,20 @@ def test_empty_lists_are_tensors_as_in_torch() -> None:
     assert [each.shape for each in TensorDict(turns=[[], [[]]])["turns"]] == [(0,), (1, 0)]
     assert TensorDict({"none": []}, [0])["none"].shape == (0,)
     assert TensorDict({"words": []}, [0, 2])["words"] == []
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype", "shape"),
+    [
+        ((), torch.float64, (0,)),
+        (((), ()), torch.float64, (2, 0)),
+        ([], torch.float32, (0,)),
+        ((numpy.float32(1), numpy.float32(2)), torch.float32, (2,)),
+        ((numpy.int32(1), 2), torch.int64, (2,)),
+    ],
+)
+def test_a_tuple_has_the_dtype_of_numpy(
+    value: object, dtype: torch.dtype, shape: tuple[int, ...]
+) -> None:
+    made = TensorDict({"a": value})["a"]
+    assert (made.dtype, made.shape) == (dtype, shape)

@@ -326,6 +326,14 @@ def test_a_wrapper_given_to_set_non_tensor_is_not_wrapped_again() -> None:
     assert td[1].get_non_tensor("s") == "b"
 
 
+@pytest.mark.parametrize("nan", [float("nan"), numpy.float64("nan"), numpy.array([float("nan")])])
+def test_nan_is_not_equal_to_nan(nan: object) -> None:
+    td = TensorDict(one=NonTensorData(nan), n=TensorDict({"rows": NonTensorStack(nan, 1)}, [2]))
+    assert not (td == td)["one"].any()
+    assert (td != td)["one"].all()
+    assert (td == td)["n", "rows"].tolist() == [False, True]
+
+
 @pytest.mark.parametrize("form", [lambda nan: nan, lambda nan: {"loss": [nan, (nan, 1)]}])
 def test_nan_is_the_same_value(form: Callable[[float], object]) -> None:
     mine, theirs = (TensorDict(x=NonTensorData(form(float("nan")), [2])) for _ in range(2))

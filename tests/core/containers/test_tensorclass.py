@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from kd_core import (
+    NO_DEFAULT,
     InvalidArgument,
     InvalidValue,
     KeyCollision,
@@ -28,6 +29,7 @@ from kd_core import (
     UnknownField,
     is_tensorclass,
     lazy_stack,
+    stack,
 )
 
 
@@ -436,6 +438,25 @@ def test_data_of_a_field_is_read_as_its_value() -> None:
     assert data.get(("source",)) == data.source
     assert data.get("missing", 3) == 3
     assert isinstance(data.to_tensordict().get("source"), NonTensorData)
+
+
+def test_a_field_that_is_not_set_is_none_whatever_the_default() -> None:
+    class Part(TensorClass):
+        x: torch.Tensor
+        note: str | None = None
+
+    class Whole(TensorClass):
+        part: Part
+
+    part = Part(torch.zeros(2), batch_size=[2])
+    whole = Whole(part, batch_size=[2])
+    for one in (part, lazy_stack([part, part]), stack([part, part])):
+        assert one.get("note", 3) is one.get("note", NO_DEFAULT) is None
+        assert one.get_at("note", 0, 3) is None
+        assert one.get("other", 3) == 3
+    key = ("part", "note")
+    assert whole.get(key, 3) is lazy_stack([whole, whole]).get(key, NO_DEFAULT) is None
+    assert TensorDict({"part": part}, [2]).get(key, 3) == 3
 
 
 def test_a_container_is_wanted_where_an_instance_is_built_of_one() -> None:

@@ -131,3 +131,12 @@ def test_get_below_a_tensor_raises_unless_a_default_is_given(
         td.get(key, **how)
     assert td.get(key, None, **how) is None
     assert td.get(("n", "x"), **how) is None
+
+
+def test_setdefault_stores_no_marker_of_a_missing_default() -> None:
+    td = TensorDict({"a": torch.zeros(2)}, [2])
+    assert torch.equal(td.setdefault("a", NO_DEFAULT), td["a"])
+    for key in ("b", ("c", "d")):
+        with pytest.raises(InvalidArgument, match="`NO_DEFAULT` cannot be stored"):
+            td.setdefault(key, NO_DEFAULT)
+    assert list(td.keys()) == ["a"]

@@ -881,9 +881,16 @@ def read_as(
 def absent(container: AbstractContainer, path: tuple[str, ...], default: object) -> object:
     """Return the default of a read; if none is given, `None`, unless it goes on below a tensor.
 
+    A field of a tensor class that is not set is `None`, whatever the default.
+
     Raises:
         KeyNotFound: if the default is `NO_DEFAULT`.
     """
+    if container._kd_tensor_class is not None:
+        above = path[:-1]
+        level = find_entry(container._kd_entries, above) if above else container
+        if isinstance(level, AbstractContainer) and path[-1] in level._kd_unset():
+            return None
     if default is NO_DEFAULT:
         return container._kd_read(path)  # raises
     if default is not OR_NONE:

@@ -21,10 +21,12 @@ class _Modes:
 
     Attributes:
         list_to_stack: whether a list in a batch is one value per row.
+        capture_non_tensor_stack: whether equal values of rows become one when they are stacked.
         lazy_legacy: whether `stack` returns a lazy stack.
     """
 
     list_to_stack = True
+    capture_non_tensor_stack = False
     lazy_legacy = False
 
 
@@ -96,38 +98,28 @@ def list_to_stack(allow_none: bool = False) -> bool:
 
 
 class set_capture_non_tensor_stack(_Switch):  # noqa: N801  # as above
-    """Accept that equal values of rows stay one per row when they are stacked: `False`.
+    """Set whether equal values of rows become one value when they are stacked: `False`, as in kd.
+
+    With `True` they do, as those of `MetaData` do in either case, and one value that gets more
+    dimensions stays one.
 
     Args:
-        mode: whether they become one value for all rows: not offered, as rows would collapse.
-
-    Raises:
-        InvalidArgument: if it is set to `True`.
+        mode: whether they do.
 
     Example:
-        >>> from kd_core import set_capture_non_tensor_stack
-        >>> set_capture_non_tensor_stack(False).set()
+        >>> from kd_core import TensorDict, set_capture_non_tensor_stack, stack
+        >>> with set_capture_non_tensor_stack(True):
+        ...     td = stack([TensorDict({"word": "reach"}), TensorDict({"word": "reach"})])
+        >>> td["word"]
+        'reach'
     """
 
     __module__ = "kd_core"
-
-    def set(self) -> None:
-        """Check the setting: there is one alone."""
-        if self.mode:
-            raise InvalidArgument(
-                "`set_capture_non_tensor_stack` must be `False`, got `True`: equal values of rows "
-                "would collapse into one. Store `MetaData(value)` for one value of all rows."
-            )
-
-    def __enter__(self) -> None:
-        self.set()
-
-    def __exit__(self, *exc_info: object) -> None:
-        """Leave the setting, which is always the same."""
+    _name = "capture_non_tensor_stack"
 
 
 def capture_non_tensor_stack(allow_none: bool = False) -> bool:
-    """Return whether equal values of rows become one value when they are stacked: no.
+    """Return whether equal values of rows become one value when they are stacked.
 
     Args:
         allow_none: of no effect: there always is a setting.
@@ -137,7 +129,7 @@ def capture_non_tensor_stack(allow_none: bool = False) -> bool:
         >>> capture_non_tensor_stack()
         False
     """
-    return False
+    return _Modes.capture_non_tensor_stack
 
 
 class set_lazy_legacy(_Switch):  # noqa: N801  # as above

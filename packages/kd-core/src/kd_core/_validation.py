@@ -35,6 +35,7 @@ from kd_core._leaves.arrays import (
     as_array,
     columns_of_struct_array,
     holds_numbers,
+    is_number,
     is_record,
     is_struct_array,
     lists_as_tensors,
@@ -288,9 +289,11 @@ def _as_tensor(
         except (ValueError, TypeError):
             note_ragged((*path, key))
             return None
+    if isinstance(value, tuple) and value and all(map(is_number, value)):  # some are of numpy
+        return torch.as_tensor(sys.modules["numpy"].array(value))
     shape = shape_of_nothing(value)
     if shape is not None and (0 not in batch or shape[: len(batch)] == batch):
-        return torch.empty(shape)
+        return torch.empty(shape, dtype=torch.float64 if isinstance(value, tuple) else None)
     try:
         stacked = tensor_of_list(value)
     except RuntimeError as error:

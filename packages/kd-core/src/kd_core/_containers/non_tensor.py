@@ -34,7 +34,7 @@ from kd_core._errors import (
 )
 from kd_core._keys import format_key
 from kd_core._leaves.foreach import StandIn
-from kd_core._leaves.loops import Selection, same_data, unwrapped
+from kd_core._leaves.loops import Selection, equal_data, same_data, unwrapped
 from kd_core._leaves.writes import Targets
 from kd_core._naming import explain_attribute, leaves_out
 from kd_core._nodes import Encodes, RowData, Values, is_data, is_node
@@ -53,6 +53,7 @@ from kd_core._shapes import (
     refuse_open,
     with_names,
 )
+from kd_core._switches import capture_non_tensor_stack
 from kd_core._torch_private import traced_as
 
 if TYPE_CHECKING:
@@ -686,7 +687,7 @@ class NonTensorDataBase(Values):
             for each in pairs
         ]
         rows = zip(*found, strict=True)
-        same = [same_data(*pair) is equal for pair in rows]
+        same = [equal_data(*pair) is equal for pair in rows]
         answers = torch.tensor(same, dtype=torch.bool, device=desc.device)
         if alone and desc.ndim:
             return answers.expand(desc.batch).clone(memory_format=torch.contiguous_format)
@@ -759,10 +760,13 @@ class NonTensorDataBase(Values):
         path: tuple[str, ...],
     ) -> Values:
         # Equal values of whole batches that are concatenated stay one value, and equal `MetaData`
-        # does. Otherwise each row has its own.
-        kind = MetaData if desc.ndim > self._kd_desc.ndim else NonTensorData
+        # does. Otherwise each row has its own, unless a switch tells that they become one.
+        captured = capture_non_tensor_stack()
+        one = captured or desc.ndim == self._kd_desc.ndim
+        kind = NonTensorData if one else MetaData
         if isinstance(self, kind) and all(
-            isinstance(node, kind) and node._of_batch and self._holds_same(node) for node in nodes
+            isinstance(node, kind) and (captured or node._of_batch) and self._holds_same(node)
+            for node in nodes
         ):
             return self._under(desc)
         stacked = desc.ndim > self._kd_desc.ndim
@@ -1087,7 +1091,7 @@ class NonTensorData(NonTensorDataBase, Encodes):
         if batch is None:
             return self._under(desc if memo is None or memo[0] is not desc else memo[1])
         if not self._always_of_batch():
-            if isinstance(batch, (Grown, Spread)):
+            if isinstance(batch, (Grown, Spread)) and not capture_non_tensor_stack():
                 new = desc.with_batch(batch(desc.batch))
                 if isinstance(batch, Grown) and new.size.numel() == desc.size.numel():
                     return self._grown(new)

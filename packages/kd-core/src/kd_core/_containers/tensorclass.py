@@ -77,7 +77,7 @@ from kd_core._naming import explain_attribute
 from kd_core._nodes import Entry, is_data, leaf_or_node
 from kd_core._ops.conversion import build
 from kd_core._ops.description import named as with_names
-from kd_core._protocol import AbstractContainer, Composite, lock
+from kd_core._protocol import AbstractContainer, Composite, absent, lock
 from kd_core._shapes import batch_of, checked_names
 from kd_core._types import NO_DEFAULT
 from kd_core._validation import with_plain_keys
@@ -651,8 +651,10 @@ class TensorClass(Dense, metaclass=TensorClassMeta):
 
         def get(self, key, default=None, *how, **named):
             """Read the entry at a key; data that is not a tensor, in a field, as its value."""
-            if type(key) is str and default is not NO_DEFAULT and not how and not named:
-                found = self._kd_entries.get(key, default)
+            if type(key) is str and not how and not named:
+                found = self._kd_entries.get(key)
+                if found is None:
+                    return absent(self, (key,), default)
             else:
                 found = super().get(key, default, *how, **named)
             if type(found) is Tensor or not is_data(found) or self._kd_declared.more_keys:

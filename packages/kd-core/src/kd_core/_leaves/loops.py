@@ -875,14 +875,21 @@ def same_data(one: object, other: object) -> bool:
 
     NaN is equal to NaN here, also inside lists, tuples and dicts: it is the same value.
     """
-    if one is other:
+    if one is other or equal_data(one, other):
         return True
+    try:
+        return _same_but_for_nan(one, other)
+    except (TypeError, ValueError, RuntimeError):  # they cannot be compared
+        return False
+
+
+def equal_data(one: object, other: object) -> bool:
+    """Return whether `==` tells that two non-tensor values are equal, as for NaN it does not."""
     try:
         if getattr(one, "shape", None) != getattr(other, "shape", None):
             return False
         equal = one == other
-        equal = bool(equal.all() if hasattr(equal, "all") else equal)
-        return equal or _same_but_for_nan(one, other)
+        return bool(equal.all() if hasattr(equal, "all") else equal)
     except (TypeError, ValueError, RuntimeError):  # they cannot be compared
         return False
 
@@ -890,7 +897,7 @@ def same_data(one: object, other: object) -> bool:
 def _same_but_for_nan(one: object, other: object) -> bool:
     """Return whether two values that differ do so only because NaN is not equal to itself."""
     if isinstance(one, float) and isinstance(other, float):
-        return one != one and other != other
+        return bool(one != one and other != other)  # numpy has truth values of its own
     if type(one) is not type(other):
         return False
     if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):

@@ -290,11 +290,19 @@ class Access(AbstractContainer):
         """Return the entry at `key` as `get` does, after storing `default` if it is missing.
 
         `inplace` is that of `set`: an entry that is missing is stored in any case.
+
+        Raises:
+            InvalidArgument: if the entry is missing and the default is `NO_DEFAULT`.
         """
         path = path_of(key)
         entries = kinds_by_key(self._kd_entries) if len(path) > 1 else self._kd_entries
         if find_entry(entries, path) is None:
             refuse_leaf(entries, path)  # of a stack it may be one that cannot be read
+            if default is NO_DEFAULT:
+                raise InvalidArgument(
+                    f"key {format_key(path)} not found, and `NO_DEFAULT` cannot be stored. Pass "
+                    "the value that `setdefault` is to store."
+                )
             self._kd_store(path, default)
         return as_read(self._kd_read(path))
 
