@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -198,3 +199,51 @@ def test_rows_of_members_of_other_shapes_are_written_into_what_was_expanded() ->
     storage.update_at_(source, range(5))
     assert storage[4, 1]["a"].tolist() == [1, 1, 1]
     assert storage[5, 0]["a"].tolist() == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda td: td.permute(1, 0, 2),
+        lambda td: td.permute(1, 2, 0),
+        lambda td: td.transpose(0, 1),
+        lambda td: td.swapaxes(1, 0),
+        lambda td: td.movedim(0, -1),
+        lambda td: torch.transpose(td, 0, 1),
+    ],
+)
+def test_a_view_that_moves_the_stacked_dimension_alone_has_the_members(
+    view: View, ragged: bool
+) -> None:
+    sizes = (3, 4) if ragged else (4, 4, 4)
+    rows = [TensorDict({"a": torch.zeros(2, size)}, [2, size]) for size in sizes]
+    stack: Any = lazy_stack(rows)
+    seen: Any = view(stack)
+    assert all(map(operator.is_, seen.tensordicts, rows))
+    if not ragged:
+        seen["word"] = "w"
+        assert "word" in stack
+        stack["b"] = torch.ones(3, 2, 4)
+        assert "b" in seen
+    seen.lock_()
+    assert stack.is_locked
+
+
+def test_other_views_have_members_of_their_own() -> None:
+    stack: Any = lazy_stack([TensorDict({"a": torch.zeros(2, 4)}, [2, 4]) for _ in range(3)])
+    for seen in (stack.permute(0, 2, 1), stack.transpose(1, 2), stack.unsqueeze(0)):
+        assert not any(one is other for one in seen.tensordicts for other in stack.tensordicts)
+
+
+def test_views_and_reshapes_are_of_the_class_of_the_stack() -> None:
+    class Named(LazyStackedTensorDict):
+        pass
+
+    stack: Any = Named(*members(0), stack_dim=0)
+    stack.note = "n"
+    for shape in ((6,), (3, 2), (2, 1, 3), (1, 2, 3)):
+        assert type(stack.view(shape)) is Named
+        assert stack.view(shape).note == "n"
+    assert type(stack.reshape(-1)) is type(stack.flatten(0, 1)) is Named
+    assert type(stack.unflatten(0, (2, 1))) is Named

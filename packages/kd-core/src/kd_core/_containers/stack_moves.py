@@ -23,7 +23,7 @@ from kd_core._nodes import is_data
 from kd_core._ops.binary import cloned
 from kd_core._ops.indexing import plain_index, resolve
 from kd_core._ops.shaping import resize_plan
-from kd_core._protocol import locked_alone, map_by
+from kd_core._protocol import Composite, locked_alone, map_by
 from kd_core._shapes import (
     Fresh,
     Grown,
@@ -43,7 +43,7 @@ from kd_core._torch_private import (
 )
 
 if TYPE_CHECKING:
-    from kd_core._protocol import AbstractContainer, Composite
+    from kd_core._protocol import AbstractContainer
     from kd_core._types import Batch, BatchFn, IndexItem, LeafFn
 
     K = TypeVar("K", bound=AbstractContainer)
@@ -56,7 +56,9 @@ if TYPE_CHECKING:
 # What copies rows is stacked first, where that is possible.
 #
 # An operation that moves rows is applied to the numbers of the rows. Where it keeps the rows of
-# each member together (`unsqueeze`, `permute`, `flip`), it then runs on every member. Elsewhere
+# each member together (`unsqueeze`, `permute`, `flip`), it then runs on every member; a view in
+# which the rows of a member are as they were (`transpose`) holds the member itself, so that each
+# sees keys and locks of the other. Elsewhere
 # (`reshape` over the stacked dimension, an index of several) the rows are taken one by one and
 # stacked lazily.
 #
@@ -84,7 +86,7 @@ def moved_members(stack: S, fn: LeafFn, batch: BatchFn) -> S:
     else:
         found = _numbers(stack._kd_desc.batch, stack._dim, taken, _owners(rows, stack._dim), True)
         assert found is not None  # the rows of a member may be taken one by one
-        made = _rows_seen(stack, found, _share(taken, rows))
+        made = _as_kind(stack, _rows_seen(stack, found, _share(taken, rows)))
     made._kd_describe(made._kd_desc.with_batch(batch(stack._kd_desc.batch)))
     return made
 
@@ -112,7 +114,7 @@ def viewed_members(stack: S, fn: LeafFn, batch: BatchFn) -> S | None:
         made = _mapped(stack, fn, batch, way)
     else:
         try:
-            made = _seen_as(stack, way, batch(stack._kd_desc.batch))
+            made = _as_kind(stack, _seen_as(stack, way, batch(stack._kd_desc.batch)))
         except RuntimeError:  # the strides of a leaf allow no view
             if isinstance(batch, Viewed):
                 raise
@@ -153,8 +155,19 @@ def regrouped(stack: S, batch: BatchFn) -> S | None:
             result = registry.lazy_stack(parts, at)
     else:
         return None
+    result = _as_kind(stack, result)
     result._kd_describe(result._kd_desc.with_batch(after))
     return result
+
+
+def _as_kind(stack: S, made: S) -> S:
+    """Return a result as a stack of the class, and with the attributes, of what it was made from.
+
+    One row, and what has no rows, is no stack.
+    """
+    if type(made) is type(stack) or not isinstance(made, Composite):
+        return made
+    return stack._of(made._members, made._dim)
 
 
 def _see(stack: Composite, fn: LeafFn, batch: BatchFn) -> _Together | _Resized | _Rows | None:
@@ -182,15 +195,23 @@ def _seen_as(stack: S, way: _Resized | _Rows, new: Batch) -> S:
     if isinstance(way, _Rows):
         return _rows_seen(stack, way)
     shape = (*new[: way.dim], *new[way.dim + 1 :])  # with its names
-    members = [_reshaped(each, shape, way.batch) for each in stack._members]
+    members: list[AbstractContainer] = [
+        each if _has_shape(each, shape) else _reshaped(each, shape, way.batch)
+        for each in stack._members
+    ]
     return stack._of(members, way.dim)
+
+
+def _has_shape(member: AbstractContainer, shape: Batch) -> bool:
+    batch = member._kd_desc.batch
+    return batch == shape and names_of(batch) == names_of(shape)
 
 
 def _reshaped(
     member: AbstractContainer, shape: Batch, kind: type[Grown | Viewed] = Viewed
 ) -> AbstractContainer:
     batch = member._kd_desc.batch
-    if batch == shape and names_of(batch) == names_of(shape):
+    if _has_shape(member, shape):
         return locked_alone(member, member._kd_shallow())
     resize = resize_plan(batch, (shape,), "view")[0]
     return locked_alone(member, map_by((resize, shape, kind(shape, len(batch))), member))
@@ -225,12 +246,18 @@ def _share(taken: Tensor, rows: Tensor) -> bool:
 
 
 class _Together:
-    """A result in which each member stays whole: their numbers, and the stacked dimension."""
+    """A result in which each member stays whole.
 
-    __slots__ = ("dim", "members")
+    Attributes:
+        members: their numbers.
+        dim: the stacked dimension.
+        same: whether it shows the rows of each member as they are.
+    """
 
-    def __init__(self, members: list[int], dim: int) -> None:
-        self.members, self.dim = members, dim
+    __slots__ = ("dim", "members", "same")
+
+    def __init__(self, members: list[int], dim: int, same: bool = False) -> None:
+        self.members, self.dim, self.same = members, dim, same
 
 
 class _Resized:
@@ -279,7 +306,15 @@ def _way_by_member(stack: Composite, fn: LeafFn, rows: Tensor, taken: Tensor) ->
         one = fn(torch.arange(numel(alone), device="cpu").reshape(alone))
     except (RuntimeError, IndexError):  # its sizes are those of the whole stack
         return None
-    return _kept_together(rows.movedim(at, 0).reshape(rows.shape[at], -1), taken, one)
+    way = _kept_together(rows.movedim(at, 0).reshape(rows.shape[at], -1), taken, one)
+    if way is not None and _share(taken, rows):
+        order, shape = one.select(way.dim, 0), alone[:at] + alone[at + 1 :]
+        way.same = order.shape == shape and torch.equal(order.reshape(-1), _counted(order))
+    return way
+
+
+def _counted(rows: Tensor) -> Tensor:
+    return torch.arange(rows.numel(), device=rows.device)
 
 
 def _mapped(stack: S, fn: LeafFn, batch: BatchFn, kept: _Together) -> S:
@@ -297,7 +332,10 @@ def _mapped(stack: S, fn: LeafFn, batch: BatchFn, kept: _Together) -> S:
     made = []
     for number in kept.members:
         member = stack._members[number]
-        made.append(locked_alone(member, member._kd_map_each(of_member, size)))
+        if kept.same and _has_shape(member, size(member._kd_desc.batch)):
+            made.append(member)
+        else:
+            made.append(locked_alone(member, member._kd_map_each(of_member, size)))
     return registry.lazy_stack(made, dim)
 
 
@@ -321,9 +359,9 @@ def members_kept(stack: S, fn: LeafFn, batch: BatchFn) -> S | None:
     def of_member(leaf: Tensor) -> Tensor:
         return fn(leaf.unsqueeze(at)).select(dim, 0)
 
-    rows = [
-        stack._members[number]._kd_map_each(of_member, size_of_member) for number in first.members
-    ]
+    rows = [stack._members[number] for number in first.members]
+    if not first.same:
+        rows = [each._kd_map_each(of_member, size_of_member) for each in rows]
     made = stack._of(rows, dim)
     names = names_of(batch(stack._kd_desc.batch))
     made._kd_describe(made._kd_desc.with_batch(with_names(made._kd_desc.batch, names)))
