@@ -1,4 +1,4 @@
-"""Directories that the package tensordict wrote are loaded where they are."""
+"""Directories of one library are loaded where they are by the other."""
 
 import pickle
 from collections.abc import Callable
@@ -11,6 +11,7 @@ import torch
 
 import kd_core
 from kd_core import FormatError, TensorDict
+from kd_core._switches import set_files_of_tensordict
 
 theirs: Any = pytest.importorskip("tensordict")
 
@@ -55,6 +56,21 @@ def test_what_tensordict_wrote_is_loaded(
     again = theirs.TensorDict.load_memmap(tmp_path / "td")
     assert described(ours, kd_core) == described(again, theirs)
     assert type(ours).__name__ == type(again).__name__
+
+
+@pytest.mark.parametrize("make", MAKERS)
+@pytest.mark.parametrize("call", ["memmap", "memmap_", "save"])
+def test_tensordict_loads_what_is_written_in_its_layout(
+    make: Callable[[Any], Any], call: str, tmp_path: Path
+) -> None:
+    set_files_of_tensordict(True)
+    try:
+        getattr(make(kd_core), call)(tmp_path / "td")
+    finally:
+        set_files_of_tensordict(False)
+    ours = TensorDict.load_memmap(tmp_path / "td")
+    again = theirs.TensorDict.load_memmap(tmp_path / "td")
+    assert described(ours, kd_core) == described(again, theirs)
 
 
 @pytest.mark.parametrize("make", [sample, stacked])

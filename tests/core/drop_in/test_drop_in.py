@@ -113,6 +113,17 @@ def test_processes_that_a_program_starts_get_kd_too(tmp_path: Path) -> None:
     assert printed(run(tmp_path, program))[:2] == ["[1, 2] True", "True"]
 
 
+def test_directories_are_those_of_tensordict(tmp_path: Path) -> None:
+    program = """
+        import os, torch
+        from tensordict import TensorDict
+
+        TensorDict(a=torch.ones(2)).memmap("td.pt")
+        print(sorted(os.listdir("td.pt")), TensorDict.load_memmap("td.pt")["a"].tolist())
+        """
+    assert printed(run(tmp_path, program)) == ["['a.memmap', 'meta.json'] [1.0, 1.0]"]
+
+
 def test_install_serves_the_rest_of_a_program(tmp_path: Path) -> None:
     program = """
         from kd_core import drop_in

@@ -13,6 +13,7 @@ CHANGING = (
     "make_folders",
     "make_temporary_folder",
     "remove_folder",
+    "remove_empty_folder",
     "create",
     "open_lock",
     "write",

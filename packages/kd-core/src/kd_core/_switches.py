@@ -23,11 +23,14 @@ class _Modes:
         list_to_stack: whether a list in a batch is one value per row.
         capture_non_tensor_stack: whether equal values of rows become one when they are stacked.
         lazy_legacy: whether `stack` returns a lazy stack.
+        files_of_tensordict: whether directories are written as tensordict writes them, where its
+            layout can hold the content; the drop-in asks for it.
     """
 
     list_to_stack = True
     capture_non_tensor_stack = False
     lazy_legacy = False
+    files_of_tensordict = False
 
 
 class _Switch(ContextDecorator):
@@ -60,6 +63,16 @@ class _Switch(ContextDecorator):
     ) -> None:
         """Restore the setting before."""
         setattr(_Modes, self._name, self._before.pop())
+
+
+def set_files_of_tensordict(mode: bool) -> None:
+    """Set whether directories are written as tensordict writes them, so that it reads them."""
+    _Modes.files_of_tensordict = mode
+
+
+def files_of_tensordict() -> bool:
+    """Return whether directories are written as tensordict writes them."""
+    return _Modes.files_of_tensordict
 
 
 class set_list_to_stack(_Switch):  # noqa: N801  # its name is used as that of a function

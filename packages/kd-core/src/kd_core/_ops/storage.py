@@ -728,7 +728,7 @@ class MemoryMaps(AbstractContainer):
         A store that `save` wrote becomes an arena: from then on it has no checksums, until
         `kd_core.store.seal` records them. With `mode="r"`, and where this process must not write,
         it stays as it is, as for `load`. So does a single file. A directory that the package
-        tensordict wrote stays one: writes go to its files, and it takes no new entries.
+        tensordict wrote stays one: writes and new entries go to its files.
 
         Args:
             prefix: what `memmap`, `memmap_like` or `save` wrote.

@@ -12,7 +12,7 @@ rename is the only commit. One idea a module, from the lowest:
 | `codec` | a container as nodes of a manifest, and back; whether the rows of two fit |
 | `commit` | lock, temporary files, renames; parts as one; what a store holds |
 | `directory`, `single` | the forms of a store |
-| `foreign` | directories that the package tensordict wrote |
+| `foreign`, `foreign_writing` | directories of tensordict: how they are read and written |
 | `arena` | a store that is filled in place, and grows |
 | `forms` | which form a path stands for |
 

@@ -94,7 +94,7 @@ def create(
         return load(path)
     with writing(path) as writer:
         if not overwrite and writer.current is not None:  # made since then
-            raise _exists(path)
+            raise holds_another(path)
         segments = []
         if encoder.specs:
             segments.append(writer.add_arena(lambda fd: fill(fd, encoder, layout, filled)))
@@ -117,7 +117,7 @@ def _is_there(path: Path, tree: object) -> bool:
     except (FileNotFoundError, NotADirectoryError):
         return False
     if _without_devices(found.tree) != _without_devices(tree):
-        raise _exists(path)
+        raise holds_another(path)
     return True
 
 
@@ -132,7 +132,8 @@ def _without_devices(node: object) -> object:
     return [_without_devices(each) for each in node] if isinstance(node, list) else node
 
 
-def _exists(path: Path) -> InvalidValue:
+def holds_another(path: Path) -> InvalidValue:
+    """Return the error for a store of another structure that is not to be replaced."""
     return InvalidValue(
         f"`{path}` holds a container of another structure, which would be lost. Open it with "
         "`TensorDict.load_memmap`, pass `overwrite=True` to replace it, or choose another path."
@@ -451,7 +452,7 @@ def add_entry(td: AbstractContainer, keys: Keys, leaf: Tensor, *, filled: bool) 
         specs: Specs = [*({} for _ in range(count)), encoder.specs]
         made = Decoder(specs, [opened.tensors] * len(specs)).any_leaf(node)
         with unchanged_on_error(td):
-            _set(td, keys, made)
+            set_entry(td, keys, made)
             writer.commit([*manifest.segments, segment], manifest.tree, sealed=False)
     return made
 
@@ -462,16 +463,17 @@ def refresh(td: AbstractContainer) -> None:
     Raises:
         InvalidValue: if the container is not that of an arena.
     """
-    _take_new(td, load_open(_path_of(td)), ())
+    take_new(td, load_open(_path_of(td)))
 
 
-def _take_new(td: AbstractContainer, made: AbstractContainer, above: Keys) -> None:
+def take_new(td: AbstractContainer, made: AbstractContainer) -> None:
+    """Add the entries to a container that another one of its structure has besides."""
     for key, value in made._kd_entries.items():
         mine = td._kd_entries.get(key)
         if mine is None:
-            _set(td, (key,), value)
+            set_entry(td, (key,), value)
         elif isinstance(mine, AbstractContainer) and isinstance(value, AbstractContainer):
-            _take_new(mine, value, (*above, key))
+            take_new(mine, value)
 
 
 def _path_of(td: AbstractContainer) -> Path:
@@ -524,7 +526,7 @@ def _insert(node: Json, keys: Keys, leaf: Json, path: Path) -> None:
         node = entries[key]
 
 
-def _set(td: AbstractContainer, keys: Keys, value: Entry) -> None:
+def set_entry(td: AbstractContainer, keys: Keys, value: Entry) -> None:
     """Set an entry of a container whose own lock, if any, is kept."""
     reason = td._kd_desc.lock
     if reason is not None:

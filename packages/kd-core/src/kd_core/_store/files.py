@@ -82,6 +82,11 @@ def remove_folder(path: Path, owner: int) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
+def remove_empty_folder(path: Path) -> None:
+    """Remove a directory that holds nothing."""
+    path.rmdir()
+
+
 def create(name: str, folder: int) -> int:
     """Create a file that does not exist yet, and return its descriptor."""
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC

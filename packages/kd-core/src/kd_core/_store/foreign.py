@@ -1,4 +1,4 @@
-"""What the package tensordict wrote with `memmap` and `consolidate`: read, and never written.
+"""What the package tensordict wrote with `memmap` and `consolidate`: how it is read.
 
 In a directory of `memmap` a folder is a container, with a `meta.json` that names its entries; a
 leaf is a file of bytes, data that is not a tensor a folder. An archive is a zip file of that. A
@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import mmap
 import os
+import re
 import struct
 import zlib
 from collections.abc import Iterator, Mapping
@@ -18,7 +19,6 @@ from contextlib import contextmanager
 from errno import EACCES, EPERM, EROFS
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import unquote
 from zipfile import BadZipFile, ZipFile
 
 import torch
@@ -35,7 +35,7 @@ from kd_core._store import files
 from kd_core._store.codec import check_rows, end_of, instance_of, name_stacked
 from kd_core._store.commit import MANIFEST, META
 from kd_core._store.manifest import BY_FULL_NAME, MOST_BYTES, parsed
-from kd_core._store.mapped_tensor import DTYPES, WIRE, record
+from kd_core._store.mapped_tensor import DTYPES, WIRE, record, record_root
 from kd_core._validation import MAX_DEPTH
 
 if TYPE_CHECKING:
@@ -45,11 +45,15 @@ if TYPE_CHECKING:
 Meta = dict[str, object]
 
 LEAF: Final = ".memmap"
+SIZES: Final = ".shape"
+"""What the name of a file has behind the key whose nested rows it describes."""
 INSIDE: Final = "_tensordict"
 """The folder with the entries of a tensor class."""
 
 _RESERVED: Final = frozenset({"shape", "device", "_type"})
 """Keys whose leaves `meta.json` does not name, because it says something else there."""
+
+_ESCAPED: Final = re.compile(r'[\x00-\x20\x7f"%*/:<>?\\|]')
 
 _DATA: Final = frozenset({"NonTensorData", "MetaData", "NonTensorStack"})
 
@@ -60,7 +64,7 @@ def is_foreign(path: Path) -> bool:
         return False
     try:
         with files.opened_folder(path) as folder:
-            return bool(_meta(folder, str(path)))
+            return bool(meta_in(folder, str(path)))
     except FormatError:  # a `meta.json` of something else
         return False
 
@@ -77,11 +81,14 @@ def load(path: Path, *, shared: bool = False) -> AbstractContainer:
         FormatError: if it is not such a directory, or holds what cannot be read without a pickle.
     """
     with _reported(path):
-        try:
-            return _Reader(path, shared).container()
-        except OSError as error:
-            if not shared or error.errno not in (EACCES, EPERM, EROFS):
-                raise
+        if shared:
+            try:
+                made = _Reader(path, True).container()
+                record_root(made, os.path.realpath(path))
+                return made
+            except OSError as error:
+                if error.errno not in (EACCES, EPERM, EROFS):
+                    raise
         return _Reader(path, False).container()
 
 
@@ -165,7 +172,7 @@ class _Reader:
 
     def container(self) -> AbstractContainer:
         with files.opened_folder(self._path) as folder:
-            return _as_container(self._node(folder, (), _meta(folder, str(self._path)), None))
+            return _as_container(self._node(folder, (), meta_in(folder, str(self._path)), None))
 
     def _where(self, above: tuple[str, ...]) -> str:
         return str(self._path.joinpath(*above))
@@ -200,7 +207,7 @@ class _Reader:
     def _below(self, folder: int, above: tuple[str, ...], name: str, known_as: str | None) -> Node:
         inside = (*above, name)
         with files.opened_folder(name, folder) as inner:
-            return self._node(inner, inside, _meta(inner, self._where(inside)), known_as)
+            return self._node(inner, inside, meta_in(inner, self._where(inside)), known_as)
 
     def _stack(
         self,
@@ -226,9 +233,8 @@ class _Reader:
         if isinstance(meta.get("_names"), list):
             batch = with_names(batch, checked_names(_list(meta["_names"]), batch))
         desc = describe(batch, device_of("cpu"))
-        # Since version 1 names of files are written as in addresses: `a/b` is `a%2Fb`.
-        places = {unquote(name) if "_format_version" in meta else name: name for name in names}
-        lost = [key for key in _RESERVED if f"{key}{LEAF}" in places]
+        named = name_of if "_format_version" in meta else str
+        lost = [key for key in _RESERVED if f"{key}{LEAF}" in names]
         if lost:
             raise FormatError(
                 f"`{where}` has `{min(lost)}{LEAF}`, but its `{META}` does not name its dtype and "
@@ -239,17 +245,17 @@ class _Reader:
             if not isinstance(value, dict):
                 continue
             if "type" in value:
-                inside = (*above, _listed(places, key, where))
+                inside = (*above, _listed(names, named(key), where))
                 with files.opened_folder(inside[-1], folder) as inner:
                     entries[key] = self._entry(inner, inside, desc)
             else:
-                entries[key] = self._leaf(folder, above, places, key, value)
+                entries[key] = self._leaf(folder, above, names, named(key), value)
         # Shapes are checked against the batch size as those of any mapping are.
         return _as_container(registry.nest_mapping(entries, desc, ()))
 
     def _entry(self, folder: int, above: tuple[str, ...], desc: Descriptor) -> Node:
         where = self._where(above)
-        meta = _meta(folder, where)
+        meta = meta_in(folder, where)
         kind = _type_of(meta).rpartition(".")[2]
         if kind not in _DATA:
             return self._node(folder, above, meta, None)
@@ -265,19 +271,19 @@ class _Reader:
         return registry.wrap_data(meta["data"], desc, state)
 
     def _leaf(
-        self, folder: int, above: tuple[str, ...], places: Mapping[str, str], key: str, meta: Meta
+        self, folder: int, above: tuple[str, ...], names: list[str], name: str, meta: Meta
     ) -> Tensor:
         where = self._where(above)
         dtype = DTYPES.get(str(meta.get("dtype")).removeprefix("torch."))
         if dtype is None:
-            raise FormatError(f"`{where}` has an entry `{key}` of `{meta}`, which cannot be read.")
+            raise FormatError(f"`{where}` has an entry `{name}` of `{meta}`, which cannot be read.")
         if not meta.get("is_nested"):
             shape = _sizes(meta.get("shape"), where)
-            return self._mapped(folder, above, places, key, dtype, shape)
-        sizes_key, sizes_shape = f"{key}.shape", _sizes(meta.get("shape"), where)
-        sizes = self._mapped(folder, above, places, sizes_key, torch.int64, sizes_shape)
+            return self._mapped(folder, above, names, name, dtype, shape)
+        sizes_shape = _sizes(meta.get("shape"), where)
+        sizes = self._mapped(folder, above, names, f"{name}{SIZES}", torch.int64, sizes_shape)
         count = sum(math.prod(row) for row in sizes.tolist())
-        values = self._mapped(folder, above, places, key, dtype, (count,))
+        values = self._mapped(folder, above, names, name, dtype, (count,))
         check_rows(values, sizes)
         return strided_view(values, sizes)
 
@@ -285,15 +291,15 @@ class _Reader:
         self,
         folder: int,
         above: tuple[str, ...],
-        places: Mapping[str, str],
-        key: str,
+        names: list[str],
+        name: str,
         dtype: torch.dtype,
         shape: tuple[int, ...],
     ) -> Tensor:
         size = math.prod(shape) * WIRE[dtype].itemsize
         if not size:
             return torch.empty(shape, dtype=dtype, device="cpu")
-        name = _listed(places, f"{key}{LEAF}", self._where(above))
+        name = _listed(names, f"{name}{LEAF}", self._where(above))
         with files.opened(name, folder, writable=self._shared) as file:
             if file.size < size:  # more are rows that a storage has had
                 raise FormatError(
@@ -405,11 +411,21 @@ def _list(value: object) -> list[Any]:
     return value
 
 
-def _listed(places: Mapping[str, str], key: str, where: str) -> str:
-    """Return the name of the file or folder of a key, which is one of those in the folder."""
-    if key not in places:
-        raise FormatError(f"`{where}/{META}` names {key!r}, which does not exist.")
-    return places[key]
+def _listed(names: list[str], name: str, where: str) -> str:
+    """Return the name of a file or folder, which is one of those that there are."""
+    if name not in names:
+        raise FormatError(f"`{where}/{META}` names {name!r}, which does not exist.")
+    return name
+
+
+def name_of(key: str) -> str:
+    """Return the name of the folder of a key, and of its file without `.memmap`.
+
+    Since version 1 what a system may not take is written as in addresses: `a/b` is `a%2Fb`.
+    """
+    if not key.strip("."):
+        return "%2E" * len(key) or "%"
+    return _ESCAPED.sub(lambda found: f"%{ord(found[0]):02X}", key)
 
 
 def _as_container(node: object) -> AbstractContainer:
@@ -418,7 +434,12 @@ def _as_container(node: object) -> AbstractContainer:
     return node
 
 
-def _meta(folder: int, where: str) -> Meta:
+def meta_in(folder: int, where: str) -> Meta:
+    """Return what describes an open directory.
+
+    Raises:
+        FormatError: if it is not one of tensordict.
+    """
     with files.opened(META, folder) as file:
         data = files.read(file, 0, min(file.size, MOST_BYTES))
     meta = parsed(data, f"`{where}/{META}`", "utf-8")

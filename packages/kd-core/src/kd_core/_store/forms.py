@@ -20,8 +20,10 @@ from kd_core._errors import (
 from kd_core._keys import format_key, path_of
 from kd_core._progress import Task
 from kd_core._protocol import AbstractContainer
-from kd_core._store import arena, directory, files, foreign, single
+from kd_core._store import arena, directory, files, foreign, foreign_writing, single
 from kd_core._store.commit import MANIFEST, read_manifest
+from kd_core._store.mapped_tensor import root_of
+from kd_core._switches import files_of_tensordict
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,7 +53,7 @@ _FOREIGN: Final = {
 def note_suffix(path: str | Path, single: bool) -> None:
     """Warn that a new store has the suffix of another format, which its tools expect."""
     place = Path(path)
-    if place.suffix not in _FOREIGN or place.exists():
+    if place.suffix not in _FOREIGN or place.exists() or files_of_tensordict():
         return
     name, writer = _FOREIGN[place.suffix]
     form = "a single file of safetensors" if single else "a directory"
@@ -78,8 +80,19 @@ def save(
     with Task(f"save `{place.name}`"):
         if is_single(place) if archive is None else archive:
             single.save(td, place, durable)
-        else:
+            return
+        folder = _folder_of_tensordict(td, place)
+        if folder is None:
             directory.save(td, place, durable)
+        else:
+            foreign_writing.write(folder, place, filled=True, durable=durable)
+
+
+def _folder_of_tensordict(td: AbstractContainer, path: Path) -> foreign_writing.Folder | None:
+    """Return what is written to a directory of the layout of tensordict; `None`: to a store."""
+    if not files_of_tensordict() or (path / MANIFEST).exists() or path.is_file():
+        return None
+    return foreign_writing.folder_of(td)
 
 
 def load(
@@ -198,7 +211,13 @@ def create_arena(
     refuse_existing(place, exist_ok)
     files.make_folders(place.parent)
     with Task(f"write `{place.name}`"):
-        return arena.create(td, place, filled=filled, overwrite=overwrite)
+        folder = _folder_of_tensordict(td, place)
+        if folder is None:
+            return arena.create(td, place, filled=filled, overwrite=overwrite)
+        made = foreign_writing.create(folder, place, filled=filled, overwrite=overwrite)
+        if made is None:
+            raise arena.holds_another(place)
+        return made
 
 
 def load_arena(path: str | Path, *, private: bool = False) -> AbstractContainer:
@@ -229,12 +248,21 @@ def add_entry(
     td: AbstractContainer, keys: tuple[str, ...], leaf: Tensor, *, filled: bool = True
 ) -> Tensor:
     """Add an entry to the arena of a container, and to the container; return it."""
-    return arena.add_entry(td, keys, leaf, filled=filled)
+    root = root_of(td)
+    if root is None or not foreign.is_foreign(Path(root)):
+        return arena.add_entry(td, keys, leaf, filled=filled)
+    made = foreign_writing.add_entry(td, Path(root), keys, leaf, filled=filled)
+    arena.set_entry(td, keys, made)
+    return made
 
 
 def refresh(td: AbstractContainer) -> None:
     """Add the entries to a container that its arena has by now."""
-    arena.refresh(td)
+    root = root_of(td)
+    if root is None or not foreign.is_foreign(Path(root)):
+        arena.refresh(td)
+    else:
+        arena.take_new(td, foreign.load(Path(root), shared=True))
 
 
 def seal(path: str | Path) -> None:
@@ -282,7 +310,8 @@ def _directory(path: str | Path, action: str) -> Path:
 
 def is_single(path: str | Path) -> bool:
     """Return whether a path is that of a single file, by its name or by what is there."""
-    return Path(path).suffix in SUFFIXES and not Path(path).is_dir()
+    suffixes = {".tdz"} if files_of_tensordict() else SUFFIXES
+    return Path(path).suffix in suffixes and not Path(path).is_dir()
 
 
 _COMPRESSIONS: Final = frozenset(("bzip2", "deflate", "deflated", "lzma", "stored"))

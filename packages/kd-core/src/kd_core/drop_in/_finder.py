@@ -57,6 +57,7 @@ from kd_core._keys import is_key, path_of
 from kd_core._leaves.loops import has_entry
 from kd_core._naming import homes
 from kd_core._registry import LATER
+from kd_core._switches import set_files_of_tensordict
 from kd_core._torch_private import current_trace
 from kd_core.drop_in import _functions, _pickles
 
@@ -223,6 +224,7 @@ class DropIn(MetaPathFinder, Loader):
         )
         if module.__name__ == TOP:
             serve_containers()
+            set_files_of_tensordict(True)
             _pickles.serve_pickles()
             for name in _SHADOWED:
                 import_module(f"{TOP}.{name}")
