@@ -1,6 +1,8 @@
 """Sequences with probabilistic modules: distributions, scores, and the values of several."""
 
 import copy
+import pickle
+from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
@@ -185,7 +187,6 @@ def test_log_prob_scores_the_value_in_the_container() -> None:
 def test_value_produced_earlier_is_scored() -> None:
     first = TensorDictModule(torch.tanh, ["x"], ["action"])
     actor = ProbabilisticTensorDictSequential(first, *steps(return_log_prob=True))
-    assert isinstance(actor[-1], ScoringModule)
     td = actor(data())
     assert torch.equal(td["action"], data()["x"].tanh())
     expected = log_density(Normal(td["loc"], td["scale"]), td["action"])
@@ -196,7 +197,7 @@ def test_value_produced_earlier_is_scored() -> None:
 def test_value_produced_earlier_is_scored_only_where_a_log_prob_is_asked_for() -> None:
     first = TensorDictModule(torch.tanh, ["x"], ["action"])
     actor = ProbabilisticTensorDictSequential(first, *steps())
-    assert actor.out_keys == ["action", "p", "loc", "scale"]
+    assert actor.out_keys == ["p", "loc", "scale", "action"]
     for _ in range(3):  # by the interpreter and by a plan
         td = actor(data())
         assert "action_log_prob" not in td
@@ -205,8 +206,8 @@ def test_value_produced_earlier_is_scored_only_where_a_log_prob_is_asked_for() -
     expected = log_density(Normal(td["loc"], td["scale"]), td["action"])
     torch.testing.assert_close(actor.log_prob(data()), expected)
     last = actor[-1]
-    assert isinstance(last, ScoringModule)
-    last.module.return_log_prob = True
+    assert isinstance(last, ProbabilisticTensorDictModule)
+    last.return_log_prob = True
     for _ in range(3):
         torch.testing.assert_close(actor(data())["action_log_prob"], expected)
     assert copy.deepcopy(actor).out_keys == actor.out_keys
@@ -439,7 +440,8 @@ def test_steps_in_one_list_score_too(kind: type) -> None:
     values = TensorDictModule(torch.tanh, ["x"], ["action"])
     *network, scored = steps(return_log_prob=True)
     model = ProbabilisticTensorDictSequential(kind([*network, values, scored]))
-    assert isinstance(model[-1], ScoringModule)
+    assert torch.equal(model(data())["action"], data()["x"].tanh())
+    assert model[-1] is scored
 
 
 def test_module_that_is_appended_scores_what_is_there() -> None:
@@ -862,3 +864,184 @@ def test_steps_that_are_assigned_again_score_a_value_that_is_written_before() ->
         td = sequence(TensorDict({"x": torch.zeros(3)}, [3]))
         assert td["a"].tolist() == [7.0] * 3
         assert torch.equal(td["a_log_prob"], Normal(0.0, 1.0).log_prob(td["a"]))
+
+
+# Steps that earlier ones feed: what they would draw is there.
+
+
+class OwnForward(ProbabilisticTensorDictModule):
+    """A distribution that a program extends."""
+
+    def forward(  # type: ignore[override]  # a plain method where the base takes tensors too
+        self,
+        tensordict: TensorDictBase,
+        tensordict_out: TensorDictBase | None = None,
+        _requires_sample: bool = True,
+    ) -> TensorDictBase:
+        tensordict["asked"] = torch.full((3,), _requires_sample)
+        result = super().forward(tensordict, tensordict_out, _requires_sample)
+        assert isinstance(result, TensorDictBase)
+        return result
+
+
+def drawing(
+    kind: type[ProbabilisticTensorDictModule] = ProbabilisticTensorDictModule, **options: Any
+) -> ProbabilisticTensorDictModule:
+    options = {"default_interaction_type": "random", "return_log_prob": True, **options}
+    return kind(["loc", "scale"], ["action"], distribution_class=Normal, **options)
+
+
+def writing(*keys: str) -> TensorDictModule:
+    values: dict[str, Callable[[Tensor], Tensor]] = {
+        "loc": torch.neg,
+        "scale": torch.exp,
+        "action": torch.tanh,
+    }
+    return TensorDictModule(lambda x: tuple(values[key](x) for key in keys), ["x"], [*keys])
+
+
+def sequence(*modules: nn.Module, **options: Any) -> ProbabilisticTensorDictSequential:
+    return ProbabilisticTensorDictSequential(*modules, **options)
+
+
+def test_steps_are_those_that_were_given() -> None:
+    draw = drawing()
+    model = sequence(writing("loc", "scale", "action"), draw)
+    assert model[-1] is draw
+    assert [*model][-1] is draw
+    assert [name for name, _ in model.named_modules()] == ["", "module", "module.0", "module.1"]
+    assert model[1:].in_keys == ["loc", "scale"]
+    assert model[1:].out_keys == ["action", "action_log_prob"]
+    drawn = model[1:](TensorDict({"loc": ONE, "scale": ONE, "action": -ONE}, [3]))
+    assert not torch.equal(drawn["action"], -ONE)
+    assert model.select_subsequence(out_keys=["action"])[-1] is draw
+    assert [*model.select_subsequence(in_keys=["loc", "scale"])] == [draw]
+
+
+FED: dict[str, Callable[[], ProbabilisticTensorDictSequential]] = {
+    "last": lambda: sequence(writing("loc", "scale", "action"), drawing()),
+    "without score": lambda: sequence(
+        writing("loc", "scale", "action"), drawing(return_log_prob=False)
+    ),
+    "sequence": lambda: sequence(writing("loc", "scale", "action"), sequence(drawing())),
+    "sequences": lambda: sequence(
+        writing("action"), sequence(writing("loc", "scale"), sequence(drawing()))
+    ),
+    "inside": lambda: sequence(writing("loc"), sequence(writing("scale", "action"), drawing())),
+    "tolerant": lambda: sequence(
+        writing("loc", "scale", "action"), drawing(), partial_tolerant=True
+    ),
+    "own": lambda: sequence(writing("loc", "scale", "action"), drawing(OwnForward)),
+    "score alone": lambda: sequence(
+        writing("loc", "scale", "action"), drawing().select_out_keys("action_log_prob")
+    ),
+    "value alone": lambda: sequence(
+        writing("loc", "scale", "action"), drawing().select_out_keys("action")
+    ),
+}
+NOT_FED: dict[str, Callable[[], ProbabilisticTensorDictSequential]] = {
+    "not last": lambda: sequence(
+        writing("loc", "scale"),
+        writing("action"),
+        TensorDictModule(torch.neg, ["action"], ["z"]),
+        drawing(),
+        TensorDictModule(torch.neg, ["action"], ["y"]),
+    ),
+    "plain inside": lambda: sequence(
+        writing("loc", "scale", "action"),
+        TensorDictModule(torch.neg, ["action"], ["z"]),
+        sequence(drawing(), TensorDictModule(torch.neg, ["action"], ["y"])),
+    ),
+    "hidden": lambda: sequence(
+        writing("loc", "scale", "action").select_out_keys("loc", "scale"), drawing()
+    ),
+}
+
+
+@pytest.mark.parametrize("name", [*FED, *NOT_FED])
+def test_all_ways_to_run_agree_on_what_is_drawn(name: str) -> None:
+    torch.compiler.reset()
+    model = (FED | NOT_FED)[name]()
+    compiled = torch.compile(model, backend="eager")
+    own = model(data(), tensordict_out=TensorDict({}, [3]))
+    made = []
+    runs: list[Callable[[TensorDict], TensorDict]] = [*[model] * 12, compiled, compiled]
+    for run in runs:
+        torch.manual_seed(0)
+        td = run(data())
+        made.append(td)
+        assert torch.equal(td["action"], data()["x"].tanh()) is (name in FED)
+        if "action_log_prob" in model.out_keys:
+            expected = log_density(Normal(td["loc"], td["scale"]), td["action"])
+            torch.testing.assert_close(td["action_log_prob"], expected)
+        else:
+            assert "action_log_prob" not in td
+        assert list(td.keys()) == list(made[0].keys())
+        assert (td == made[0]).all()
+    assert ("asked" in made[0]) is (name == "own")
+    assert name != "own" or not made[0]["asked"].any()
+    assert set(own.keys()) == set(model.out_keys)
+
+
+def test_a_sequence_that_draws_may_be_told_not_to() -> None:
+    model = sequence(writing("loc", "scale"), drawing())
+    td = data().set("action", ONE[:, None].expand(3, 4))
+    assert model(td, _requires_sample=False) is td
+    assert torch.equal(td["action"], ONE[:, None].expand(3, 4))
+    expected = log_density(Normal(td["loc"], td["scale"]), td["action"])
+    torch.testing.assert_close(td["action_log_prob"], expected)
+    fed = FED["last"]()(data(), _requires_sample=True)
+    assert torch.equal(fed["action"], data()["x"].tanh())
+    with pytest.raises(KeyError, match="reads `action`, which was not found"):
+        model(data(), _requires_sample=False)
+
+
+def test_a_module_that_draws_nothing_scores() -> None:
+    draw = drawing()
+    td = TensorDict({"loc": ONE, "scale": ONE, "action": -ONE}, [3])
+    out = TensorDict(batch_size=[3])
+    assert draw(td, out, _requires_sample=False) is out
+    expected = log_density(Normal(ONE, ONE), -ONE)
+    assert list(out.keys()) == ["action_log_prob"]
+    torch.testing.assert_close(out["action_log_prob"], expected)
+    assert draw(td, None, False) is td
+    torch.testing.assert_close(td["action_log_prob"], expected)
+    assert torch.equal(td["action"], -ONE)
+    silent = drawing(return_log_prob=False)
+    td = silent(TensorDict(loc=ONE, scale=ONE), _requires_sample=False)
+    assert list(td.keys()) == ["loc", "scale"]
+
+
+def test_a_forward_that_does_not_take_it_is_refused() -> None:
+    class Unaware(ProbabilisticTensorDictModule):
+        def forward(self, tensordict: TensorDictBase) -> TensorDictBase:  # type: ignore[override]  # as some are written
+            return tensordict
+
+    model = sequence(writing("loc", "scale", "action"), drawing(Unaware))
+    with pytest.raises(TypeError, match="_requires_sample"):
+        model(data())
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_a_composite_scores_the_values_that_it_is_given(after: bool) -> None:
+    further = [TensorDictModule(torch.neg, ["action"], ["action" if after else "y"])]
+    model = sequence(writing("loc", "scale"), drawing(), *further, return_composite=True)
+    td = data().set("action", ONE[:, None].expand(3, 4))
+    scores = model.log_prob(td)
+    assert isinstance(scores, TensorDict)
+    x = data()["x"]
+    torch.testing.assert_close(
+        scores["action_log_prob"], log_density(Normal(-x, x.exp()), td["action"])
+    )
+
+
+@pytest.mark.parametrize("name", ["last", "without score", "sequences"])
+def test_a_graph_draws_nothing_that_is_there(name: str) -> None:
+    model = FED[name]()
+    traced = symbolic_trace(model)
+    found: TensorDict = traced(data())
+    expected = model(data())
+    assert (found == expected).all()
+    assert ("action_log_prob" in found) is (name != "without score")
+    again: TensorDict = pickle.loads(pickle.dumps(traced))(data())
+    assert (again == expected).all()

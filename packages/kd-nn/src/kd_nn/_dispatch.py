@@ -534,14 +534,11 @@ class TensorCall:
     ) -> None:
         """Raise if anything is given next to a container that the method does not take."""
         unknown = [f"`{name}`" for name in kwargs if name not in self.extras]
-        odd = [arg for arg in args if arg is not None and not isinstance(arg, TensorDictBase)]
+        placed = dict(zip(self.by_place, args, strict=False)).get("tensordict_out")
+        odd = placed is not None and not isinstance(placed, TensorDictBase)
         if self.takes_any and not (args and "tensordict_out" in self.extras):
             return
-        if (
-            not unknown
-            and len(args) <= self.places
-            and not (odd and "tensordict_out" in self.extras)
-        ):
+        if not unknown and len(args) <= self.places and not odd:
             return
         given = [f"{len(args)} more by position"] if args else []
         further = ", ".join(f"`{name}`" for name in self.extras) or "nothing"

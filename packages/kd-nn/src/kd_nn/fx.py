@@ -238,10 +238,34 @@ def _run(tracer: fx.Tracer, program: Program, container: fx.Proxy) -> tuple[obje
     return tuple(values[slot] for _, slot in program.outputs)
 
 
+class FedStep(nn.Module):
+    """Run a step on what earlier ones feed it with; graphs call it.
+
+    Args:
+        module: The step.
+    """
+
+    def __init__(self, module: TensorDictModuleBase) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, *values: object) -> tuple[object, ...]:
+        """Return the outputs of the step."""
+        return self.module._kd_forward_fed(*values)
+
+
 def _outputs(tracer: fx.Tracer, call: Call, given: list[object]) -> tuple[object, ...]:
     """Return one proxy for each output of a step, None for those that are not used."""
     step = cast("TensorDictModule", call.step)
     sources = step.out_keys_source
+    if call.is_fed:
+        name = "_".join((*call.path, "fed"))
+        tracer.root.add_module(name, FedStep(step))
+        made = tracer.create_proxy("call_module", name, tuple(given), {})
+        return tuple(
+            None if slot is None else _item(tracer, made, place)
+            for place, slot in enumerate(call.writes)
+        )
     if plain_module(step) and not is_watched(step):
         result = step._kd_call_wrapped(*given)
         names = step.__dict__.get("_kd_out_names")

@@ -734,19 +734,24 @@ class ProbabilisticTensorDictModule(ConfiguredModule):
         Args:
             tensordict: The container to read.
             tensordict_out: The container to write, instead of `tensordict`.
-            _requires_sample: Whether to write a value; classes that draw themselves say no.
+            _requires_sample: Whether to write a value. A sequence says no where an earlier step
+                writes it: then its log-probability is written, if asked for.
 
         Returns:
             The container that was written.
 
         Raises:
-            InputMissing: If a parameter is missing.
+            InputMissing: If a parameter is missing, or a value that is scored.
         """
-        if not _requires_sample:
-            return tensordict if tensordict_out is None else tensordict_out
+        target = tensordict if tensordict_out is None else tensordict_out
+        if not (_requires_sample or self._kd_scores):
+            return target
         if skip_existing() and is_done(self, tensordict):
             return tensordict
         values = self._kd_read(tensordict)
+        if not _requires_sample:
+            given = self._kd_read_values(tensordict)
+            return self._kd_write(target, (*given, *self._kd_scored(values, given)), len(given))
         generator = self.generator
         if isinstance(generator, (str, tuple)):
             drawn = (interaction_type() or self.default_interaction_type) is InteractionType.RANDOM
@@ -761,11 +766,16 @@ class ProbabilisticTensorDictModule(ConfiguredModule):
                 outputs = self._kd_outputs(values, generator)
         else:
             outputs = self._kd_outputs(values, generator)
-        target = tensordict if tensordict_out is None else tensordict_out
         if self.num_samples is not None and tensordict_out is None:
             target = tensordict.expand(*_shape_of(self), *tensordict.batch_size)
+        return self._kd_write(target, outputs)
+
+    def _kd_write(
+        self, target: TensorDictBase, outputs: tuple[object, ...], start: int = 0
+    ) -> TensorDictBase:
+        """Write the outputs that are visible, and the parts of a sum behind them."""
         visible, keys = self.out_keys, self.out_keys_source
-        made = zip(keys, outputs[: len(keys)], strict=True)
+        made = [*zip(keys, outputs[: len(keys)], strict=True)][start:]
         written = {key: value for key, value in made if key in visible}
         if len(outputs) > len(keys):  # the parts of a sum, before it
             sums = {key: written.pop(key) for key in self._kd_settings.log_prob_keys}
@@ -783,6 +793,52 @@ class ProbabilisticTensorDictModule(ConfiguredModule):
             generator = as_generator(values[self.in_keys.index(generator)], generator)
         outputs = self._kd_outputs(values, generator)
         return outputs[: len(self.out_keys_source)] if self._kd_settings.parts else outputs
+
+    @property
+    def _kd_scores(self) -> bool:
+        """Whether a log-probability is written."""
+        if not self.return_log_prob:
+            return False
+        selected = self.__dict__["_kd_selected"]
+        return selected is None or any(key in selected for key in self._kd_settings.log_prob_keys)
+
+    def _kd_fed_keys(self) -> tuple[NestedKey, ...]:
+        return self._kd_settings.sample_keys
+
+    def _kd_forward_fed(self, *values: object) -> tuple[object, ...]:
+        """Return values that earlier steps wrote, with their log-probabilities."""
+        count = len(self._kd_settings.params)
+        given = values[count:]
+        if self._kd_scores:
+            return (*given, *self._kd_scored(values[:count], given))
+        return (*given, *[None] * (len(self.out_keys_source) - len(given)))
+
+    def _kd_scored(self, values: Sequence[object], given: Sequence[object]) -> tuple[Tensor, ...]:
+        """Return the log-probabilities of values under the distribution of bare parameters.
+
+        Args:
+            values: One per key of `dist_params_keys`.
+            given: The values, one per key of `dist_sample_keys`.
+
+        Returns:
+            One for each of `log_prob_keys`, then the parts of a sum that `forward` writes.
+        """
+        settings = self._kd_settings
+        dist = self._kd_dist_of_values(values)
+        by_key = dict(zip(settings.sample_keys, cast("Sequence[Tensor]", given), strict=True))
+        scores: Scores = {}
+        try:
+            if must_not_look(given):
+                with unchecked(self._kd_described_as):
+                    found = self._kd_log_prob_of_values(dist, by_key, None, scores)
+            else:
+                found = self._kd_log_prob_of_values(dist, by_key, None, scores)
+        except Exception as error:
+            self._kd_add_call_note(error, by_key)
+            raise
+        if isinstance(found, Tensor):
+            return (found, *(scores[key] for key in settings.sample_keys if settings.parts))
+        return tuple(found[unravel_key_to_tuple(key)] for key in settings.log_prob_keys)
 
     def extra_repr(self) -> str:
         """Return keys and distribution, for printing."""
@@ -888,6 +944,9 @@ class ProbabilisticTensorDictModule(ConfiguredModule):
 
     def _kd_read(self, tensordict: TensorDictBase) -> list[object]:
         return [_read(self, key, tensordict) for key in self._kd_settings.params]
+
+    def _kd_read_values(self, tensordict: TensorDictBase) -> list[object]:
+        return [_read(self, key, tensordict) for key in self._kd_settings.sample_keys]
 
 
 _ONE = Size()

@@ -8,7 +8,7 @@ plans.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, ClassVar, Literal, Self, TypeAlias, cast, overload
+from typing import ClassVar, Literal, Self, TypeAlias, overload
 
 from torch import Size, Tensor, nn
 from torch.compiler import is_dynamo_compiling
@@ -20,7 +20,6 @@ from kd_core import (
     TensorDict,
     TensorDictBase,
     format_key,
-    unravel_key_to_tuple,
 )
 from kd_core.extending import assume_constant_result, is_exporting
 from kd_nn import (
@@ -37,16 +36,11 @@ from kd_probabilistic._interaction import (
     composite_lp_aggregate,
     enter_interaction_type,
     interaction_type,
-    must_not_look,
     set_interaction_type,
-    unchecked,
 )
 from kd_probabilistic._module import DISCARD, LogProb, ProbabilisticTensorDictModule, is_done
 
-if TYPE_CHECKING:
-    from typing import TypeVar
-
-    T = TypeVar("T")
+Keys: TypeAlias = tuple[NestedKey, ...]
 
 
 # Scoring: the log-probability of a value that another module has produced.
@@ -69,22 +63,10 @@ class ScoringModule(TensorDictModuleBase):
     """
 
     _kd_changes_by_assignment = True
-    _kd_asks = False
-    """Whether the module is asked if the log-probability is written."""
 
     def __init__(self, module: ProbabilisticTensorDictModule) -> None:
         super().__init__()
         self.module = module
-
-    @classmethod
-    def _kd_if_asked(cls, module: ProbabilisticTensorDictModule) -> Self:
-        """Return one that writes nothing unless `return_log_prob` of the module says so."""
-        made = cls(module)
-        made._kd_asks = True
-        return made
-
-    def _kd_is_silent(self) -> bool:
-        return self._kd_asks and not self.module.return_log_prob
 
     @property
     def dist_params_keys(self) -> list[NestedKey]:
@@ -124,42 +106,28 @@ class ScoringModule(TensorDictModuleBase):
         Raises:
             InputMissing: If the value or a parameter is missing.
         """
-        if self._kd_is_silent() or (skip_existing() and is_done(self, tensordict)):
+        if skip_existing() and is_done(self, tensordict):
             return tensordict
-        sums = self.module._kd_settings.aggregates
-        found = self._kd_outputs(self.module.log_prob(tensordict, aggregate=sums))
+        module = self.module
+        found = self._kd_outputs(module._kd_read(tensordict), module._kd_read_values(tensordict))
         made = dict(zip(self._kd_own_out_keys(), found, strict=True))
         return tensordict.update({key: made[key] for key in self.out_keys})
 
     def _kd_forward_values(self, *values: object) -> tuple[object, ...]:
         """Score a bare value; see `forward`."""
-        if self._kd_is_silent():
-            return ()
         by_key = dict(zip(self.in_keys, values, strict=True))
         params = [by_key[key] for key in self.module.dist_params_keys]
-        scored = {key: cast(Tensor, by_key[key]) for key in self.module.dist_sample_keys}
-        if must_not_look(values):
-            with unchecked(self.module._kd_described_as):
-                return self._kd_scores(params, scored)
-        return self._kd_scores(params, scored)
+        return self._kd_outputs(params, [by_key[key] for key in self.module.dist_sample_keys])
 
-    def _kd_scores(
-        self, params: list[object], values: dict[NestedKey, Tensor]
-    ) -> tuple[Tensor, ...]:
-        dist = self.module._kd_dist_of_values(params)
-        return self._kd_outputs(self.module._kd_log_prob_of_values(dist, values))
-
-    def _kd_outputs(self, found: LogProb) -> tuple[Tensor, ...]:
-        if isinstance(found, Tensor):
-            return (found,)
-        return tuple(found[unravel_key_to_tuple(key)] for key in self.module.log_prob_keys)
+    def _kd_outputs(self, params: Sequence[object], values: Sequence[object]) -> tuple[Tensor, ...]:
+        return self.module._kd_scored(params, values)[: len(self.module.log_prob_keys)]
 
     def _kd_own_in_keys(self) -> tuple[NestedKey, ...]:
         module = self.module
         return tuple(dict.fromkeys([*module.dist_params_keys, *module.dist_sample_keys]))
 
     def _kd_own_out_keys(self) -> tuple[NestedKey, ...]:
-        return () if self._kd_is_silent() else tuple(self.module.log_prob_keys)
+        return tuple(self.module.log_prob_keys)
 
     def _kd_set_in_spec(self, spec: object) -> None:
         raise self._kd_refusal("in_keys")
@@ -208,12 +176,12 @@ class Walk:
         """Whether a step returned another container, with which the others went on."""
         return self.container is not self._first
 
-    def run(self, step: nn.Module) -> None:
+    def run(self, step: nn.Module, is_fed: bool = False) -> None:
         """Run a step, and note what it writes: with functions inside more than it says."""
         keys, before = _keys(step, "out_keys"), self.container
         says_all = type(step) in _SAY_ALL
         held = {} if says_all else dict(before.items(True, True))
-        self.container = step(before)
+        self.container = step(before, _requires_sample=False) if is_fed else step(before)
         here, now = self.container is before, {} if says_all else before.items(True, True)
         new = [key for key, value in dict(now).items() if held.get(key) is not value]
         self._written += [*new, *keys] if here else keys
@@ -237,12 +205,13 @@ class Walk:
         if not self._kd_keeps or any(key not in present for key in leaf.dist_sample_keys):
             self.run(leaf)
 
-    def take(self, leaf: Leaf, draws: bool) -> None:
+    def take(self, leaf: Leaf, draws: bool, is_fed: bool = False) -> None:
         """Build the distribution of a probabilistic module.
 
         Args:
             leaf: The module.
             draws: Whether its values are needed afterwards.
+            is_fed: Whether earlier steps wrote them.
 
         Raises:
             InputMissing: If a value is missing that is scored, as all are if none is drawn again
@@ -259,7 +228,17 @@ class Walk:
                 "Write it before the call, or set `return_composite=False` to draw it."
             )
         if draws and (missing or not self._kd_keeps):
-            self.run(leaf)
+            self.run(leaf, is_fed)
+
+    def with_given(self, keys: list[NestedKey]) -> TensorDictBase:
+        """Return the container with the values that were there at first, if a step replaced one."""
+        held = {key: value for key in keys if (value := self._given(key)) is not None}
+        if all(self.container.get(key, None) is value for key, value in held.items()):
+            return self.container
+        return self.container.copy().update(held)
+
+    def _given(self, key: NestedKey) -> object:
+        return None if self._source is None else self._source.get(key, None)
 
     def write(self, target: TensorDictBase) -> TensorDictBase:
         """Write what the steps wrote to another container, and return it."""
@@ -311,34 +290,12 @@ def _keys(step: nn.Module, name: str) -> list[NestedKey]:
 Modules = nn.Module | list[nn.Module] | dict[str, nn.Module]
 
 
-def _with_scoring(sequence: nn.Module, name: str, steps: object) -> object:
-    """Let the last probabilistic module score instead of draw if its value is written earlier."""
-    if isinstance(steps, nn.ModuleDict):
-        return type(steps)(dict(zip(steps.keys(), _scored([*steps.values()]), strict=True)))
-    return type(steps)(_scored([*steps])) if isinstance(steps, nn.ModuleList) else steps
-
-
-def _scored(steps: list[T]) -> list[T | ScoringModule]:
-    places = [i for i, step in enumerate(steps) if isinstance(step, _PROBABILISTIC)]
-    last = steps[places[-1]] if places else None
-    if not isinstance(last, ProbabilisticTensorDictModule):
-        return [*steps]
-    before = steps[: places[-1]]
-    for step in before:
-        if isinstance(step, TensorDictModuleBase):
-            step._kd_refresh_keys()
-    produced = {key for step in before for key in getattr(step, "out_keys", ())} - {DISCARD}
-    if not produced.issuperset(last.dist_sample_keys):
-        return [*steps]
-    return [*before, ScoringModule._kd_if_asked(last), *steps[places[-1] + 1 :]]
-
-
 class ProbabilisticTensorDictSequential(TensorDictSequential):
     """Run keyed modules in order; at least one of them is probabilistic.
 
     It offers everything of `TensorDictSequential`, and access to the distribution of its
-    probabilistic modules. If an earlier step writes the values of the last probabilistic module,
-    that module draws none: with `return_log_prob` it writes the log-probability of those values.
+    probabilistic modules. If earlier steps write all values of the last step, that step draws none:
+    with `return_log_prob` it writes the log-probability of those values.
 
     Args:
         *modules: Keyed modules; or one list of them; or one dict, which names the steps.
@@ -371,7 +328,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
     """
 
     _kd_changes_by_assignment = True
-    _kd_checks: ClassVar = {**TensorDictSequential._kd_checks, "module": _with_scoring}
+    _kd_writes_by_inplace: ClassVar[bool] = True
 
     return_composite: bool
     _kd_composite: bool | None
@@ -399,6 +356,44 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
             distinct = DISCARD not in keys and len({*keys}) == len(keys)
             return_composite = (len(leaves) > 1 or further) and distinct
         self._kd_settle(_kd_composite=given, return_composite=return_composite)
+
+    @dispatch(auto_batch_size=False)
+    def forward(
+        self,
+        tensordict: TensorDictBase,
+        tensordict_out: TensorDictBase | None = None,
+        _requires_sample: bool = True,
+    ) -> TensorDictBase:
+        """Run the steps on a container.
+
+        Args:
+            tensordict: The container to read.
+            tensordict_out: The container to write, instead of what `inplace` says.
+            _requires_sample: Whether the last step draws where no earlier one writes its values.
+
+        Returns:
+            The container that was written.
+
+        Raises:
+            InputMissing: If an entry that a step reads is missing.
+        """
+        return self._kd_run(tensordict, tensordict_out, not _requires_sample)
+
+    def _kd_forward_values(self, *values: object) -> tuple[object, ...]:
+        """Run all steps on one value per key of `in_keys`; return all that they write."""
+        return super()._kd_forward_values(*values)
+
+    def _kd_fed_keys(self) -> Keys:
+        last = self._kd_steps()[-1:]
+        return last[0]._kd_fed_keys() if last and isinstance(last[0], _FED) else ()
+
+    def _kd_feeds_last(self) -> bool:
+        steps = self._kd_steps()
+        last = steps[-1] if steps else None
+        if not isinstance(last, _FED) or not last._kd_fed_keys():
+            return False
+        written = {key for step in steps[:-1] for key in _keys(step, "out_keys")} - {DISCARD}
+        return written.issuperset(last.dist_sample_keys)
 
     @property
     def dist_params_keys(self) -> list[NestedKey]:
@@ -576,7 +571,8 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
             return self._kd_scored_by(dist, tensordict, aggregate)
         walk = self._kd_walked(tensordict, True, tensordict_out)
         if walk.whole:
-            score = self._kd_scored_by(walk.composite(), walk.container, aggregate)
+            values = walk.with_given(self.dist_sample_keys)
+            score = self._kd_scored_by(walk.composite(), values, aggregate)
         else:
             last, found = walk.found[-1]
             score = last.log_prob(walk.container, found, aggregate=aggregate)
@@ -630,22 +626,25 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
             else:
                 walk.run(step)
 
-    def _kd_visit(self, walk: Walk, ends: bool) -> None:
+    def _kd_visit(self, walk: Walk, ends: bool, is_fed: bool = False) -> None:
         """Run all steps, and take the distributions of all probabilistic modules.
 
         Args:
             walk: What is known so far.
             ends: Whether the values of the last step are not needed.
+            is_fed: Whether they were written before.
         """
         if self.partial_tolerant:
             self._kd_refresh_keys()
         steps = self._kd_steps()
+        is_fed = is_fed or self._kd_fed
         for place, step in enumerate(steps):
-            last = ends and place == len(steps) - 1
+            at_end = place == len(steps) - 1
+            fed = at_end and is_fed and isinstance(step, _FED)
             if isinstance(step, ProbabilisticTensorDictSequential):
-                step._kd_visit(walk, last)
+                step._kd_visit(walk, ends and at_end, fed)
             elif isinstance(step, LEAVES):
-                walk.take(step, not last)
+                walk.take(step, not (ends and at_end), fed)
             elif not self._kd_skips(step, walk.container):
                 walk.run(step)
 
@@ -744,6 +743,8 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
 
 Probabilistic = Leaf | ProbabilisticTensorDictSequential
 _PROBABILISTIC = (*LEAVES, ProbabilisticTensorDictSequential)
+_FED = (ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential)
+"""Classes of modules that may be fed with what they would draw."""
 
 
 def _check_out(out: object) -> None:

@@ -854,6 +854,22 @@ class TensorDictModuleBase(Flagged):
         """The containers of which the module makes a part, and may read the rest from outside."""
         return []
 
+    def _kd_fed_keys(self) -> Keys:
+        """Return the keys that the module reads, and does not draw, where it is fed.
+
+        It is fed as the last step of a sequence whose earlier steps write them: it is called with
+        `_requires_sample=False`.
+        """
+        return ()
+
+    def _kd_forward_fed(self, *values: object) -> tuple[object, ...]:
+        """Do what `_kd_forward_values` does where the module is fed.
+
+        Args:
+            *values: One value per key of `in_keys`, then one per key of `_kd_fed_keys`.
+        """
+        raise NotImplementedError(f"{describe(self)} is not fed.")
+
     def select_out_keys(self, *out_keys: NestedKey) -> Self:
         """Keep only some outputs, in place.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, TypeAlias, TypeGuard, cast
 
 import torch
@@ -62,6 +63,7 @@ from kd_nn._keys import (
     overlaps,
     parse_keys,
     requires_all,
+    unique,
 )
 from kd_nn._modules.base import (
     TensorDictModuleBase,
@@ -75,7 +77,7 @@ from kd_nn._modules.base import (
 from kd_nn._modules.module import TensorDictModule
 from kd_nn._modules.steps import Modules, Step, StepList, named_steps, store_steps
 from kd_nn._plan.invalidation import Check, Flag, Flagged, depend_on, lists_in
-from kd_nn._plan.program import Path, Plan, keyed, opens, stored_keys
+from kd_nn._plan.program import Path, Plan, keyed, opens, stored_keys, takes_values
 from kd_nn._torch_private import RECOMPUTED, is_watched
 
 # Running a sequence step by step on a container, and the note that a failing step leaves.
@@ -172,6 +174,7 @@ def run_steps(
     outputs: Keys,
     made: Made | None = None,
     nested: bool = False,
+    is_fed: bool = False,
 ) -> TensorDictBase:
     """Call the steps one by one on a working copy, then write the outputs.
 
@@ -183,6 +186,7 @@ def run_steps(
         made: What steps have computed already, by their names and those of the sequences around
             them; they are not called again.
         nested: Whether the container is the working copy of a sequence around this one.
+        is_fed: Whether the last step is fed, even if no step of this sequence feeds it.
 
     Returns:
         The container that was written; or, where `target` is the one to read and a step replaced
@@ -195,8 +199,10 @@ def run_steps(
     scope = sequence._kd_scope()
     end, leave = (0, None) if scope is None else (scope[0], scope[1]())
     replaced, written = False, work
+    steps = sequence._kd_named_steps()
+    is_fed = is_fed or sequence._kd_fed
     try:
-        for idx, (name, step) in enumerate(sequence._kd_named_steps()):
+        for idx, (name, step) in enumerate(steps):
             if idx == end and leave is not None:
                 leave()
                 leave = None
@@ -209,13 +215,14 @@ def run_steps(
             if inside and () in inside:
                 _write_made((str(idx), name), step, work, inside[()])
                 continue
-            if not inside and sequence._kd_skips(step, work):
+            fed = is_fed and idx == len(steps) - 1 and takes_values(step)
+            if not inside and sequence._kd_skips(step, work, fed):
                 continue
             try:
                 if inside:
-                    result: object = _run_sequence(cast("StepList", step), work, inside)
+                    result: object = _run_sequence(cast("StepList", step), work, inside, fed)
                 else:
-                    result = _run_step(step, work)
+                    result = _run_step(step, work, fed)
                 before = work
                 work, swapped = _merge(step, work, result)
                 if swapped and not replaced:
@@ -294,18 +301,20 @@ def _write_made(
         raise
 
 
-def _run_step(step: nn.Module, work: TensorDictBase) -> object:
+def _run_step(step: nn.Module, work: TensorDictBase, is_fed: bool) -> object:
     recomputed = step._modules.get(RECOMPUTED)
     if recomputed is not None:
         return _run_recomputed(step, recomputed, work)
     if isinstance(step, StepList) and opens(step) and not anyone_skips and not is_watched(step):
-        return _run_sequence(step, work)
-    return step(work)
+        return _run_sequence(step, work, None, is_fed)
+    return step(work, _requires_sample=False) if is_fed else step(work)
 
 
-def _run_sequence(step: StepList, work: TensorDictBase, made: Made | None = None) -> TensorDictBase:
+def _run_sequence(
+    step: StepList, work: TensorDictBase, made: Made | None, is_fed: bool
+) -> TensorDictBase:
     """Run the steps of a sequence inside on the working copy of the one around it."""
-    return run_steps(step, work, work, stored_keys(step), made, nested=True)
+    return run_steps(step, work, work, stored_keys(step), made, nested=True, is_fed=is_fed)
 
 
 def _run_recomputed(step: nn.Module, wrapped: nn.Module, work: TensorDictBase) -> object:
@@ -467,11 +476,15 @@ _TRIES_COMPUTED: Final = 10
 
 
 def _graph_of(
-    steps: Iterable[tuple[str, nn.Module]], tolerant: bool, selected: Keys | None = None
+    steps: Iterable[tuple[str, nn.Module]],
+    tolerant: bool,
+    selected: Keys | None = None,
+    is_fed: bool = False,
 ) -> tuple[KeyGraph, Keys, Keys]:
     """Return the graph of steps, all that they write, and the same with `_`.
 
-    `_` stands in the place where a step discards a value last.
+    `_` stands in the place where a step discards a value last. Where the last step is fed, it
+    reads what it is fed with.
     """
     nodes: list[KeyNode] = []
     written: list[Keys] = []
@@ -481,6 +494,9 @@ def _graph_of(
         nodes.append(key_node(name, step, tolerant, keys))
         written.append(keys[1])
         discards = discards or DISCARD in keys[1]
+    if is_fed:
+        reads = unique([*nodes[-1].reads, *keyed(step)._kd_fed_keys()])
+        nodes[-1] = nodes[-1]._replace(reads=reads, inner=None)
     graph = KeyGraph(tuple(nodes), selected)
     writes = graph.writes
     if not discards:
@@ -506,6 +522,7 @@ class Resolved:
         listed: The same with `_`, where a step discards a value.
         every: `out_keys` with `_`.
         optional: Those of `in_keys` that no step requires.
+        is_fed: Whether the last step is fed by earlier ones; see `_kd_fed_keys`.
         unsure: Empty while no edit was announced, and every edit is announced.
     """
 
@@ -518,6 +535,7 @@ class Resolved:
         "every",
         "graph",
         "in_keys",
+        "is_fed",
         "listed",
         "optional",
         "out_keys",
@@ -539,7 +557,9 @@ class Resolved:
         steps = sequence._kd_named_steps()
         selected: Keys | None = sequence.__dict__.get("_kd_selected")
         chosen = None if selected is None else _without_discarded(selected)
-        graph, self.out_keys, self.every = _graph_of(steps, sequence.partial_tolerant, chosen)
+        self.is_fed = sequence._kd_feeds_last()
+        tolerant = sequence.partial_tolerant
+        graph, self.out_keys, self.every = _graph_of(steps, tolerant, chosen, self.is_fed)
         self.in_keys = graph.inputs
         self.listed = self.every if selected is None else selected
         self.visible = self.out_keys if chosen is None else chosen
@@ -626,8 +646,8 @@ def _asked(step: nn.Module) -> tuple[object, ...]:
 def _runnable(sequence: StepList, known: list[NestedKey]) -> list[Step]:
     """Return the steps that can run from the keys, to which what they write is added."""
     kept: list[Step] = []
-    nodes = sequence._kd_graph().nodes
-    for (name, step), node in zip(sequence._kd_named_steps(), nodes, strict=True):
+    for name, step in sequence._kd_named_steps():
+        node = key_node(name, step)  # as it is alone: the steps that feed it may go
         if _can_be_cut(step):
             inside = _runnable(step, [*known])
             if not inside:
@@ -839,7 +859,10 @@ class TensorDictSequential(StepList, TensorDictModule):  # type: ignore[misc]  #
         return self._kd_run(tensordict, tensordict_out)
 
     def _kd_run(
-        self, tensordict: TensorDictBase, tensordict_out: TensorDictBase | None
+        self,
+        tensordict: TensorDictBase,
+        tensordict_out: TensorDictBase | None,
+        is_fed: bool = False,
     ) -> TensorDictBase:
         if outputs_exist(self, tensordict):
             return tensordict
@@ -848,11 +871,12 @@ class TensorDictSequential(StepList, TensorDictModule):  # type: ignore[misc]  #
             and self._kd_may_skip
             and not _are_alike(tensordict, self._kd_resolve().in_keys)
         ):
-            return run_members(self, tensordict, tensordict_out, self._kd_run)
+            run = partial(self._kd_run, is_fed=is_fed)
+            return run_members(self, tensordict, tensordict_out, run)
         target = None
         if tensordict_out is not None or self.inplace != "empty":
             target = destination(tensordict, self.inplace, tensordict_out)
-        return run_steps(self, tensordict, target, self._kd_resolve().stored)
+        return run_steps(self, tensordict, target, self._kd_resolve().stored, is_fed=is_fed)
 
     def _kd_continue_from(
         self,
@@ -931,6 +955,11 @@ class TensorDictSequential(StepList, TensorDictModule):  # type: ignore[misc]  #
                 f"{list_keys(resolved.out_keys)}."
             )
         return self._kd_part(kept)
+
+    @property
+    def _kd_fed(self) -> bool:
+        """Whether the last step is fed by earlier ones."""
+        return self._kd_resolve().is_fed
 
     def _kd_graph(self) -> KeyGraph:
         return self._kd_resolve().graph

@@ -18,7 +18,7 @@ from kd_nn._dispatch import Inplace, describe, has_entry, keys_of
 from kd_nn._errors import KeysNotDeclared, NotKeyed, list_keys, suggest
 from kd_nn._modules.base import TensorDictModuleBase, keys_as_parsed
 from kd_nn._plan.invalidation import Flagged
-from kd_nn._plan.program import Scope
+from kd_nn._plan.program import Scope, keyed
 from kd_nn._torch_private import REGISTRATION_HOOKS
 
 # The modules of torch that hold the steps of a sequence, in a form that announces its edits.
@@ -133,6 +133,15 @@ class StepList(TensorDictModuleBase):
     def _kd_scope(self) -> Scope | None:
         """Return the scope that the first steps run in; None for most sequences."""
         return None
+
+    def _kd_feeds_last(self) -> bool:
+        """Return whether the last step is fed by earlier ones; see `_kd_fed_keys`."""
+        return False
+
+    @property
+    def _kd_fed(self) -> bool:
+        """The same, as long as nothing changes."""
+        return self._kd_feeds_last()
 
     @property
     def _kd_may_skip(self) -> bool:
@@ -319,11 +328,13 @@ class StepList(TensorDictModuleBase):
                 raise
         return self
 
-    def _kd_skips(self, step: nn.Module, tensordict: TensorDictBase) -> bool:
+    def _kd_skips(self, step: nn.Module, tensordict: TensorDictBase, is_fed: bool = False) -> bool:
         """Return whether a step is left out of a call, since an input that it needs is missing."""
         if not self.__dict__.get("partial_tolerant"):
             return False
         missing = [key for key in keys_of(step, "in_keys") if not has_entry(tensordict, key)]
+        if is_fed and any(not has_entry(tensordict, key) for key in keyed(step)._kd_fed_keys()):
+            return True
         return any(needs_key(step, key) for key in missing)
 
     def _kd_needs_key(self, key: NestedKey) -> bool:

@@ -117,6 +117,7 @@ _DERIVED: Final = frozenset(
 RUNNING: Final = (
     "forward",
     "_kd_forward_values",
+    "_kd_forward_fed",
     "_kd_call_wrapped",
     "_kd_split_outputs",
     *CALLS,

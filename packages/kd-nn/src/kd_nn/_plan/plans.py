@@ -366,7 +366,8 @@ class Calls:
         else:
             left = "".join(f"{target}, " for target in targets)
             values = ", ".join(f"_v{slot}" for slot in call.reads)
-            right = f"{self.step(idx)}._kd_forward_values({values})"
+            form = "_kd_forward_fed" if call.is_fed else "_kd_forward_values"
+            right = f"{self.step(idx)}.{form}({values})"
             text.add(depth, f"{left}= {right}" if left else right)
         if self.program.is_sequence:
             self._write_fits(depth, idx)
@@ -464,7 +465,7 @@ class Calls:
         if not plain_module(call.step):
             self.write_call(1, 0)
             return
-        slots = dict(zip(keyed(call.step).in_keys, call.reads, strict=True))
+        slots = dict(zip(call.keys, call.reads, strict=True))
         text.name("_note", partial(_note_alone, slots))  # which must not hold the module
         text.add(1, "try:")
         self.write_call(2, 0)
@@ -522,8 +523,8 @@ def _note_call(program: Program, error: Exception, idx: int, values: dict[str, o
     if idx < 0:
         return
     call = program.calls[idx]
-    keys = keyed(call.step).in_keys
-    given = {key: values.get(f"_v{slot}") for key, slot in zip(keys, call.reads, strict=True)}
+    pairs = zip(call.keys, call.reads, strict=True)
+    given = {key: values.get(f"_v{slot}") for key, slot in pairs}
     add_step_note(error, call.place, call.step, given)
 
 

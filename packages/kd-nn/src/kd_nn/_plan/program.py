@@ -30,6 +30,9 @@ class Keyed(Protocol):
     out_keys: list[NestedKey]
     out_keys_source: list[NestedKey]
 
+    def _kd_fed_keys(self) -> Keys:
+        """Return what the module is fed with, where it is."""
+
     def _kd_graph(self) -> KeyFlow:
         """Return which step reads and writes which keys."""
 
@@ -49,6 +52,9 @@ class HoldsSteps(Protocol):
 
     def _kd_scope(self) -> Scope | None: ...
 
+    @property
+    def _kd_fed(self) -> bool: ...
+
 
 Path = tuple[str, ...]
 Scope: TypeAlias = "tuple[int, Callable[[], Callable[[], None] | None]]"
@@ -63,25 +69,31 @@ class Call:
         step: The keyed module.
         path: The names of the step and of the sequences that hold it, outermost first.
         place: Index and name of the step, as messages say it.
-        reads: The slot of each of its `in_keys`.
+        keys: Its `in_keys`; where it is fed, those of what it is fed with too.
+        reads: The slot of each of these keys.
         writes: The slot of each of its outputs, None for one that is discarded.
+        is_fed: Whether earlier steps write the values that it would draw; see `_kd_fed_keys`.
     """
 
-    __slots__ = ("path", "place", "reads", "step", "writes")
+    __slots__ = ("is_fed", "keys", "path", "place", "reads", "step", "writes")
 
     def __init__(
         self,
         step: nn.Module,
         path: Path,
         place: tuple[str, str],
+        keys: Keys,
         reads: tuple[int, ...],
         writes: tuple[int | None, ...],
+        is_fed: bool = False,
     ) -> None:
         self.step = step
         self.path = path
         self.place = place
+        self.keys = keys
         self.reads = reads
         self.writes = writes
+        self.is_fed = is_fed
 
 
 class Program:
@@ -190,14 +202,20 @@ class _Resolver:
         index: Path,
         values: Values,
         count: int | None = None,
+        is_fed: bool = False,
     ) -> None:
-        """Visit the steps of a sequence, also those whose outputs are not returned."""
+        """Visit the steps of a sequence, also those whose outputs are not returned.
+
+        The last step is fed where the sequence is.
+        """
         if "_kd_listed" in root.__dict__:  # its keys are not those that it reads and writes
             raise Unresolvable
         sequence = cast("HoldsSteps", root)
         scope = None if self.in_scope else sequence._kd_scope()
         start, outer = len(self.calls), self.in_scope
-        for idx, (name, step) in enumerate(sequence._kd_named_steps()):
+        steps = sequence._kd_named_steps()
+        is_fed = is_fed or sequence._kd_fed
+        for idx, (name, step) in enumerate(steps):
             if scope is not None and idx in (0, scope[0]):
                 self.in_scope = idx < scope[0]
                 self.scopes[start] = (len(self.calls), scope[1])
@@ -206,31 +224,39 @@ class _Resolver:
             if not runs_on_values(step) or inplace_of(step) not in (True, None):
                 raise Unresolvable
             place = (*path, name), (*index, str(idx))
+            fed = is_fed and idx == len(steps) - 1 and takes_values(step)
             if is_sequence(step):
                 if self.tolerant or step.__dict__.get("partial_tolerant"):
                     raise Unresolvable
-                self._visit_inside(step, *place, values)
+                self._visit_inside(step, *place, values, fed)
             else:
-                self._call(step, *place, values)
+                self._call(step, *place, values, fed)
         self.in_scope = outer
 
-    def _visit_inside(self, step: nn.Module, path: Path, index: Path, scope: Values) -> None:
+    def _visit_inside(
+        self, step: nn.Module, path: Path, index: Path, scope: Values, is_fed: bool
+    ) -> None:
         self.containers.append(step)
         inner = dict(scope)
-        self._visit_steps(step, path, index, inner)
+        self._visit_steps(step, path, index, inner, is_fed=is_fed)
         for key in keyed(step).out_keys:
             if key not in inner or strictly_overlaps(key, scope):
                 raise Unresolvable
             scope[key] = inner[key]
 
-    def _call(self, step: nn.Module, path: Path, index: Path, scope: Values) -> None:
+    def _call(
+        self, step: nn.Module, path: Path, index: Path, scope: Values, is_fed: bool = False
+    ) -> None:
         keys = keyed(step)
-        reads = tuple(self.read(key, scope) for key in keys.in_keys)
-        visible = set(keys.out_keys)
+        fed = keys._kd_fed_keys() if is_fed else ()
+        read = (*keys.in_keys, *fed)
+        reads = tuple(self.read(key, scope) for key in read)
+        visible = set(keys.out_keys).difference(fed)
         writes = tuple(
             self.write(key, scope) if key in visible else None for key in keys.out_keys_source
         )
-        self.calls.append(Call(step, path, (".".join(index), ".".join(path)), reads, writes))
+        place = ".".join(index), ".".join(path)
+        self.calls.append(Call(step, path, place, read, reads, writes, is_fed))
 
 
 def resolve_first(root: nn.Module, count: int) -> Program | None:
@@ -333,6 +359,11 @@ def runs_on_values(step: object) -> bool:
         and step.__dict__.get("strict") is not False
         and step.__dict__.get("get_kwargs") is None
     )
+
+
+def takes_values(step: nn.Module) -> bool:
+    """Return whether a step can be fed; see `_kd_fed_keys`."""
+    return hasattr(type(step), "_kd_fed_keys") and bool(keyed(step)._kd_fed_keys())
 
 
 def is_sequence(step: object) -> TypeIs[HoldsSteps]:
