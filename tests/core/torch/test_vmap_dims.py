@@ -12,7 +12,6 @@ from kd_core import (
     InvalidValue,
     LazyStackedTensorDict,
     MetaData,
-    TensorClass,
     TensorDict,
     TensorDictBase,
     lazy_stack,
@@ -551,73 +550,3 @@ def test_a_locked_container_is_locked_inside_and_after() -> None:
         assert not other.is_locked
     assert not result.unlock_()["n"].is_locked
     assert not pytree.tree_map(lambda leaf: leaf, other_ranks().lock_()).is_locked
-
-
-class Unset(TensorClass):
-    x: Tensor | None = None
-    word: str = "w"
-
-
-def without_tensors(*batch: int) -> dict[str, TensorDictBase]:
-    nested = TensorDict({"n": TensorDict({"m": {}}, [*batch, 4])}, batch)
-    stack = lazy_stack([TensorDict({"n": {}}, batch[1:]) for _ in range(batch[0])])
-    return {
-        "empty": TensorDict({}, batch),
-        "nested": nested,
-        "words": TensorDict({"w": "v", "n": {"w": "u"}}, batch),
-        "stack": stack,
-        "around": TensorDict({"s": stack, "c": Unset(batch_size=batch)}, batch),
-        "class": Unset(batch_size=batch),
-    }
-
-
-@pytest.mark.parametrize("kind", without_tensors(1))
-def test_containers_without_tensors_are_mapped(kind: str) -> None:
-    td = without_tensors(3, 2)[kind]
-    seen: list[torch.Size] = []
-
-    def note(each: TensorDictBase, *_: object) -> TensorDictBase:
-        seen.append(each.batch_size)
-        return each
-
-    assert torch.vmap(note)(td).batch_size == (3, 2)
-    assert torch.vmap(note, 1, 1)(td).batch_size == (3, 2)
-    assert torch.vmap(note, (1,), (0,))(td).batch_size == (2, 3)
-    assert torch.vmap(note, (None, 0))(td, torch.zeros(5)).batch_size == (5, 3, 2)
-    assert torch.vmap(torch.vmap(note))(td).batch_size == (3, 2)
-    assert torch.vmap(note, chunk_size=2)(td).batch_size == (3, 2)
-    assert seen == [(2,), (3,), (3,), (3, 2), (), (2,), (2,)]
-    with pytest.raises(ValueError, match="same size in the mapped dimension"):
-        torch.vmap(note)(td, torch.zeros(4))
-
-
-@pytest.mark.parametrize("kind", without_tensors(1))
-@pytest.mark.parametrize("compiled", [False, True])
-def test_containers_without_tensors_get_the_mapped_dimension(kind: str, compiled: bool) -> None:
-    def make(x: Tensor) -> TensorDictBase:
-        return torch.vmap(lambda _: without_tensors(2, 3)[kind], out_dims=1)(x)
-
-    run = torch.compile(make, backend="eager", fullgraph=True) if compiled else make
-    found: Any = run(torch.zeros(5))
-    assert found.batch_size == (2, 5, 3)
-    if kind == "nested":
-        assert found["n", "m"].batch_size == (2, 5, 3, 4)
-    if kind == "around":
-        assert found["s"].batch_size == found["c"].batch_size == (2, 5, 3)
-    if kind == "words":
-        assert (found["w"], found["n", "w"]) == ("v", "u")
-
-
-def test_entries_are_written_into_what_was_empty() -> None:
-    found = torch.vmap(lambda td, x: td.set("x", x + 1))(TensorDict({}, [3]), torch.arange(3))
-    assert found.batch_size == (3,)
-    assert found["x"].tolist() == [1, 2, 3]
-
-
-def test_gradients_pass_what_has_no_tensors() -> None:
-    params: Any = {"x": torch.ones(2), "n": TensorDict({"w": "v"}, [4])}
-    found = torch.func.grad(lambda each: (each["x"] ** 2).sum())(params)
-    assert found["x"].tolist() == [2, 2]
-    assert found["n"].batch_size == (4,)
-    found = torch.func.vjp(lambda x: {"y": x * 2, "n": TensorDict({}, [4])}, torch.ones(2))[0]
-    assert found["n"].batch_size == (4,)

@@ -11,9 +11,6 @@ Decisions:
   for a tree of integers (`in_dims` of `vmap`) made from the container. It holds the number of
   trailing dimensions of one child, the *lead*; when the container is rebuilt, the batch size is
   read from the new lead. Under a `vmap` over a batch dimension the batch size loses that dimension.
-- A container without tensors has one child, zeros of its batch size, so that `vmap` maps it too.
-  Inside of another container it has none, and gets the batch size from that one. In gradient
-  transforms, which differentiate all children, it has none either.
 - Rebuilding a container does not fail, whatever replaces the tensors.
 - Every kind is rebuilt as itself. The children of a lazy stack are its stacked entries, of which it
   is rebuilt. Where `vmap` maps the stacked dimension, of tensors that a gradient transform tracks,
@@ -54,7 +51,6 @@ from kd_core._ops.modules import KINDS, StackedUninitialized
 from kd_core._protocol import AbstractContainer, Composite, lock
 from kd_core._shapes import as_named, names_of
 from kd_core._torch_private import (
-    add_batch_dim,
     get_unwrapped,
     is_batchedtensor,
     maybe_current_level,
@@ -62,7 +58,6 @@ from kd_core._torch_private import (
     maybe_get_level,
     outside_of_transform,
     torch_tree,
-    transform_that_runs,
 )
 from kd_core._unbatched import UnbatchedTensor, wrap_tensor
 
@@ -369,14 +364,6 @@ if TYPE_CHECKING:
         names: NotRequired[list[str | None]]
         stacked: NotRequired[int]
         order: NotRequired[list[str]]
-        sized: NotRequired[bool]
-
-    @final
-    class DumpedHollow(TypedDict):
-        """The structure of a container without tensors in another one as JSON values."""
-
-        kind: str
-        structure: DumpedStructure | DumpedMembers
 
 
 class Members(NamedTuple):
@@ -482,7 +469,6 @@ class Structure(NamedTuple):
         locked: whether the outermost container was locked; what `vmap` maps or returns stays so.
         waits: whether some children are tensors of lazy modules, without shapes.
         order: all keys in the order of the container; empty where those of the data are the last.
-        sized: whether the last child is a tensor of the batch size, because no other is a tensor.
     """
 
     keys: tuple[str, ...]
@@ -499,7 +485,6 @@ class Structure(NamedTuple):
     locked: bool = False
     waits: bool = False
     order: tuple[str, ...] = ()
-    sized: bool = False
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Structure):
@@ -535,12 +520,11 @@ def _same(left: object, right: object) -> bool:
 
 def _flatten(container: AbstractContainer) -> tuple[list[object], AnyStructure]:
     children: list[object] = []
-    structure = _taken_apart(container, children)
-    if isinstance(structure, Structure) and structure.lead < 0:
-        size = _zeros(container._kd_desc) if _is_hollow(container) else None
-        if size is not None:
-            children.append(size)
-            structure = structure._replace(sized=True)
+    if container._kd_owns_leaves:
+        structure: AnyStructure = _take_apart(container, children)
+    else:
+        with _below_gradients(container):
+            structure = _take_stack_apart(container, children)
     if container._kd_desc.frozen and isinstance(structure, Structure):
         structure = structure._replace(locked=True)
     if (
@@ -551,78 +535,6 @@ def _flatten(container: AbstractContainer) -> tuple[list[object], AnyStructure]:
         structure = structure._replace(waits=True)
     level = level_of(children)
     return children, structure if level is None else structure._replace(level=level)
-
-
-def _taken_apart(container: AbstractContainer, children: list[object]) -> AnyStructure:
-    if container._kd_owns_leaves:
-        return _take_apart(container, children)
-    with _below_gradients(container):
-        return _take_stack_apart(container, children)
-
-
-def _zeros(desc: Descriptor) -> Tensor | None:
-    """Return a tensor of a batch size; `None` in gradient transforms, and if sizes are open."""
-    if desc.open:
-        return None
-    level, rows = transform_that_runs()
-    if level < 0:
-        return torch.zeros(desc.size)
-    if rows < 0:
-        return None
-    with nullcontext() if is_compiling() else outside_of_transform():
-        zeros = torch.zeros((rows, *desc.size))
-    return add_batch_dim(zeros, 0, level)
-
-
-class Hollow:
-    """A container without tensors in another one, which gives it the batch size: without children.
-
-    Attributes:
-        container: the container.
-    """
-
-    __slots__ = ("container",)
-
-    def __init__(self, container: AbstractContainer) -> None:
-        self.container = container
-
-
-def _flatten_hollow(hollow: Hollow) -> tuple[list[object], tuple[type, AnyStructure]]:
-    children: list[object] = []
-    structure = _taken_apart(hollow.container, children)
-    return children, (type(hollow.container), structure)
-
-
-def _flatten_hollow_with_keys(
-    hollow: Hollow,
-) -> tuple[list[tuple[torch_tree.KeyEntry, object]], tuple[type, AnyStructure]]:
-    children, context = _flatten_hollow(hollow)
-    return [(torch_tree.SequenceKey(i), each) for i, each in enumerate(children)], context
-
-
-def _unflatten_hollow(children: Iterable[object], context: tuple[type, AnyStructure]) -> Node:
-    kind, structure = context
-    return cast("Node", _unflatten(kind, children, structure))
-
-
-def _dump_hollow(context: tuple[type, AnyStructure]) -> DumpedHollow:
-    kind, structure = context
-    return {"kind": _name_of(kind), "structure": _dump(structure)}
-
-
-def _load_hollow(parts: DumpedHollow) -> tuple[type, AnyStructure]:
-    return _KINDS[parts["kind"]], _load(parts["structure"])
-
-
-torch_tree.register_pytree_node(
-    Hollow,
-    _flatten_hollow,
-    _unflatten_hollow,
-    serialized_type_name="kd_core.Hollow",
-    to_dumpable_context=_dump_hollow,
-    from_dumpable_context=_load_hollow,
-    flatten_with_keys_fn=_flatten_hollow_with_keys,
-)
 
 
 def _take_stack_apart(container: AbstractContainer, children: list[object]) -> AnyStructure:
@@ -713,11 +625,7 @@ def _take_apart(container: AbstractContainer, children: list[object], outer: int
             if lead < 0 <= below.lead:
                 lead, extra = len(names), value._kd_desc.ndim - desc.ndim
         elif is_leaf or _is_child(value):
-            if not is_leaf and isinstance(value, AbstractContainer) and _is_hollow(value):
-                children.append(Hollow(value))
-                value = None
-            else:
-                children.append(value)
+            children.append(value)
             count = None if lead >= 0 or kind is int else _ndim_of(value)
             if count is not None:
                 lead, extra = len(names), count - desc.ndim
@@ -785,8 +693,7 @@ def _unflatten(
     cls: type[AbstractContainer], values: Iterable[object], structure: AnyStructure
 ) -> Node | tuple[list[object]]:
     children = list(values)
-    sized = isinstance(structure, Structure) and structure.sized
-    if stand_for_dims(children[-1:] if sized else children):
+    if stand_for_dims(children):
         return (children,)  # which nobody but torch sees
     if not isinstance(structure, Structure):
         if any(type(member) is tuple for member in children):  # those of members, made above
@@ -795,8 +702,6 @@ def _unflatten(
         return stack_of(cls, children, structure)
     waiting = _stand_in_for(children) if structure.waits else None
     moved = moved_by_vmap(children, structure.level, structure.ndim)
-    if structure.sized and isinstance(size := children.pop(), Tensor):
-        structure = structure._replace(batch=tuple(size.shape))
     made: Node | None = None
     if not is_compiling():
         kinds = set(map(type, children))
@@ -995,8 +900,7 @@ def _put_together(
         if standing and isinstance(constant, Constant):
             entries[key] = constant.node  # only torch sees it, to compare it with `out_dims`
             continue
-        waits = lead < 0 and not structure.sized  # for the batch of its container
-        entries[key] = _data(key, constant, desc, ndim, moved, hollow=waits)
+        entries[key] = _data(key, constant, desc, ndim, moved, hollow=lead < 0)
     if structure.order:
         entries = {key: entries[key] for key in structure.order}
     return _kind_of(cls, cast("dict[str, Entry]", entries), desc, nested)
@@ -1141,10 +1045,7 @@ def _flatten_with_keys(
     children, structure = _flatten(container)
     if not isinstance(structure, Structure):
         return [(torch_tree.SequenceKey(i), each) for i, each in enumerate(children)], structure
-    paths = list(_paths(structure, ()))
-    if structure.sized:
-        paths.append(torch_tree.GetAttrKey("batch_size"))
-    return list(zip(paths, children, strict=True)), structure
+    return list(zip(_paths(structure, ()), children, strict=True)), structure
 
 
 class _Path(tuple[str, ...]):
@@ -1186,7 +1087,6 @@ def _dump_structure(structure: Structure) -> DumpedStructure:
         "names": list(structure.names),
         "stacked": structure.stacked,
         "order": list(structure.order),
-        "sized": structure.sized,
     }
 
 
@@ -1233,27 +1133,17 @@ def _load_structure(parts: DumpedStructure) -> Structure:
         names=tuple(parts.get("names", ())),
         stacked=parts.get("stacked", -1),
         order=tuple(parts.get("order", ())),
-        sized=parts.get("sized", False),
     )
-
-
-_KINDS: Final[dict[str, type]] = {}
-
-
-def _name_of(cls: type) -> str:
-    """Return the name of a kind in saved programs."""
-    public = takewhile(lambda part: not part.startswith("_"), cls.__module__.split("."))
-    return ".".join([*public, cls.__qualname__])
 
 
 def _register(cls: type) -> None:
     """Register one kind of container as a pytree node."""
-    _KINDS[_name_of(cls)] = cls
+    public = takewhile(lambda part: not part.startswith("_"), cls.__module__.split("."))
     torch_tree.register_pytree_node(
         cls,
         _flatten,
         partial(_unflatten, TensorDict if getattr(cls, "_kd_is_linked", False) else cls),
-        serialized_type_name=_name_of(cls),
+        serialized_type_name=".".join([*public, cls.__qualname__]),
         to_dumpable_context=_dump,
         from_dumpable_context=_load,
         flatten_with_keys_fn=_flatten_with_keys,

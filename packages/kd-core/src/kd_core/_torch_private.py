@@ -43,8 +43,6 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
-P = ParamSpec("P")
-R = TypeVar("R")
 
 torch_tree = _pytree  # the trees of torch: containers are nodes of them
 
@@ -100,16 +98,6 @@ def _lacking(name: str, feature: str) -> Callable[..., NoReturn]:
     return refuse
 
 
-def assume_constant_result(function: Callable[P, R]) -> Callable[P, R]:
-    """Mark a function whose result a compiler takes as a constant, by calling it while tracing.
-
-    Sets the mark that `torch.compiler.assume_constant_result` sets, which imports the compiler:
-    0.9 s. A torch that does not know the mark traces the function instead.
-    """
-    function._dynamo_marked_constant = True  # type: ignore[attr-defined]  # read by dynamo
-    return function
-
-
 # Transforms of functorch: `vmap`, `grad` and their like. Without the first name, none is ever seen:
 # dimensions of `vmap` are counted as torch counts them, and foreach kernels are tried and given up.
 
@@ -117,10 +105,6 @@ _FUNCTORCH: Final = "torch._C._functorch"
 
 
 def _no_level() -> int | None:
-    return None
-
-
-def _nothing(*args: object) -> None:
     return None
 
 
@@ -150,28 +134,9 @@ is_functorch_wrapped_tensor: Final = private_name(
 get_unwrapped: Final = private_name(_FUNCTORCH, "get_unwrapped", _itself)
 """Return the tensor inside one of a transform."""
 add_batch_dim: Final = private_name(
-    "torch._functorch.vmap", "_add_batch_dim", _lacking("_add_batch_dim", "this use of `vmap`")
+    _FUNCTORCH, "_add_batch_dim", _lacking("_add_batch_dim", "`vmap` of lazy modules")
 )
-"""Return a tensor whose dimension `vmap` hides at a level, by the name that dynamo traces."""
-
-
-_innermost: Final[Callable[[], Any]] = private_name(_FUNCTORCH, "peek_interpreter_stack", _nothing)
-_as_vmap: Final[Callable[[Any], Any]] = private_name(_FUNCTORCH, "CVmapInterpreterPtr", _nothing)
-_VMAP: Final = private_name(_FUNCTORCH, "TransformType.Vmap", None)
-
-
-@assume_constant_result
-def transform_that_runs() -> tuple[int, int]:
-    """Return level and number of rows of the innermost transform; -1: none, or it maps no rows.
-
-    Fallback: -1, and `vmap` does not see the batch size of a container without tensors. Dynamo
-    guards which transforms run.
-    """
-    innermost = _innermost()
-    if innermost is None:
-        return -1, -1
-    rows = int(_as_vmap(innermost).batchSize()) if innermost.key() == _VMAP else -1
-    return int(innermost.level()), rows
+"""Return a tensor whose dimension `vmap` hides at a level."""
 
 
 def without_wrappers(numbers: Tensor) -> Tensor:
@@ -416,6 +381,19 @@ def add_metadata(state: OrderedDict[str, object], about: Mapping[str, object]) -
 
 
 # Compilers, data loaders and processes.
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def assume_constant_result(function: Callable[P, R]) -> Callable[P, R]:
+    """Mark a function whose result a compiler takes as a constant, by calling it while tracing.
+
+    Sets the mark that `torch.compiler.assume_constant_result` sets, which imports the compiler:
+    0.9 s. A torch that does not know the mark traces the function instead.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]  # read by dynamo
+    return function
 
 
 def traced_as(simple: Callable[P, R]) -> Callable[[Callable[P, R]], Callable[P, R]]:
