@@ -36,6 +36,7 @@ class Inner(TensorClass{inner}):
 
 """
 DATA = {"str": str, "int": int, "float": float, "bool": bool, "complex": complex}
+CALLED = {**DATA, "list": list}
 CASTS = ["", "", "autocast", "autocast", "nocast", "tensor_only"]
 NAMES = ["a", "b", "c", "obs", "meta", "n", "label"]
 SHADOWING = ["values", "sum", "view", "get", "names", "shape", "update", "stack", "keys"]
@@ -150,7 +151,7 @@ class Kind:
 
     def cast(self, hint: str, value: object, batch: Shape) -> object:
         if isinstance(value, NonTensorData):
-            value = value.data if hint in DATA else value
+            value = value.data if hint in CALLED else value
         if isinstance(value, NonTensorStack) and hint in DATA:
             for row in flat_rows(value):  # they are what they were cast to, and are kept
                 assert row is None or type(row) is DATA[hint]
@@ -160,13 +161,12 @@ class Kind:
         if hint == "Tensor":
             stored = isinstance(value, (Tensor, Mapping, TensorDictBase))
             return value if stored else as_tensor(value)
-        if hint == "list" and isinstance(value, list):
-            return NonTensorData(value)
-        if hint in DATA:
+        is_container = isinstance(value, TensorDictBase)
+        if hint in CALLED and not isinstance(value, dict) and (hint in DATA or not is_container):
+            number = hint not in {"str", "list"}
             try:
-                plain = value.item() if isinstance(value, Tensor) else value
-                made = DATA[hint](plain)
-                return NonTensorData(made)
+                plain = value.item() if number and isinstance(value, Tensor) else value
+                return NonTensorData(CALLED[hint](plain))
             except (TypeError, ValueError, RuntimeError) as error:
                 raise Refused from error
         nested = isinstance(value, (dict, TensorDict))

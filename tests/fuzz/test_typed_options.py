@@ -54,7 +54,8 @@ def construct(rng: Random, kind: Kind, batch: Shape) -> Pair | None:
     """Construct both alike; None if both refuse."""
     names = [n for n, f in kind.fields.items() if f.init and not f.by_keyword]
     named = [n for n, f in kind.fields.items() if f.init]
-    split = 0 if "kw_only" in kind.options else rng.randint(0, len(names))
+    # A class of further keys takes what stands first as their source.
+    split = 0 if "kw_only" in kind.options or kind.open else rng.randint(0, len(names))
     args = [random_value(rng, kind, name, batch) for name in names[:split]]
     kwargs = {
         name: random_value(rng, kind, name, batch)
@@ -206,12 +207,6 @@ def converted(rng: Random, kind: Kind, ours: TensorClass, model: TensorDict) -> 
     values = [model.get_non_tensor(key) for key, _ in model.non_tensor_items()]
     wrapped = [each for each in values if not isinstance(each, (str, type(None)))]
     plainly = not wrapped and rng.random() < 0.5
-    if plainly and "autocast" in kind.options:
-        for name, declared in kind.fields.items():
-            held: object = whole.get(name)
-            cast_to_inner = {*declared.kinds} - {"None"} == {"Inner"}
-            if isinstance(held, TensorDictBase) and not cast_to_inner:
-                whole.set(name, NonTensorData(held.to_dict()))  # a dict that is not cast
     refused = False
     try:
         entries: Iterable[tuple[str, object]] = whole.items()

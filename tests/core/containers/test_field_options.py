@@ -4,6 +4,8 @@ import types
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import field
+from enum import Enum
+from pathlib import Path
 from typing import Any, ClassVar, Protocol, cast
 
 import numpy as np
@@ -78,7 +80,7 @@ def test_autocast_keeps_what_it_does_not_cast_as_one_value(name: str, value: Any
     made, later = make(**{name: value}, batch_size=[2]), make(batch_size=[2])
     setattr(later, name, value)
     kinds: dict[str, Callable[[Any], Any]] = {
-        "plain": np.asarray,
+        "plain": lambda it: it if type(it) is dict else np.asarray(it),
         "unique": lambda it: it if type(it) is dict else set(it),
     }
     expected = kinds.get(name, lambda it: it)(value)
@@ -492,3 +494,93 @@ def test_a_field_keeps_a_dict_of_any_class(option: str, value: Any) -> None:
     later.d = value
     other = made(x=torch.ones(2), batch_size=[2]).set("d", value)
     assert all(each.d is value for each in (given, later, other, given[0]))
+
+
+class Colour(Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+class Called(TensorClass, autocast=True):
+    colour: Colour = Colour.RED
+    path: Path = field(default=cast("Any", None))
+    device_name: torch.device = field(default=cast("Any", None))
+    raw: bytes = b""
+    label: str = ""
+    numbers: np.float32 = field(default=cast("Any", None))
+    maybe: Colour | None = None
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("colour", "blue", Colour.BLUE),
+        ("colour", NonTensorData("blue"), Colour.BLUE),
+        ("colour", Colour.BLUE, Colour.BLUE),
+        ("colour", {"a": 1}, {"a": 1}),
+        ("path", "a/b", Path("a/b")),
+        ("device_name", "cpu", torch.device("cpu")),
+        ("raw", [1, 2], b"\x01\x02"),
+        ("label", torch.tensor(3), "tensor(3)"),
+        ("numbers", 0.5, np.float32(0.5)),
+        ("maybe", "blue", "blue"),
+    ],
+)
+@pytest.mark.parametrize("batch", [[], [2]])
+def test_autocast_calls_the_class_of_a_field(
+    name: str, value: object, expected: object, batch: list[int]
+) -> None:
+    make: Any = Called
+    made, later = make(**{name: value}, batch_size=batch), make(batch_size=batch)
+    setattr(later, name, value)
+    for each in (made, later, made.clone()):
+        assert getattr(each, name) == expected
+        assert type(getattr(each, name)) is type(expected)
+    rows = stack([made, made])
+    assert rows[0].get(name) == expected
+
+
+def test_autocast_refuses_what_the_class_refuses() -> None:
+    make: Any = Called
+    with pytest.raises(InvalidArgument, match="field `colour` of `Called` must be of type"):
+        make(colour="green")
+
+
+def _class_of(body: Mapping[str, object], options: dict[str, bool]) -> Any:
+    make: Any = type(TensorClass)
+    return make("Held", (TensorClass,), dict(body), **options)
+
+
+@pytest.mark.parametrize("options", [{}, {"autocast": True}, {"frozen": True}])
+@pytest.mark.parametrize("hint", [torch.Tensor, Any, float])
+@pytest.mark.parametrize("batch", [[], [2]])
+def test_a_number_of_numpy_is_kept(options: dict[str, bool], hint: Any, batch: list[int]) -> None:
+    body = {"__annotations__": {"y": hint}, "__module__": __name__}
+    cls = _class_of(body, options)
+    if options.get("autocast") and hint is not Any:
+        assert float(cls(y=np.int64(3), batch_size=[]).y) == 3  # it is cast
+        return
+    for number in (np.int64(3), np.float32(0.5), np.bool_(True), np.complex64(1)):
+        assert type(cls(y=number, batch_size=batch).y) is type(number)
+
+
+def test_a_float64_of_numpy_is_a_float_of_python() -> None:
+    class Held(TensorClass):
+        y: float
+
+    assert isinstance(Held(y=np.float64(0.5), batch_size=[]).y, torch.Tensor)
+    assert Held(y=np.float64(0.5), batch_size=[2]).y == 0.5
+
+
+@pytest.mark.parametrize("option", ["autocast", "nocast", "tensor_only", "frozen"])
+def test_from_dict_nests_dicts_whatever_the_options(option: str) -> None:
+    class Inner(TensorClass):
+        x: torch.Tensor
+
+    body = {"__annotations__": {"y": torch.Tensor, "i": Inner}, "__module__": __name__}
+    cls = _class_of(body, {option: True})
+    content = {"x": torch.zeros(2)}
+    made = cls.from_dict({"y": content, "i": content}, batch_size=[2])
+    assert type(made.get("y")) is TensorDict
+    assert type(made.i) is Inner
+    assert made.y.batch_size == (2,)

@@ -14,8 +14,10 @@ import sys
 import types
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import MISSING, Field, field
+from operator import is_
 from typing import (
     TYPE_CHECKING,
+    Any,
     ClassVar,
     Final,
     NotRequired,
@@ -35,12 +37,11 @@ from kd_core._containers.non_tensor import NonTensorData
 from kd_core._errors import InvalidArgument, InvalidValue, a_type, listed
 from kd_core._keys import format_key
 from kd_core._leaves.arrays import tensor_of_numbers
-from kd_core._nodes import is_data, is_node, is_row_data, rows_of_data
+from kd_core._nodes import Node, is_data, is_node, is_row_data, rows_of_data
 from kd_core._torch_private import annotations_of, assume_constant_result
 
 if TYPE_CHECKING:
     from kd_core._descriptor import Descriptor
-    from kd_core._nodes import Node
 
 OWN: Final = "_kd_"
 """How the names begin that containers keep for themselves: no class with fields may define one.
@@ -336,7 +337,7 @@ _CONVERTING: Final = frozenset({"autocast", "nocast", "tensor_only", "checked"})
 _KEEPING: Final = OPTIONS - {"autocast", "checked"}
 """Types of values that a container stores as tensors, if they are numbers or lists of these."""
 _PLAIN: Final[tuple[Callable[..., object], ...]] = (int, float, complex, bool, str)
-_COLLECTIONS: Final[tuple[Callable[..., object], ...]] = (list, tuple, set, dict, torch.Size)
+_NOT_CALLED: Final[tuple[object, ...]] = (object, Any, Tensor)
 
 
 def checked_options(name: str, options: Mapping[str, object]) -> frozenset[str]:
@@ -451,16 +452,19 @@ def _cast(cls: type, key: str, value: object, desc: Descriptor) -> object:
         if isinstance(value, dict):
             return registry.wrap_data(value, desc)
         return value if _is_stored(value) else _as_tensor(cls, key, value, "`autocast`")
-    if _is_array_type(plain) and not is_node(value):
+    if _is_array_type(plain) and not is_node(value) and not isinstance(value, dict):
         return registry.wrap_data(_as_array(cls, key, value), desc)
     if plain is NonTensorData and not (isinstance(value, Tensor) or is_node(value)):
         return registry.wrap_data(value, desc)
-    for kind in _PLAIN:
-        if plain is kind:
-            return registry.wrap_data(_plain(cls, key, value, kind), desc)
-    for kind in _COLLECTIONS:
-        if plain is kind and not isinstance(value, Mapping) and not is_node(value):
-            return registry.wrap_data(_collected(cls, key, value, kind), desc)
+    called = _class_to_call(plain)
+    if (
+        called is not None
+        and not isinstance(value, dict)
+        and (called in _PLAIN or not is_node(value))
+    ):
+        made = _made(cls, key, value, called)
+        is_entry = isinstance(made, Tensor) or is_node(made)
+        return made if is_entry else registry.wrap_data(made, desc)
     if isinstance(value, Mapping) and hasattr(hint, "from_dict") and not isinstance(value, type):
         is_of_it = isinstance(hint, type) and isinstance(value, hint)
         optional, fits = len(hints) > 1, _has_fields_for(hint, value)
@@ -489,32 +493,37 @@ def _is_whole(value: object) -> bool:
 
 def _cast_data(cls: type, key: str, value: Node, hint: object, desc: Descriptor) -> object:
     """Cast what is wrapped already: one value, or one for each row."""
-    kind = next((kind for kind in _PLAIN if kind is hint), None)
-    if kind is None or (is_row_data(value) and is_compiling()):  # compiled code reads no rows
-        return value
+    kind = _class_to_call(hint)
+    if kind is None or (is_row_data(value) and (kind not in _PLAIN or is_compiling())):
+        return value  # an object for all rows is no object for each; compiled code reads none
     given = rows_of_data(value) if is_row_data(value) else [value._kd_item()]
-    if all(each is None or type(each) is kind for each in given):
+    made = [None if each is None else _made(cls, key, each, kind) for each in given]
+    if all(map(is_, made, given)):
         return value
-    made = [None if each is None else _plain(cls, key, each, kind) for each in given]
     if not is_row_data(value):
         return registry.wrap_data(made[0], desc)
     positions = torch.arange(len(made), device="cpu").reshape(value._kd_desc.batch)
     return registry.wrap_rows(made, positions, value._kd_desc)
 
 
-def _plain(cls: type, key: str, value: object, kind: Callable[[object], object]) -> object:
-    name = kind.__name__
+def _class_to_call(hint: object) -> type | None:
+    """Return the class of which a field is to be, made by calling it; `None`: it is not called."""
+    if not isinstance(hint, type) or hasattr(hint, "from_dict"):
+        return None
+    of_ours = hint in _NOT_CALLED or issubclass(hint, Node) or _is_array_type(hint)
+    return None if of_ours or getattr(hint, "__abstractmethods__", None) else hint
+
+
+def _made(cls: type, key: str, value: object, kind: type) -> object:
+    """Return what a class makes of a value, unless that is an instance of it."""
+    if type(value) is kind or (isinstance(value, kind) and kind not in _PLAIN):
+        return value
+    if issubclass(kind, Tensor) and not isinstance(value, Tensor):  # as a parameter
+        return value
+    as_number = kind in _PLAIN and kind is not str
     try:
-        plain = value.item() if isinstance(value, Tensor) else value
-        return plain if type(plain) is kind else kind(plain)
+        return kind(value.item() if as_number and isinstance(value, Tensor) else value)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise _not_a(cls, key, name, value) from error
-
-
-def _collected(cls: type, key: str, value: object, kind: Callable[[object], object]) -> object:
-    try:
-        return value if type(value) is kind else kind(value)
-    except (TypeError, ValueError) as error:
         raise _not_a(cls, key, kind.__name__, value) from error
 
 

@@ -73,8 +73,9 @@ from kd_core._errors import (
     wrong_type,
 )
 from kd_core._keys import format_key, nearest_key, path_of
+from kd_core._leaves.arrays import is_number, is_of_numpy
 from kd_core._naming import explain_attribute
-from kd_core._nodes import Entry, is_data, leaf_or_node
+from kd_core._nodes import Entry, is_data, is_node, leaf_or_node
 from kd_core._ops.conversion import build
 from kd_core._ops.description import named as with_names
 from kd_core._protocol import AbstractContainer, Composite, absent, lock
@@ -209,8 +210,14 @@ def _whole(value: object, desc: Descriptor) -> object:
 
 
 def _beside_rows(cls: type[TensorClass], key: str, value: object, desc: Descriptor) -> object:
-    """Wrap a number that is not a row, which a field of numbers keeps as it is."""
-    if type(value) not in _NUMBERS or not desc.ndim:
+    """Wrap a number that is not a row, which a field of numbers keeps as it is.
+
+    One of numpy is kept in any case: Python has no number of its type.
+    """
+    plain = isinstance(value, (int, float))  # one of float64 is a `float`, too
+    if not plain and is_of_numpy(value) and is_number(value):
+        return value if cls._kd_declared.more_keys else registry.wrap_data(value, desc.unlocked())
+    if not plain or not desc.ndim:
         return value
     if cls._kd_declared.more_keys or cls._kd_declared.converts:
         return value
@@ -840,7 +847,7 @@ def from_mapping(
     given = cast("Mapping[str, object]", source)
     if not all(type(key) is str for key in given):  # a source of paths, such as a table
         given = with_plain_keys(given)
-    return _built(cls, _as_classes(cls, given, nested), batch_size, device)
+    return _built(cls, _as_classes(cls, given, nested, batch_size), batch_size, device)
 
 
 def _from_container(
@@ -863,13 +870,14 @@ def _from_container(
             return _from_container(kind, value, check=check)
         return from_mapping(kind, value, desc.batch)
 
-    return _built(cls, _as_classes(cls, given, nested), desc.batch, desc.device)
+    return _built(cls, _as_classes(cls, given, nested, desc.batch), desc.batch, desc.device)
 
 
 def _as_classes(
     cls: type[TensorClass],
     given: Mapping[str, object],
     build: Callable[[type[TensorClass], _Nested], TensorClass],
+    batch: BatchSize | None,
 ) -> dict[str, object]:
     """Return values of fields, nested ones as instances of the tensor classes that are declared."""
     values = dict(given)
@@ -878,6 +886,8 @@ def _as_classes(
             kind = hint_of(cls, key)
             if isinstance(kind, type) and issubclass(kind, TensorClass):
                 values[key] = build(kind, value)
+            elif cls._kd_declared.converts and not is_node(value):  # else options keep it as a dict
+                values[key] = TensorDict(value, batch)
     return values
 
 
