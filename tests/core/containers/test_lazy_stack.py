@@ -455,6 +455,28 @@ def test_stacks_are_written_into_out() -> None:
             stack_(rows[:1], out=out)
 
 
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("join", [stack_dense, cat], ids=["stack", "cat"])
+def test_nested_ragged_stacks_are_written_into_the_members_of_out(join: Any, dim: int) -> None:
+    def row(value: int) -> TensorDict:
+        agents = [TensorDict({"v": torch.full((2, 1, n), value + n)}, [2, 1]) for n in (1, 2)]
+        agents[0]["own"] = torch.full((2, 1), value)
+        return TensorDict({"agents": lazy_stack(agents, 2), "a": torch.ones(2, 1)}, [2, 1])
+
+    rows = [row(10), row(20)]
+    wanted = join(rows, dim)
+    out = wanted.apply(torch.zeros_like)
+    leaves = [each["v"] for each in inner(out, "agents").unbind(-1)]
+    assert join(rows, dim, out=out) is out
+    assert_close(out, wanted)
+    for leaf, each in zip(leaves, inner(wanted, "agents").unbind(-1), strict=True):
+        assert leaf.equal(each["v"])
+    del inner(rows[1], "agents").unbind(-1)[1]["v"]
+    with pytest.raises(KeySetMismatch):
+        join(rows, dim, out=out.apply_(torch.zeros_like))
+    assert out["a"].eq(0).all()
+
+
 def test_dense_stack_is_dense_wherever_members_are_alike() -> None:
     rows = [TensorDict({"a": torch.ones(2)}) for _ in range(3)]
     got = dense_stack_tds([lazy_stack(rows), lazy_stack(rows)], 1)

@@ -125,6 +125,17 @@ class Join:
         """Join lazy stacks by their members; `None` if their entries must be joined instead."""
         return None
 
+    def by_member(self, containers: Sequence[object], out: Composite) -> list[Composite] | None:
+        """Return the containers as lazy stacks if they join into the members of `out`."""
+        stacks = _alike(containers)
+        if stacks is None or self.stacked(stacks[0]._dim) != out._dim:
+            return None
+        return stacks
+
+    def stacked(self, dim: int) -> int | None:
+        """Return the stacked dimension of joined lazy stacks; `None` if it is the joined one."""
+        raise NotImplementedError
+
     def rows(self, leaves: Sequence[Tensor]) -> Tensor | None:
         """Join nested tensors of the jagged layout; `None` if they cannot be joined."""
         return None
@@ -247,14 +258,14 @@ def _combined_into(how: Join, containers: Sequence[C], out: C) -> C:
     for write in staged.copies:
         check_write(*write)
     if not is_compiling():
-        for column, target, path in staged.columns:
+        for join, column, target, path in staged.columns:
             leaves = cast("Sequence[Tensor]", column)
             kinds = {(leaf.dtype, leaf.layout): leaf for leaf in leaves}  # mostly one
             plain = all(is_converted(target, leaf) for leaf in kinds.values())
-            check_write(target, target if plain else how.call(column, how.dim), path)
+            check_write(target, target if plain else join.call(column, join.dim), path)
         prepare((target, source) for target, source, _ in staged.copies)
-    for column, target, _ in staged.columns:
-        _join_into(how, column, target)
+    for join, column, target, _ in staged.columns:
+        _join_into(join, column, target)
     write_all(staged.copies)
     return out
 
@@ -272,14 +283,15 @@ class _Staged:
     """The checked writes to `out`.
 
     Attributes:
-        columns: leaves to join, the leaf that torch joins them into, and its key path.
+        columns: how leaves are joined, the leaves, the one that torch joins them into, and its
+            key path.
         copies: writes of joined leaves into the members of a stack.
     """
 
     __slots__ = ("columns", "copies")
 
     def __init__(self) -> None:
-        self.columns: list[tuple[Column, Tensor, KeyPath]] = []
+        self.columns: list[tuple[Join, Column, Tensor, KeyPath]] = []
         self.copies: list[Write] = []
 
 
@@ -423,6 +435,13 @@ def _stage_out(
     if out._kd_desc.batch != desc.batch:
         where = f"{format_key(path)} of `out`" if path else "`out`"
         raise ShapeMismatch(f"{where} must have batch_size {desc.batch}, got {out._kd_desc.batch}.")
+    if isinstance(out, Composite) and (stacks := how.by_member(containers, out)):
+        at = stacks[0]._dim
+        join = type(how)(how.dim - (how.dim > at))
+        rows = zip(*[stack._members for stack in stacks], strict=True)
+        for row, member in zip(rows, out._members, strict=True):
+            _stage_out(join, row, member, path, staged)
+        return
     levels = [node._kd_entries for node in containers]
     entries = out._kd_entries
     for level in levels:
@@ -448,7 +467,7 @@ def _stage_out(
                 whole = how.call(column, how.dim)
                 staged.copies.extend(out._kd_writes(key, whole, (*path, key)))
             else:
-                staged.columns.append((column, target, (*path, key)))
+                staged.columns.append((how, column, target, (*path, key)))
         elif isinstance(out, Composite) and not isinstance(target, AbstractContainer):
             data = _join_data(how, column, (*path, key))
             staged.copies.extend(out._kd_writes(key, data, (*path, key)))
@@ -588,6 +607,9 @@ class _Stacking(Join):
     def even(self, shape: Batch, count: int) -> Batch:
         return (*shape[: self.dim], count, *shape[self.dim :])
 
+    def stacked(self, dim: int) -> int | None:
+        return dim + (self.dim <= dim)
+
     def members(self, containers: Sequence[object]) -> Composite | None:
         stacks = _alike(containers)
         if stacks is None or any(
@@ -597,7 +619,7 @@ class _Stacking(Join):
         at = stacks[0]._dim
         inner = self.dim - (self.dim > at)
         rows = zip(*[each._members for each in stacks], strict=True)
-        return stacks[0]._of([stack(list(row), inner) for row in rows], at + (self.dim <= at))
+        return stacks[0]._of([stack(list(row), inner) for row in rows], self.stacked(at))
 
 
 def _is_ragged(stack: Composite) -> bool:
@@ -755,6 +777,9 @@ class _Concatenating(Join):
     def even(self, shape: Batch, count: int) -> Batch:
         dim = self.dim
         return (*shape[:dim], resized(shape[dim], shape[dim] * count), *shape[dim + 1 :])
+
+    def stacked(self, dim: int) -> int | None:
+        return None if dim == self.dim else dim
 
     def members(self, containers: Sequence[object]) -> Composite | None:
         stacks = [each for each in containers if isinstance(each, Composite)]
