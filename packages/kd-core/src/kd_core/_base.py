@@ -896,6 +896,8 @@ def is_tensor_collection(datatype: object) -> bool:
         >>> is_tensor_collection(TensorDict({"s": "word"}).get("s"))
         True
     """
+    if type(datatype) is Tensor:  # what most loops ask about
+        return False
     return isinstance(datatype, (TensorDictBase, Values)) or (
         isinstance(datatype, type) and issubclass(datatype, (TensorDictBase, Values))
     )
