@@ -142,9 +142,9 @@ class Access(AbstractContainer):
         """
         if type(key) is str:
             found = self._kd_entries.get(key)
-            if found is None and default is not OR_NONE:
-                return absent(self, (key,), default)
-            return found
+            if found is not None or default is OR_NONE:
+                return found
+            return default if default is not NO_DEFAULT else self._kd_read((key,))  # which raises
         found = None
         if as_list or as_padded_tensor or as_nested_tensor:
             options = padding_value, padding_side, layout
