@@ -26,11 +26,14 @@ from kd_core._types import NO_DEFAULT
 from kd_core._validation import MAX_DEPTH, as_entry, is_foreign, with_plain_keys
 
 if TYPE_CHECKING:
-    from typing import Self
+    from typing import Self, TypeAlias, TypeVar
 
     from kd_core._base import TensorDictBase
     from kd_core._nodes import AnyKey, Entry, Node, Source
     from kd_core._types import Batch, BatchSize, DeviceLike, NestedKey, NoDefault
+
+    S = TypeVar("S")
+    Merge: TypeAlias = tuple["TensorDict", Mapping[str, Any], bool]
 
 
 @leaves_out(*USUAL_KEYS.split(), kind=KeyAsAttribute)
@@ -171,12 +174,15 @@ class TensorDict(Dense):
         # Overridden for speed: "update(2 leaves)" and "update(td), nested" in the benchmarks.
         alone = keys_to_update is None and is_leaf is None and not entries
         if not (clone or inplace) and alone and not self._kd_desc.frozen:
-            if type(input_dict_or_td) is dict:
-                if not update_batch_size and all_fit(input_dict_or_td, self._kd_desc):
+            source = input_dict_or_td
+            if type(source) is dict and not update_batch_size:
+                if all_fit(source, self._kd_desc):
                     put = self._kd_set_leaves if is_dynamo_compiling() else self._kd_entries.update
-                    put(input_dict_or_td)
+                    put(source)
                     return self
-            elif isinstance(input_dict_or_td, TensorDict) and _merge(self, input_dict_or_td):
+                if _merge(self, source, _stage_dict):
+                    return self
+            elif isinstance(source, TensorDict) and _merge(self, source, _stage_merge):
                 return self
         return super().update(
             input_dict_or_td,
@@ -346,10 +352,12 @@ class TensorDict(Dense):
         return made.lock_() if lock else made
 
 
-def _merge(target: TensorDict, source: TensorDict) -> bool:
+def _merge(
+    target: TensorDict, source: S, stage: Callable[[TensorDict, S, list[Merge]], bool]
+) -> bool:
     """Merge all entries of a source if they need no check; else return `False`, nothing changed."""
-    merges: list[tuple[TensorDict, Mapping[str, Any], bool]] = []
-    if not _stage_merge(target, source, merges):
+    merges: list[Merge] = []
+    if not stage(target, source, merges):
         return False
     for level, entries, nested in merges:
         level._kd_set_leaves(entries)
@@ -358,11 +366,7 @@ def _merge(target: TensorDict, source: TensorDict) -> bool:
     return True
 
 
-def _stage_merge(
-    target: TensorDict,
-    source: TensorDict,
-    merges: list[tuple[TensorDict, Mapping[str, Entry], bool]],
-) -> bool:
+def _stage_merge(target: TensorDict, source: TensorDict, merges: list[Merge]) -> bool:
     """Record the dicts to merge, and whether nodes are in them.
 
     Returns `False` if an entry must be checked first.
@@ -394,6 +398,26 @@ def _stage_merge(
                 rest[key] = value
     merges.append((target, rest, True))
     return True
+
+
+def _stage_dict(target: TensorDict, source: dict[str, Any], merges: list[Merge]) -> bool:
+    """Do what `_stage_merge` does for nested dicts of tensors, below containers that are there."""
+    desc = target._kd_desc
+    if desc.frozen:
+        return False
+    if all_fit(source, desc):
+        merges.append((target, source, False))
+        return True
+    leaves: dict[str, Any] = {}
+    for key, value in source.items():
+        if type(value) is not dict:
+            leaves[key] = value
+            continue
+        current = target._kd_entries.get(key) if type(key) is str else None
+        if type(current) is not TensorDict or not _stage_dict(current, value, merges):
+            return False
+    merges.append((target, leaves, False))
+    return len(leaves) < len(source) and all_fit(leaves, desc)
 
 
 def make_dense(

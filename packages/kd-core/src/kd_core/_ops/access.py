@@ -696,6 +696,8 @@ def list_of(
 
 Staged: TypeAlias = "list[Callable[[], None] | list[Write]]"
 LeafTest: TypeAlias = Callable[[type], bool]
+Only: TypeAlias = "dict[str, Only | None]"
+"""The keys that alone are updated, by level; `None` for all that is below a key."""
 _LEVELS: Final = (AbstractContainer, Mapping)
 _TENSORS: Final = (AbstractContainer, Tensor)
 
@@ -709,7 +711,7 @@ class Update:
         self,
         clone: bool = False,
         inplace: bool = False,
-        only: list[KeyPath] | None = None,
+        only: Only | None = None,
         non_blocking: bool = False,
         is_leaf: LeafTest | None = None,
         resizes: bool = False,
@@ -717,8 +719,10 @@ class Update:
         self.clone, self.inplace, self.only = clone, inplace, only
         self.non_blocking, self.is_leaf, self.resizes = non_blocking, is_leaf, resizes
 
-    def below(self, only: list[KeyPath] | None) -> Update:
+    def below(self, only: Only | None) -> Update:
         """Return the same rules for a nested container."""
+        if only is self.only:
+            return self
         flags = (self.non_blocking, self.is_leaf, self.resizes)
         return Update(self.clone, self.inplace, only, *flags)
 
@@ -749,27 +753,34 @@ def sources_of(source: object, entries: dict[str, object]) -> list[object]:
     return [*sources, entries] if entries else sources
 
 
-def paths_to_update(keys: Iterable[NestedKey]) -> list[KeyPath]:
-    """Return the paths of the keys that alone are updated."""
-    return [path_of(key) for key in several(keys, "`keys_to_update`")]
+def keys_to_take(keys: Iterable[NestedKey]) -> Only:
+    """Return the keys that alone are updated, by level."""
+    only: Only = {}
+    for key in several(keys, "`keys_to_update`"):
+        *heads, last = path_of(key)
+        level = only
+        for part in heads:
+            below = level.setdefault(part, {})
+            if below is None:  # all below that part is taken
+                break
+            level = below
+        else:
+            level[last] = None
+    return only
 
 
-def _narrowed(
-    only: list[KeyPath] | None, key: str, value: object
-) -> tuple[bool, list[KeyPath] | None]:
-    """Return whether an update takes the value at `key`, and which paths below it."""
+def _narrowed(only: Only | None, key: str, value: object) -> tuple[bool, Only | None]:
+    """Return whether an update takes the value at `key`, and which keys below it."""
     if only is None:
         return True, None
-    below = [path[1:] for path in only if path[0] == key]
-    if not below:
+    if key not in only:
         return False, None
-    if () in below:
-        return True, None
-    return isinstance(value, _LEVELS), below  # nothing is below a tensor
+    below = only[key]
+    return below is None or isinstance(value, _LEVELS), below  # nothing is below a tensor
 
 
-def narrowed_items(items: Mapping[str, object], only: list[KeyPath]) -> dict[str, object]:
-    """Return the part of a source that some paths name, nested levels as plain dicts."""
+def narrowed_items(items: Mapping[str, object], only: Only) -> dict[str, object]:
+    """Return the part of a source that some keys name, nested levels as plain dicts."""
     found: dict[str, object] = {}
     for key, value in items.items():
         taken, below = _narrowed(only, key, value)
@@ -839,7 +850,8 @@ def _stage_update(
         if not taken:
             continue
         current = kinds.get(key)
-        merged = isinstance(value, _LEVELS) and how.merges(value)
+        # Most values are tensors, and to ask whether one is a `Mapping` is slow.
+        merged = type(value) is not Tensor and isinstance(value, _LEVELS) and how.merges(value)
         if (
             (merged and how.resizes and only is None)
             and (isinstance(value, AbstractContainer) and isinstance(current, AbstractContainer))
@@ -913,10 +925,10 @@ def add_writes(
     writes: list[Write],
     level: AbstractContainer,
     source: object,
-    only: list[KeyPath] | None = None,
+    only: Only | None = None,
     path: KeyPath = (),
 ) -> None:
-    """Append the writes of a source into entries that exist, of some paths alone."""
+    """Append the writes of a source into entries that exist, of some keys alone."""
     kinds = kinds_by_key(level._kd_entries)
     for key, value in _entries_for(level, source, "update_"):
         taken, below = _narrowed(only, key, value)

@@ -53,7 +53,7 @@ from kd_core._nodes import (
     is_unbatched,
     operand_of,
 )
-from kd_core._ops.access import narrowed_items, paths_to_update, source_items
+from kd_core._ops.access import keys_to_take, narrowed_items, source_items
 from kd_core._ops.binary import blended, fitted, keeps_batch
 from kd_core._ops.description import locked_as_rows
 from kd_core._ops.joining import cat
@@ -622,7 +622,7 @@ class Indexing(AbstractContainer):
         """
         items = source_items(input_dict_or_td, "update_at_")
         if keys_to_update is not None:
-            items = narrowed_items(items, paths_to_update(keys_to_update))
+            items = narrowed_items(items, keys_to_take(keys_to_update))
         if not self._kd_owns_leaves:
             resolve(idx, self._kd_desc.batch)
         _check_known(self, items, ())  # before the index: a call may be wrong in both

@@ -31,8 +31,8 @@ from kd_core._nodes import is_data, is_node, tensor_of
 from kd_core._ops.access import (
     Update,
     add_writes,
+    keys_to_take,
     merge,
-    paths_to_update,
     renamed,
     sources_of,
     store_moved,
@@ -121,7 +121,7 @@ class Structure(AbstractContainer):
                 )
             if take_batch_size(self, sources[0], clone, keys_to_update):
                 return self
-        only = None if keys_to_update is None or not sources else paths_to_update(keys_to_update)
+        only = None if keys_to_update is None or not sources else keys_to_take(keys_to_update)
         merge(self, sources, Update(clone, inplace, only, non_blocking, is_leaf, update_batch_size))
         return self
 
@@ -158,7 +158,7 @@ class Structure(AbstractContainer):
             if targets and copy_pairs(targets, sources):
                 return self
         given = sources_of(input_dict_or_td, entries)
-        only = None if keys_to_update is None or not given else paths_to_update(keys_to_update)
+        only = None if keys_to_update is None or not given else keys_to_take(keys_to_update)
         writes: list[Write] = []
         for each in given:
             add_writes(writes, self, each, only)
