@@ -13,6 +13,7 @@ from typing import Final, TypeAlias
 
 import torch
 from torch import Tensor, distributions
+from torch.compiler import is_compiling
 from torch.distributions import (
     Categorical,
     ContinuousBernoulli,
@@ -100,7 +101,7 @@ class Construction:
 
     def __call__(self, values: Sequence[object]) -> Distribution:
         """Build the distribution of one value per name."""
-        if self._quick is not None and not self.settings and not torch.compiler.is_compiling():
+        if self._quick is not None and not self.settings and not is_compiling():
             quick = self._quick(values)
             if quick is not None:
                 return quick
@@ -118,7 +119,7 @@ class Construction:
         try:
             found = self.distribution(**dict(zip(self.names, values, strict=True)), **settings)
         except TypeError:
-            if not torch.compiler.is_compiling():
+            if not is_compiling():
                 _check_arguments(self.distribution, self.names, tuple(self.settings))
             raise
         if not isinstance(found, Distribution):
@@ -131,9 +132,12 @@ class Construction:
 
 def _are_empty(values: Sequence[object]) -> bool:
     """Return whether a value is empty, where some checks of torch fail."""
-    return not torch.compiler.is_compiling() and any(
-        isinstance(value, Tensor) and not value.numel() for value in values
-    )
+    if is_compiling():
+        return False
+    for value in values:  # a generator takes as long as all that it asks
+        if isinstance(value, Tensor) and not value.numel():
+            return True
+    return False
 
 
 def name_of(distribution: Callable[..., object]) -> str:
@@ -227,7 +231,7 @@ def builder_of(distribution: object, names: tuple[str, ...]) -> Builder | None:
 
 def log_prob_of_draw(dist: Distribution, value: Tensor) -> Tensor:
     """Return the log-probability of a value that was drawn from this distribution."""
-    if not torch.compiler.is_compiling():
+    if not is_compiling():
         unchecked = without_checks(dist)
         if unchecked is not None:
             found = log_prob_of(unchecked, value)
@@ -238,7 +242,7 @@ def log_prob_of_draw(dist: Distribution, value: Tensor) -> Tensor:
 
 def log_prob_of(dist: Distribution, value: Tensor) -> Tensor:
     """Return the log-probability of a value, as a tensor."""
-    if isinstance(dist, Independent) and not torch.compiler.is_compiling() and not value.numel():
+    if isinstance(dist, Independent) and not is_compiling() and not value.numel():
         return sum_last(log_prob_of(dist.base_dist, value), dist.reinterpreted_batch_ndims)
     found: Tensor = dist.log_prob(value)
     return found
@@ -371,7 +375,7 @@ def _resolve(kind: type[Distribution], interaction: InteractionType) -> Estimato
         found: Estimator = _own_deterministic_sample
     else:
         found = _row(kind, interaction) or _GENERAL[interaction]
-    if not torch.compiler.is_compiling():
+    if not is_compiling():
         resolved = _RESOLVED[interaction]
         if len(resolved) >= KEPT:  # a program may define ever new classes
             resolved.clear()

@@ -18,6 +18,7 @@ from typing import ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from kd_core import InvalidArgument, InvalidValue, KdError, TensorDictBase, nearest_key
 from kd_core.extending import is_batchedtensor, maybe_current_level, run_alone_eagerly
@@ -97,7 +98,7 @@ def interaction_type() -> InteractionType | None:
         ...     interaction_type()
         <InteractionType.RANDOM: 'random'>
     """
-    return _MIRROR.current if torch.compiler.is_compiling() else _SCOPE.get()
+    return _MIRROR.current if is_compiling() else _SCOPE.get()
 
 
 class set_interaction_type:  # noqa: N801 - named as a context manager
@@ -140,7 +141,7 @@ class set_interaction_type:  # noqa: N801 - named as a context manager
         self._outer.pop()
 
     def __enter__(self) -> None:
-        token = None if torch.compiler.is_compiling() else _SCOPE.set(self.type)
+        token = None if is_compiling() else _SCOPE.set(self.type)
         self._outer.append((token, _MIRROR.current))
         _MIRROR.current = self.type
 
@@ -202,7 +203,7 @@ def enter_interaction_type(kind: InteractionType) -> Callable[[], None] | None:
     """
     if interaction_type() is not None:
         return None
-    if torch.compiler.is_compiling():
+    if is_compiling():
         scope = set_interaction_type(kind)
         scope.__enter__()
         return scope.__exit__
@@ -335,7 +336,7 @@ class set_composite_lp_aggregate:  # noqa: N801 - named as a context manager
 
 def must_not_look(values: Sequence[object]) -> bool:
     """Return whether values cannot be read: in a capture, under `vmap`, or of fake tensors."""
-    if torch.compiler.is_compiling():
+    if is_compiling():
         # dynamo has disabled checks already, and cannot trace the change.
         return not torch.compiler.is_dynamo_compiling()
     if computes_shapes_alone():
@@ -347,7 +348,7 @@ def must_not_look(values: Sequence[object]) -> bool:
 
 def can_read(value: Tensor) -> bool:
     """Return whether the values of a tensor can be read: dynamo cannot either."""
-    return not torch.compiler.is_compiling() and not must_not_look([value])
+    return not is_compiling() and not must_not_look([value])
 
 
 def _holds_batched(value: object) -> bool:

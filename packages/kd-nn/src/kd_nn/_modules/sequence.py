@@ -406,9 +406,9 @@ def _add_changed(
     work: TensorDictBase, source: TensorDictBase, head: tuple[str, ...], found: list[NestedKey]
 ) -> None:
     """Do what `_changed` does for the usual container: "sequence of own modules"."""
-    after: Mapping[str, object] = dict(work.items())
     before: Mapping[str, object] = dict(source.items())
-    for name, value in after.items():
+    after: Iterable[tuple[str, object]] = work.items()
+    for name, value in after:
         old = before.get(name)
         if value is old:
             continue
