@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 from torch import Tensor
-from torch.distributions import Distribution
+from torch.distributions import Distribution, RelaxedOneHotCategorical
 from torch.nn import functional
 
 from kd_nn import OneHotCategorical, rand_one_hot
@@ -44,6 +44,27 @@ def test_straight_through_draws_are_one_hot_with_the_gradients_of_the_probabilit
     plain: Distribution = OneHotCategorical(logits)
     assert not plain.sample().requires_grad
     assert not plain.has_rsample  # as that of torch: modules draw integers
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(), (4,), (3, 2)])
+def test_straight_through_draws_are_those_of_a_relaxed_distribution(
+    dtype: torch.dtype, shape: tuple[int, ...]
+) -> None:
+    logits = torch.randn(2, 5, dtype=dtype)
+    made = []
+    for dist in (
+        OneHotCategorical(logits),
+        RelaxedOneHotCategorical(torch.ones(()), logits=logits),
+    ):
+        torch.manual_seed(0)
+        made.append(dist.rsample(shape))
+    drawn, relaxed = made
+    assert drawn.dtype == dtype
+    assert torch.equal(drawn.argmax(-1), relaxed.argmax(-1))
+    assert bool((drawn.sum(-1) == 1).all())
+    frequencies = OneHotCategorical(logits).rsample((4000,)).mean(0)
+    torch.testing.assert_close(frequencies, logits.softmax(-1), atol=0.04, rtol=0)
 
 
 def test_expand_keeps_the_kind() -> None:

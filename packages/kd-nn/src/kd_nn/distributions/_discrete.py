@@ -13,7 +13,7 @@ from torch.distributions import (
     OneHotCategoricalStraightThrough,
     constraints,
 )
-from torch.distributions.utils import broadcast_all
+from torch.distributions.utils import broadcast_all, clamp_probs
 from torch.nn import functional
 
 from kd_core import InvalidArgument, InvalidValue
@@ -278,6 +278,20 @@ class OneHotCategorical(OneHotCategoricalStraightThrough):
         draw: Callable[[Size], Tensor] = super().sample
         drawn = draw(Size(sample_shape))
         return drawn.long()
+
+    def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        """Draw one-hot vectors of the dtype of `probs`, with the gradients of `probs`.
+
+        They are the most probable classes after Gumbel noise: the same draws as the relaxed ones of
+        `torch.distributions.RelaxedOneHotCategorical`.
+        """
+        shape = self._extended_shape(Size(sample_shape))
+        probs, logits = self.probs, self.logits.detach()
+        noise = -(
+            -clamp_probs(torch.rand(shape, dtype=probs.dtype, device=probs.device)).log()
+        ).log()
+        drawn = functional.one_hot((logits + noise).argmax(-1), shape[-1]).to(probs.dtype)
+        return drawn + (probs - probs.detach())
 
     def expand(self, batch_shape: Sequence[int], _instance: Self | None = None) -> Self:
         """Return the distribution with its batch shape expanded, without copying."""
