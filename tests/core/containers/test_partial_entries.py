@@ -230,3 +230,25 @@ def test_a_field_that_some_members_hold_is_cleared_in_all() -> None:
     seen.camera = None
     assert seen.camera is None
     assert rows[0].camera is None
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        torch.tensor([[0, 1], [1, 0]]),
+        torch.tensor([[True, False], [True, True]]),
+        ([0, 1], [0, 0]),
+        ([1, 0], slice(None)),
+        (slice(None), [0, 1]),
+    ],
+)
+def test_rows_are_written_with_the_entries_that_they_have(index: Any) -> None:
+    stack: Any = lazy_stack([pair().clone(), pair().clone()])
+    stack[index] = stack[index].apply(lambda leaf: leaf + 10)
+    read = [[row_of(row) for row in rows] for rows in (stack[0], stack[1])]
+    written = torch.zeros(2, 2, dtype=torch.int64)
+    written[index] = 10
+    for at, row in product(range(2), range(2)):
+        before = cast("dict[object, int]", row_of(pair()[row]))
+        plus = int(written[at, row])
+        assert read[at][row] == {key: value + plus for key, value in before.items()}

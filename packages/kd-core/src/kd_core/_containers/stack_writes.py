@@ -982,6 +982,13 @@ class MemberStorage(TensorDictBase, Composite):
                     copy[picked.inner] = row
                     stage_rows(member, copy, path, writes)
                 return writes
+        if (
+            isinstance(value, AbstractContainer)
+            and not is_compiling()
+            and has_partial_entries(self)
+        ):
+            spread = self._spread_to_rows(index, value)
+            return self._lone_writes(index, value if spread is None else spread, path)
         # Rows of several members at once: write to a stacked copy, then write the copy back.
         source = value._kd_entries if isinstance(value, AbstractContainer) else value
         part = self
