@@ -94,7 +94,7 @@ def test_containers_without_batch_dimensions_hold_and_show_them() -> None:
     assert "a: <code>Tensor ragged float32 cpu</code>" in td._repr_html_()
     assert "shape=ragged" in repr(UnbatchedTensor(td["a"]))
     assert "a: differs among the members" in repr(lazy_stack([td, td]))
-    assert td.auto_batch_size_().batch_size == ()
+    assert td.auto_batch_size_().batch_size == (3,)
 
 
 def test_they_are_rows_of_a_batch() -> None:
@@ -121,3 +121,14 @@ def test_an_error_of_a_function_that_is_applied_passes() -> None:
 
     with pytest.raises(KeyError):
         alone().apply(fails)
+
+
+def test_their_rows_count_for_a_batch_and_become_arrays() -> None:
+    leaf = shapeless()
+    entries = {"a": leaf, "n": {"b": torch.zeros(3, 2)}}
+    assert TensorDict.from_dict(entries, auto_batch_size=True).batch_size == (3,)
+    td = TensorDict(entries).auto_batch_size_()
+    assert td.batch_size == (3,)
+    rows = td.numpy()["a"]
+    assert isinstance(rows, tuple)
+    assert [row.tolist() for row in rows] == [row.tolist() for row in leaf.unbind()]

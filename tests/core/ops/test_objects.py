@@ -274,6 +274,24 @@ def test_a_leaf_alone_is_a_tensor() -> None:
     assert torch.equal(number, torch.tensor(3))
 
 
+def test_containers_in_a_tree_stay_what_they_are() -> None:
+    rows = lazy_stack(
+        [TensorDict({"a": torch.zeros(1), "w": "v"}), TensorDict({"a": torch.ones(2)})]
+    )
+    for whole in (rows, TensorDict({"w": ["x", "y"]}, [2]).lock_(), TensorDict({}, [3])):
+        assert TensorDict.from_pytree(whole, batch_size=[]) is whole
+        assert TensorDict.from_pytree(whole.to_pytree()) is whole
+    td: Any = TensorDict.from_pytree(
+        {"x": rows, "y": [TensorDict({"w": "v"}, [3]), torch.zeros(3)]}
+    )
+    assert td["x"] is rows
+    assert td["y", "0"].batch_size == (3,)
+    tree: Any = (td + 1).to_pytree()
+    assert isinstance(tree["x"], LazyStackedTensorDict)
+    assert tree["y"][0]["w"] == "v"
+    assert tree["y"][1].tolist() == [1, 1, 1]
+
+
 def test_trees_that_have_no_keys_are_refused() -> None:
     for leaf in ("word", None):
         with pytest.raises(InvalidValue, match="several leaves"):

@@ -13,7 +13,7 @@ from kd_core._containers.dense import Dense, GeneralMethods, holds_nodes, overla
 from kd_core._descriptor import Descriptor, describe, describe_on, device_of
 from kd_core._errors import InvalidArgument, given_twice, wrong_type
 from kd_core._keys import format_key
-from kd_core._leaves.loops import MANY, all_fit, common_batch, leaf_fits
+from kd_core._leaves.loops import MANY, all_fit, common_batch, leaf_fits, shapes_of
 from kd_core._naming import ELSEWHERE, USUAL_KEYS, KeyAsAttribute, NamedElsewhere, leaves_out
 from kd_core._ops.conversion import build
 from kd_core._ops.description import check_names, named
@@ -261,8 +261,11 @@ class TensorDict(Dense):
             # The fast path for a source of tensors only: "from_dict, nested" in the benchmarks.
             levels: list[TensorDict] = []
             leaves: list[Tensor] = []
+            shapes = None
             if _undescribed(input_dict, levels, leaves, 0) is not None:
-                desc = describe(common_batch([leaf.shape for leaf in leaves], batch_dims))
+                shapes = shapes_of(leaves)
+            if shapes is not None:
+                desc = describe(common_batch(shapes, batch_dims))
                 for level in levels:
                     level._kd_desc = desc
                 if len(levels) > 1 and desc.ndim != batch_dims:

@@ -326,11 +326,13 @@ class Structure(NamedTuple):
 def tree_of_pytree(pytree: object) -> dict[tuple[str, ...], object] | Tensor:
     """Return the leaves of a tree by their paths, and its structure; a tensor that is the tree.
 
+    Containers in the tree are leaves.
+
     Raises:
         InvalidValue: if the tree is a single leaf, and neither a tensor nor a number.
         KeyCollision: if two leaves have the same path.
     """
-    leaves, spec = torch_tree.tree_flatten_with_path(pytree)
+    leaves, spec = torch_tree.tree_flatten_with_path(pytree, _is_container)
     entries: dict[tuple[str, ...], object] = {}
     for path, leaf in leaves:
         key = tuple(name for part in path for name in _names_of(part))
@@ -342,6 +344,10 @@ def tree_of_pytree(pytree: object) -> dict[tuple[str, ...], object] | Tensor:
     paths = tuple(entries)
     entries[(STRUCTURE,)] = registry.wrap_data(Structure(spec, paths), describe(()))
     return entries
+
+
+def _is_container(value: object) -> bool:
+    return isinstance(value, AbstractContainer)
 
 
 def _as_leaf(pytree: object) -> Tensor:
@@ -380,7 +386,7 @@ def pytree_of(td: AbstractContainer) -> object | None:
                 f"the container was made from a tree with a leaf {format_key(path)}, which it has "
                 f"lost. Remove `{STRUCTURE}` from the container, then it becomes nested dicts."
             )
-        leaves.append(entry if isinstance(entry, Tensor) else entry._kd_item())
+        leaves.append(entry if isinstance(entry, (Tensor, AbstractContainer)) else entry._kd_item())
     found: object = torch_tree.tree_unflatten(leaves, structure.spec)
     return found
 

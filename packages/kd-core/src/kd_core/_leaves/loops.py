@@ -601,6 +601,19 @@ def is_shapeless(leaf: Tensor) -> bool:
     return leaf.is_nested and leaf.layout is torch.strided
 
 
+def rows_shape(leaf: Tensor) -> tuple[int, ...]:
+    """Return the shape of a tensor; of one without a shape, that of its rows."""
+    return (leaf.size(0),) if is_shapeless(leaf) else leaf.shape
+
+
+def shapes_of(leaves: Sequence[Tensor]) -> list[tuple[int, ...]] | None:
+    """Return the shapes of tensors; `None` if one of them has no shape."""
+    try:
+        return [leaf.shape for leaf in leaves]
+    except RuntimeError:
+        return None
+
+
 def have_same_rows(one: Tensor, other: Tensor) -> bool:
     """Return whether two tensors without a shape have rows of the same sizes."""
     if not (is_shapeless(one) and is_shapeless(other)):

@@ -260,7 +260,10 @@ def _arrays(td: AbstractContainer, path: KeyPath) -> dict[str, object]:
             plain[key] = plain_item(leaf)
             continue
         try:
-            plain[key] = leaf.cpu().numpy()
+            if leaf.is_nested:
+                plain[key] = tuple([row.cpu().numpy() for row in leaf.unbind()])
+            else:
+                plain[key] = leaf.cpu().numpy()
         except RuntimeError as error:
             error.add_note(f"This is entry {format_key(where)}.")
             raise

@@ -28,6 +28,7 @@ from kd_core._leaves.loops import (
     is_shapeless,
     kinds_by_key,
     kinds_of,
+    rows_shape,
     stored_in,
 )
 from kd_core._nodes import is_data, is_row_data, is_unbatched, leaf_or_node, tensor_of
@@ -371,7 +372,7 @@ def _share_batch(level: AbstractContainer, batch_dims: int | None) -> bool:
             if full or not shapes:
                 shapes.append(value._kd_desc.batch)
         elif isinstance(value, Tensor):
-            shapes.append(() if is_shapeless(value) else value.shape)
+            shapes.append(rows_shape(value))
         elif is_row_data(value):
             shapes.append(value._kd_desc.batch)
         filled = filled or full

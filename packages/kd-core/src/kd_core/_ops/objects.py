@@ -10,6 +10,7 @@ from torch import Tensor
 from kd_core import _registry as registry
 from kd_core._errors import InvalidValue, ShapeMismatch
 from kd_core._leaves.arrays import columns_of_struct_array, is_frame, is_record, is_struct_array
+from kd_core._nodes import is_node
 from kd_core._ops.conversion import (
     build,
     inferred_batch,
@@ -327,10 +328,10 @@ class Objects(AbstractContainer):
         """Build a container from a tree of torch: nested lists, dicts and registered classes.
 
         The container remembers the structure, so that `to_pytree` returns a tree of the same kind.
-        A tensor or a number alone is returned as a tensor.
+        A tensor or a number alone is returned as a tensor, and a container as it is.
 
         Args:
-            pytree: the tree; numbers become tensors.
+            pytree: the tree; numbers become tensors, and containers stay what they are.
             batch_size: the leading dimensions of every entry.
             auto_batch_size: infer the batch size: all leading dimensions that the leaves share.
             batch_dims: the largest number of batch dimensions to infer.
@@ -346,6 +347,8 @@ class Objects(AbstractContainer):
         """
         from kd_core._convert.plain import STRUCTURE, tree_of_pytree
 
+        if is_node(pytree):
+            return cast("Self", pytree)
         tree, cls = tree_of_pytree(pytree), cls._kd_of_other_keys()
         if isinstance(tree, Tensor):
             return cast("Self", tree)
