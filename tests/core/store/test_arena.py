@@ -8,6 +8,7 @@ import pickle
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -78,6 +79,30 @@ paths = [place_of(each["a"]).path for each in made]
 assert all(map(os.path.isdir, paths))
 print(*paths)
 """
+
+
+def test_what_is_on_the_meta_device_describes_an_arena(tmp_path: Path) -> None:
+    td = TensorDict({"a": torch.empty(3, 2, device="meta"), "n": {"b": torch.ones(3)}}, [3])
+    made = td.memmap_like(tmp_path / "td")
+    assert made.is_memmap()
+    assert made.device == torch.device("cpu")
+    assert made["a"].tolist() == [[0, 0]] * 3
+    assert td["a"].is_meta
+
+
+def test_only_a_memory_map_has_a_saved_path(tmp_path: Path) -> None:
+    td = TensorDict({"a": torch.zeros(3)}, [3])
+    assert not hasattr(td, "saved_path")
+    with pytest.raises(AttributeError, match="Call `memmap` first"):
+        td.memmap(tmp_path / "td").clone().saved_path  # noqa: B018  # what is read raises
+
+
+def test_an_early_result_is_waited_for(tmp_path: Path) -> None:
+    td: Any = TensorDict({"a": torch.zeros(3)}, [3])
+    for name in ("memmap", "memmap_like", "save"):
+        made = getattr(td, name)(tmp_path / name, return_early=True, num_threads=2)
+        assert made.result()["a"].tolist() == [0, 0, 0]
+        assert "a" in getattr(td, name)(tmp_path / name, return_early=True)
 
 
 def test_an_arena_without_a_path_lasts_as_long_as_its_process() -> None:
@@ -337,4 +362,4 @@ def test_entries_of_a_map_are_mapped_tensors_and_added_ones_hold_their_values() 
     td = TensorDict({"a": torch.ones(3)}, [3]).memmap_()
     assert td.entry_class("a") is MemoryMappedTensor
     assert td.clone().entry_class("a") is torch.Tensor
-    assert td.make_memmap_from_tensor("b", torch.ones(3), copy_data=False).tolist() == [1, 1, 1]
+    assert td.make_memmap_from_tensor("b", torch.ones(3)).tolist() == [1, 1, 1]

@@ -255,3 +255,9 @@ def test_an_arena_that_was_removed_gains_no_entry(tmp_path: Path) -> None:
         with pytest.raises(FileNotFoundError, match=re.escape(str(path))):
             act()
     assert not names_in(tmp_path)
+
+
+def test_values_that_are_not_copied_are_zeros(tmp_path: Path) -> None:
+    td = sample().memmap(tmp_path / "td")
+    made = td.make_memmap_from_tensor("z", torch.ones(3), copy_data=False)
+    assert made.tolist() == td["z"].tolist() == [0, 0, 0]

@@ -266,7 +266,7 @@ def test_it_is_a_leaf_like_any_other(tmp_path: Path) -> None:
     assert (td + 1)["a"][1].tolist() == [2, 2, 2, 2]
     td.save(tmp_path / "td")
     assert torch.equal(TensorDict.load(tmp_path / "td")["a"], td["a"])
-    assert td.saved_path is None
+    assert not hasattr(td, "saved_path")
     assert td.memmap(tmp_path / "arena").is_memmap()
     again = MemoryMappedTensor.from_filename(tmp_path / "a", torch.float32, (3, 4))
     assert again[:2].tolist() == [[5] * 4, [1] * 4]
@@ -309,3 +309,25 @@ def test_memory_of_somebody_else_is_mapped() -> None:
     assert MemoryMappedTensor.from_handler(bytearray(), torch.int64, (0, 2)).shape == (0, 2)
     tensor = MemoryMappedTensor(torch.ones(2), handler=None)
     assert tensor.tolist() == [1, 1]
+
+
+def test_what_is_in_the_file_is_returned_itself(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    made, alone = MemoryMappedTensor.from_tensor(sample(), filename=path), MemoryMappedTensor(1)
+    assert MemoryMappedTensor.from_tensor(made, filename=path) is made
+    assert MemoryMappedTensor.from_tensor(alone) is alone
+    assert MemoryMappedTensor.from_tensor(made) is not made
+    assert made.is_shared()
+    assert made[0].is_shared()
+
+
+def test_shapes_are_checked(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    MemoryMappedTensor(sample(), filename=path)
+    shapes: list[Any] = [12, torch.tensor([12])]
+    for shape in shapes:
+        read = MemoryMappedTensor.from_filename(path, torch.float32, shape)
+        assert read.shape == (12,)
+    nested: Any = torch.tensor([[1], [3]])
+    with pytest.raises(TypeError, match="tuple of ints"):
+        MemoryMappedTensor.from_filename(path, torch.float32, nested)

@@ -54,7 +54,7 @@ from kd_core._ops.access import LinkedList as LinkedList
 from kd_core._ops.joining import cat as cat
 from kd_core._ops.joining import stack as stack
 from kd_core._ops.modules import ModuleBusy as ModuleBusy
-from kd_core._ops.storage import TensorDictFuture as TensorDictFuture
+from kd_core._ops.placement import TensorDictFuture as TensorDictFuture
 from kd_core._torch_functions import torch_functions as torch_functions
 from kd_core._types import NO_DEFAULT as NO_DEFAULT
 from kd_core._types import NestedKey as NestedKey

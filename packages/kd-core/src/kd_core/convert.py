@@ -16,7 +16,7 @@ from kd_core._convert.schema import LeafSchema as LeafSchema
 from kd_core._convert.schema import container_of_text
 from kd_core._errors import InvalidValue, refuse_pickles, wrong_type
 from kd_core._naming import also_named
-from kd_core._ops.storage import TensorDictFuture as TensorDictFuture
+from kd_core._ops.placement import TensorDictFuture as TensorDictFuture
 
 if TYPE_CHECKING:
     from kd_core._types import BatchSize, DeviceLike

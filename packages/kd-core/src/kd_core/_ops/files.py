@@ -12,6 +12,7 @@ from typing import IO, TYPE_CHECKING, Final, TypeAlias, cast
 
 from kd_core._errors import InvalidValue, refuse_existing, refuse_pickles
 from kd_core._ops.conversion import build
+from kd_core._ops.placement import early
 from kd_core._protocol import AbstractContainer, leaves_of, refuse_partial
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ class Saving(AbstractContainer):
                 directory, which is removed when the process ends.
             copy_existing: nothing: leaves are written, wherever they are.
             num_threads: nothing: one file is written in one piece.
-            return_early: nothing: the content is there when the call returns.
+            return_early: return a `TensorDictFuture`, if `num_threads` is above 1.
             share_non_tensor: nothing: data that is not a tensor does not change in a store.
             robust_key: nothing: any string is a key.
             archive: whether it is a single file; `None`: the name says so.
@@ -151,7 +152,7 @@ class Saving(AbstractContainer):
         refuse_existing(prefix, exist_ok)
         forms.note_suffix(prefix, single)
         forms.save(self, prefix, single, durable=durable)
-        return self
+        return early(self, return_early, num_threads)
 
     dumps = save
 

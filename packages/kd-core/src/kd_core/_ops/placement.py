@@ -1,9 +1,9 @@
-"""Copies; the device, dtype and memory layout of leaves; their gradients."""
+"""Copies; device, dtype and memory layout of leaves; their gradients; results that come early."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, Literal, TypeVar, cast
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from kd_core._errors import (
 )
 from kd_core._leaves.foreach import wraps_tensors
 from kd_core._leaves.loops import kinds_of, stored_in
-from kd_core._naming import also_named
+from kd_core._naming import also_named, public_in
 from kd_core._nodes import is_data, is_row_data, is_unbatched, leaf_or_node
 from kd_core._ops.access import dict_of, with_own_data
 from kd_core._ops.binary import cast_leaves, cloned
@@ -48,6 +48,12 @@ if TYPE_CHECKING:
     from kd_core._types import BatchSize, DeviceLike, DtypeLike, LeafFn
 
     W = TypeVar("W", bound=AbstractContainer)
+
+    class Waited(Protocol):
+        """What can be waited for."""
+
+        def result(self) -> object:
+            """Wait for the end."""
 
     class Further(TypedDict, total=False):
         """The keyword arguments that `to`, `cpu` and `cuda` share."""
@@ -761,3 +767,36 @@ def _gradients(td: W) -> W:
         if grad is not None:
             entries[key] = grad if leaf is value else wrap_tensor(grad, td._kd_desc)
     return td._kd_like(entries, td._kd_desc.unlocked())
+
+
+@public_in("kd_core")
+class TensorDictFuture:
+    """What `memmap(return_early=True, num_threads=2)` returns: the result is there already.
+
+    Args:
+        futures: what is waited for.
+        resulting_td: the result.
+
+    Example:
+        >>> from kd_core import TensorDict
+        >>> td = TensorDict({"a": [1, 2]}, [2])
+        >>> td.memmap("early.kd", return_early=True, num_threads=2).result()["a"]
+        tensor([1, 2])
+    """
+
+    __slots__ = ("futures", "resulting_td")
+
+    def __init__(self, futures: Iterable[Waited], resulting_td: AbstractContainer) -> None:
+        self.futures = list(futures)
+        self.resulting_td = resulting_td
+
+    def result(self) -> AbstractContainer:
+        """Return the container, as soon as all are done."""
+        for future in self.futures:
+            future.result()
+        return self.resulting_td
+
+
+def early(td: W, return_early: bool, threads: int) -> W:
+    """Return a container, in a `TensorDictFuture` if it is asked for."""
+    return cast("W", TensorDictFuture([], td)) if return_early and threads > 1 else td

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Final, Generic, TypeAlias, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -35,7 +35,7 @@ from kd_core._leaves.views import walk_items
 from kd_core._naming import public_in
 from kd_core._nodes import is_data
 from kd_core._ops.description import put_on
-from kd_core._ops.placement import moved
+from kd_core._ops.placement import early, moved
 from kd_core._protocol import (
     AbstractContainer,
     leaves_of,
@@ -58,12 +58,6 @@ if TYPE_CHECKING:
 
     W = TypeVar("W", bound=AbstractContainer)
     C = TypeVar("C", bound=AbstractContainer)
-
-    class Waited(Protocol):
-        """What can be waited for."""
-
-        def result(self) -> object:
-            """Wait for the end."""
 
 
 PathLike: TypeAlias = "str | Path"
@@ -483,34 +477,6 @@ def _check_layout(
 # Leaves in a file that several processes fill and add entries to: arenas.
 
 
-@public_in("kd_core")
-class TensorDictFuture:
-    """What `memmap(return_early=True, num_threads=2)` returns: the result is there already.
-
-    Args:
-        futures: what is waited for.
-        resulting_td: the result.
-
-    Example:
-        >>> from kd_core import TensorDict
-        >>> td = TensorDict({"a": [1, 2]}, [2])
-        >>> td.memmap("early.kd", return_early=True, num_threads=2).result()["a"]
-        tensor([1, 2])
-    """
-
-    __slots__ = ("futures", "resulting_td")
-
-    def __init__(self, futures: Iterable[Waited], resulting_td: AbstractContainer) -> None:
-        self.futures = list(futures)
-        self.resulting_td = resulting_td
-
-    def result(self) -> AbstractContainer:
-        """Return the container, as soon as all are done."""
-        for future in self.futures:
-            future.result()
-        return self.resulting_td
-
-
 class MemoryMaps(AbstractContainer):
     """Containers whose leaves are in an arena: a file in memory that every process sees."""
 
@@ -656,9 +622,10 @@ class MemoryMaps(AbstractContainer):
     ) -> Self:
         """Create an arena for a container of this structure, whose leaves are zeros.
 
-        Leaves are not read and their bytes are not written, so an expanded container describes a
-        large arena. Non-tensor data is copied. If an arena of the same structure is there already,
-        it is opened with what it holds: a program that starts again finds its data.
+        Leaves are not read and their bytes are not written, so an expanded container, or one on the
+        meta device, describes a large arena. Non-tensor data is copied. If an arena of the same
+        structure is there already, it is opened with what it holds: a program that starts again
+        finds its data.
 
         Args:
             prefix: the directory. `None`: a temporary one, which is removed when the process ends.
@@ -701,7 +668,7 @@ class MemoryMaps(AbstractContainer):
                 "a directory, and call `kd_core.pack_memmap` when it is filled."
             )
         made = create_arena(
-            self,
+            self._kd_map_each(_on_cpu, lambda sizes: sizes),
             prefix,
             filled=False,
             exist_ok=(existsok and exist_ok) or overwrite,
@@ -804,16 +771,24 @@ class MemoryMaps(AbstractContainer):
 
     @property
     def saved_path(self) -> Path | None:
-        """The directory of the arena in which all leaves are, or `None`.
+        """The directory of the arena in which all leaves are.
 
-        `None` as well of an arena without a path, whose directory is removed when the process ends.
-        That of an empty container is the one from which it was made.
+        `None` for an arena without a path, whose directory is removed when the process ends. That
+        of an empty container is the one from which it was made.
+
+        Raises:
+            AttributeError: if not all leaves are in one arena.
         """
         from kd_core._store.files import is_temporary
         from kd_core._store.mapped_tensor import root_of
 
         found = _path_of_leaves(self) if any(map(Tensor.numel, leaves_of(self))) else root_of(self)
-        return None if found is None or is_temporary(found) else Path(found)
+        if found is None:
+            raise AttributeError(
+                "a container whose leaves are not all in one memory map does not have a "
+                "`saved_path`. Call `memmap` first."
+            )
+        return None if is_temporary(found) else Path(found)
 
     def make_memmap(
         self,
@@ -871,14 +846,14 @@ class MemoryMaps(AbstractContainer):
         Args:
             key: the key; levels that do not exist are created.
             tensor: the values, whose shape starts with the batch size.
-            copy_data: nothing: the values are copied.
+            copy_data: whether the values are copied; else the entry is zeros.
             existsok: nothing: an entry that exists is an error, and is written to in place.
             robust_key: nothing: any string is a key.
 
         Raises:
             InvalidValue: if the tensor cannot be saved; else as `make_memmap`.
         """
-        return _added(self, key, tensor, filled=True)
+        return _added(self, key, tensor, filled=copy_data)
 
     def make_memmap_from_storage(
         self,
@@ -938,11 +913,17 @@ class MemoryMaps(AbstractContainer):
         return self
 
 
-def _result(td: C, early: bool, threads: int) -> C:
+def _result(td: C, return_early: bool, threads: int) -> C:
     """Return a container in an arena, locked; in a `TensorDictFuture` if it is asked for."""
     _clear_device_of_data(td)
-    made = lock(td, LOCKED_BY_ARENA)
-    return cast("C", TensorDictFuture([], made)) if early and threads > 1 else made
+    return early(lock(td, LOCKED_BY_ARENA), return_early, threads)
+
+
+def _on_cpu(leaf: Tensor) -> Tensor:
+    """Return a leaf, or what describes one on the meta device without memory."""
+    if not leaf.is_meta:
+        return leaf
+    return torch.zeros((), dtype=leaf.dtype, device="cpu").expand(leaf.shape)
 
 
 def _clear_device_of_data(node: Node) -> None:

@@ -356,7 +356,8 @@ class MemoryMappedTensor(Tensor, metaclass=_InMap):
 
         Args:
             input: the tensor; gradients are not kept.
-            filename: the file. `None`: memory without a file.
+            filename: the file. `None`: memory without a file. What is there already is returned
+                itself.
             existsok: whether a file that exists is replaced.
             copy_existing: nothing: values are copied wherever they are.
             copy_data: copy the values; else the file holds zeros.
@@ -375,6 +376,9 @@ class MemoryMappedTensor(Tensor, metaclass=_InMap):
                 "`input` must be a dense tensor with data to be written to a file, got layout "
                 f"`{input.layout}` on `{input.device}`. Convert it first."
             )
+        place = None if filename is None else Path(os.path.realpath(filename))
+        if isinstance(input, cls) and shape in (None, input.shape) and input._filename == place:
+            return input
         plain = input.detach().as_subclass(Tensor)
         values = plain if shape is None else plain.reshape(tuple(shape))
         return cls._new(
@@ -410,15 +414,15 @@ class MemoryMappedTensor(Tensor, metaclass=_InMap):
         """
         private = is_private(mode)
         path = Path(os.path.realpath(filename))
-        dtype = dtype_of(dtype)
-        needed = torch.Size(shape).numel() * dtype.itemsize
+        dtype, shape = dtype_of(dtype), _shape_of((shape,), None)
+        needed = math.prod(shape) * dtype.itemsize
         with files.opened(path, None, writable=not private) as file:
             if file.size < needed:
                 raise InvalidValue(
                     f"`{path}` must have at least {needed} bytes for shape {shape_text(shape)} and "
                     f"dtype `{dtype}`, got {file.size}. Check shape and dtype."
                 )
-            whole = cls._of(_mapped(file.descriptor, tuple(shape), dtype, private), path)
+            whole = cls._of(_mapped(file.descriptor, shape, dtype, private), path)
         return whole if index is None else whole._taken(index)
 
     @classmethod
@@ -690,6 +694,10 @@ class MemoryMappedTensor(Tensor, metaclass=_InMap):
     def chunk(self, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
         """Return parts of about one size."""
         return tuple(map(self._part, super().chunk(chunks, dim)))
+
+    def is_shared(self) -> bool:
+        """Return whether processes share the memory: those of a file do, too."""
+        return self._filename is not None or self.as_subclass(Tensor).untyped_storage().is_shared()
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[object, ...]:
         """Return what a pickle of the content holds."""
