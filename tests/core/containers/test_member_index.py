@@ -1,5 +1,7 @@
 """An index of a stack takes what it takes of a tensor: members, their rows, or copies of both."""
 
+from typing import Any
+
 import numpy
 import pytest
 import torch
@@ -181,3 +183,13 @@ def test_a_slice_may_take_members_backwards() -> None:
     assert lazy_stack(members, 1)[:, ::-2]["a"].tolist() == [[2, 0], [3, 1]]
     with pytest.raises(ValueError, match="step"):
         lazy_stack(members)[:, ::-1]
+
+
+def test_a_stack_in_a_locked_stack_is_locked_however_it_is_indexed() -> None:
+    rows = [
+        lazy_stack([TensorDict({"a": torch.zeros(2)}, [2]) for _ in range(2)]) for _ in range(2)
+    ]
+    stack: Any = lazy_stack(rows).lock_()
+    for row in (stack[0, 0], stack[0][0], stack[0, :], stack[0, 0:1], stack[:, 0]):
+        assert row.is_locked
+    assert not stack[0, 0, 0].is_locked

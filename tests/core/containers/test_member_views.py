@@ -247,3 +247,14 @@ def test_views_and_reshapes_are_of_the_class_of_the_stack() -> None:
         assert stack.view(shape).note == "n"
     assert type(stack.reshape(-1)) is type(stack.flatten(0, 1)) is Named
     assert type(stack.unflatten(0, (2, 1))) is Named
+
+
+def test_the_only_member_stays_along_its_dimension() -> None:
+    alone = lazy_stack([TensorDict({"a": torch.zeros(1)}, [1])])
+    around: Any = TensorDict({"s": alone}, [1])
+    for td, dim in ((around.unsqueeze(0), 1), (around.unsqueeze(-1), 0), (around[None], 1)):
+        assert td["s"].stack_dim == dim
+        assert td["s"].batch_size == (1, 1, 1)
+    for stack in (alone.transpose(0, 1), alone.permute(1, 0)):
+        assert isinstance(stack, LazyStackedTensorDict)
+        assert stack.stack_dim == 1

@@ -177,18 +177,42 @@ def _see(stack: Composite, fn: LeafFn, batch: BatchFn) -> _Together | _Resized |
         return None
     if not taken.numel() or not _share(taken, rows):
         return None
-    count = len(stack._members)
-    whole = rows.movedim(stack._dim, 0).reshape(count, -1)
-    for dim in range(taken.ndim):
-        by_member = taken.movedim(dim, 0)
-        if len(by_member) == count and torch.equal(by_member.reshape(count, -1), whole):
-            return _Resized(dim, Grown if isinstance(batch, Grown) else Viewed)
+    dim = _place_of_members(fn, rows, stack._dim, taken)
+    if dim is not None:
+        return _Resized(dim, Grown if isinstance(batch, Grown) else Viewed)
     kept = _way_by_member(stack, fn, rows, taken)
     if kept is not None:
         return kept
     owners = _owners(rows, stack._dim)
     apart = isinstance(batch, Viewed) or taken.ndim == 1  # all rows are flattened
     return _numbers(stack._kd_desc.batch, stack._dim, taken, owners, apart)
+
+
+def _place_of_members(fn: LeafFn, rows: Tensor, at: int, taken: Tensor) -> int | None:
+    """Return the dimension along which a result has the rows of each member; `None` if none has."""
+    if rows.shape[at] == 1:  # of one member it may be any dimension of size 1: two show which
+        two = torch.arange(2 * rows.numel(), device="cpu")
+        two = two.reshape((*rows.shape[:at], 2, *rows.shape[at + 1 :]))
+        try:
+            other = fn(two)
+        except (RuntimeError, IndexError):  # its sizes are those of the stack
+            other = two[:0]
+        if other.ndim == taken.ndim:
+            for dim in range(other.ndim):
+                if taken.shape[dim] == 1 and _has_members_along(other, dim, two, at):
+                    return dim
+    for dim in range(taken.ndim):
+        if _has_members_along(taken, dim, rows, at):
+            return dim
+    return None
+
+
+def _has_members_along(taken: Tensor, dim: int, rows: Tensor, at: int) -> bool:
+    count = rows.shape[at]
+    if taken.shape[dim] != count:
+        return False
+    whole = rows.movedim(at, 0).reshape(count, -1)
+    return torch.equal(taken.movedim(dim, 0).reshape(count, -1), whole)
 
 
 def _seen_as(stack: S, way: _Resized | _Rows, new: Batch) -> S:

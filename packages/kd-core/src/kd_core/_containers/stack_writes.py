@@ -1141,8 +1141,11 @@ class MemberStorage(TensorDictBase, Composite):
         if not self._kd_desc.frozen:
             rows_of_several = picked.inner and not isinstance(picked.rows, int)
             return locked_as(self, taken) if rows_of_several else taken
-        rows = taken._kd_shallow()
-        return rows if isinstance(picked.rows, int) and picked.inner else lock(rows)
+        if isinstance(picked.rows, int) and picked.inner:
+            # a stack in this one has found which of its members are locked
+            below = self._members[picked.rows]
+            return taken if isinstance(below, Composite) else taken._kd_shallow()
+        return lock(taken._kd_shallow())
 
     def _kd_map_to_parts(
         self, fn: PartsFn, batches: Sequence[BatchFn], memo: PartsMemo = None
