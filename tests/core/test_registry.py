@@ -36,4 +36,4 @@ def test_a_dataclass_is_read_before_a_tensor_class_was_declared() -> None:
         "read = TensorDict.from_dataclass(Point(torch.ones(2)), as_tensorclass=True)\n"
         "print(type(read).__name__, read.x.tolist())\n",
     )
-    assert out == "Point [1.0, 1.0]\n"
+    assert out == "Point_tc [1.0, 1.0]\n"

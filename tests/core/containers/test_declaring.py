@@ -112,6 +112,7 @@ def test_the_decorator_freezes_below_a_tensor_class() -> None:
 def test_a_dataclass_becomes_a_tensor_class() -> None:
     cls = from_dataclass(Plain)
     assert from_dataclass(Plain) is cls
+    assert cast("type", cls).__name__ == "Plain_tc"
     plain = Plain(torch.zeros(2), Inner(torch.ones(2, 3)))
     data = from_dataclass(plain, auto_batch_size=True)
     assert isinstance(data, TensorClass)

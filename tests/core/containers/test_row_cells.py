@@ -1,9 +1,10 @@
-"""Values of rows: written where they are, by threads too; in compiled code never read."""
+"""Values of rows: written where they are, by threads too; in compiled code read as stored."""
 
 import sys
 import threading
 import time
 from collections.abc import Callable
+from typing import cast
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from kd_core import (
     TensorDict,
     TensorDictBase,
     lazy_stack,
+    stack,
 )
 
 
@@ -36,6 +38,40 @@ def test_compiled_writes_to_members_read_no_value_of_a_row() -> None:
     torch.compile(copy, backend="eager")(stack)  # a graph break: torch runs it without a graph
     assert stack["word"] == ["or", "not"]
     assert stack["x"].sum() == 6
+
+
+def words_of(td: TensorDict) -> list[str]:
+    return cast("list[str]", td["word"])
+
+
+def test_compiled_code_reads_values_as_they_were_stored() -> None:
+    def read(td: TensorDict) -> tuple[object, torch.Tensor]:
+        return td["word"], td["x"] + 1
+
+    def make(*words: str, shape: tuple[int, ...] = (2,)) -> TensorDict:
+        td = TensorDict({"x": torch.zeros(len(words)), "word": list(words)}, [len(words)])
+        return td if len(shape) == 1 else stack([td] * shape[0])
+
+    compiled = torch.compile(read, fullgraph=True, backend="eager")
+    td = make("to", "be")
+    for words in (make("to", "be"), make("or", "not"), make("a", "b", shape=(3, 2)), td[[1, 0]]):
+        assert compiled(words)[0] == read(words)[0]
+    words_of(td)[1] = "do"  # the values are guarded
+    assert compiled(td)[0] == ["to", "do"]
+    td[0] = make("so", "so")[0]
+    assert compiled(td.clone())[0] == compiled(td)[0] == ["so", "do"]
+    with pytest.raises(RuntimeError, match="cannot be read in compiled code"):
+        compiled(td.flip(0)[:1].unsqueeze(0)[0])
+
+
+def test_compiled_code_writes_through_what_it_reads() -> None:
+    def write(td: TensorDict) -> torch.Tensor:
+        words_of(td)[0] = "or"
+        return td["x"] + 1
+
+    td = TensorDict({"x": torch.zeros(2), "word": ["to", "be"]}, [2])
+    torch.compile(write, fullgraph=True, backend="eager")(td)
+    assert td["word"] == ["or", "be"]
 
 
 def test_compiled_writes_at_an_index_add_values() -> None:

@@ -235,6 +235,8 @@ def from_dataclass(
     cls = dest_cls or _MADE.get(key)
     if cls is None:
         cls = _MADE[key] = _made_of(plain, options)
+        if cls is not plain:  # the name tells it from the dataclass, as in tensordict
+            cls.__name__ = cls.__qualname__ = f"{plain.__name__}_tc"
     if inspect.isclass(obj):
         return cls
     values = {each.name: _plain_value(getattr(obj, each.name)) for each in dataclasses.fields(obj)}

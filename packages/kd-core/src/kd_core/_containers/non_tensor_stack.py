@@ -67,7 +67,7 @@ from kd_core._shapes import (
     without_names,
     wrap_dim,
 )
-from kd_core._torch_private import is_batchedtensor, without_wrappers
+from kd_core._torch_private import is_batchedtensor, traced_as, without_wrappers
 from kd_core._types import NO_DEFAULT
 
 if TYPE_CHECKING:
@@ -287,6 +287,35 @@ def nested_values(positions: Any, values: list[object]) -> object:
     if positions and not isinstance(positions[0], list):
         return [values[position] for position in positions]
     return [nested_values(inner, values) for inner in positions]
+
+
+def _values_in_order(node: Rows) -> list[object] | None:
+    """Return the values of all rows where compiled code knows them; `None` where it does not.
+
+    They are in the order of the cells while nothing was done with the entry. Its guards are on the
+    values.
+    """
+    cells = node._cells
+    known = node._loose is None and cells.later is None and not cells.shares and cells.values
+    return cells.values if known and node._positions is cells.positions else None
+
+
+def _nested_in_order(values: list[object], batch: Batch) -> object:
+    """Return values in order as nested lists of the shape of a batch."""
+    rows = list(values)
+    for size in reversed(batch[1:]):
+        rows = [rows[start : start + size] for start in range(0, len(rows), size)]
+    return rows
+
+
+def _traced_hold_wrapped(values: list[object]) -> bool:
+    return any(type(value) in _HOLDS for value in values)  # 2.10 traces no `isdisjoint`
+
+
+@traced_as(_traced_hold_wrapped)
+def _hold_wrapped(values: list[object]) -> bool:
+    """Return whether a value is wrapped, or shared by the rows of a part."""
+    return not _HOLDS.isdisjoint(map(type, values))
 
 
 def _not_compiled(action: str) -> InvalidValue:
@@ -864,10 +893,14 @@ class NonTensorStack(NonTensorDataBase, RowData):
         tolist_first: bool = False,
     ) -> object:
         """Return the values as nested lists of shape `batch_size`."""
-        values = cells_of(self).values if not is_compiling() else []
-        if convert_tensors or not _HOLDS.isdisjoint(map(type, values)):
+        in_order = _values_in_order(self) if is_compiling() else None
+        values = cells_of(self).values if not is_compiling() else in_order or []
+        if convert_tensors or _hold_wrapped(values):
             values = [plain_value(value, convert_tensors) for value in values]
-        rows = nested_values(self._positions.tolist(), values)
+        if in_order is None:
+            rows = nested_values(self._positions.tolist(), values)
+        else:
+            rows = _nested_in_order(values, self._kd_desc.batch)
         return linked(rows, self) if as_linked_list else rows
 
     def _kd_item(self) -> object:
