@@ -21,6 +21,7 @@ from kd_core import (
     lazy_stack,
 )
 from kd_core._types import Index
+from kd_core.testing import assert_close
 
 WORDS = ("a", "b", "c")
 OTHER = TensorDict({"x": torch.arange(3) + 7, "w": ["d", "b", "e"], "n": {"w": ["f"] * 3}}, [3])
@@ -495,3 +496,16 @@ def test_a_view_with_one_dimension_more_writes_values_of_members(batch: tuple[in
     assert (stack.unsqueeze(0)[0] == stack).all()
     stack.unsqueeze(-1)[1].update_({"w": "x"})
     assert [member["w"] for member in members] == ["u", "x"]
+
+
+@pytest.mark.parametrize(
+    "index", [slice(None), ..., None, [1, 0], torch.tensor([0, 1]), torch.tensor([True, True])]
+)
+@pytest.mark.parametrize("dim", [0, 1])
+def test_rows_that_each_member_gets_are_lined_up_from_the_right(index: Any, dim: int) -> None:
+    entries = {"a": torch.arange(4.0).reshape(2, 2), "n": {"b": torch.arange(2.0)}}
+    stack = lazy_stack([TensorDict(entries, [2]).clone() * 0 for _ in range(2)], dim)
+    dense = stack.contiguous()
+    for td in (stack, dense):
+        td[index] = TensorDict(entries, [2])
+    assert_close(stack.contiguous(), dense)

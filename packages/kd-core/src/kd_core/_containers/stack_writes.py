@@ -968,7 +968,7 @@ class MemberStorage(TensorDictBase, Composite):
         if picked is not None and picked.in_place and (alone or picked.distinct):
             taken = self._taken(picked)
             if not picked.inner or _are_views((taken, *self._picked(picked))):
-                stage_rows(taken, value, path, writes)
+                stage_rows(taken, _with_all_rows(value, taken._kd_desc), path, writes)
                 return writes if alone else _read_first(writes)
         if picked is not None and (alone or picked.distinct):
             members = self._picked(picked)
@@ -1207,6 +1207,19 @@ def _read_first(writes: list[Write]) -> list[Write]:
     return [
         (target, source, where) for (target, _, where), source in zip(writes, sources, strict=True)
     ]
+
+
+def _with_all_rows(value: object, desc: Descriptor) -> object:
+    """Return a container that has rows, but fewer dimensions than a batch, as one of that batch.
+
+    As for a tensor, its dimensions are the last ones of the batch.
+    """
+    if not isinstance(value, AbstractContainer) or desc.open:
+        return value
+    batch = value._kd_desc.batch
+    if not 0 < len(batch) < desc.ndim or not broadcasts_to(batch, desc.batch):
+        return value
+    return value._kd_engine.expand(value, desc.batch)
 
 
 def _are_views(taken: Sequence[TensorDictBase]) -> bool:
