@@ -104,6 +104,17 @@ def test_a_view_pickles_its_own_bytes() -> None:
     torch.testing.assert_close(pickle.loads(pickle.dumps(td[3:5]))["a"], torch.zeros(2, 10))
 
 
+def test_a_view_that_is_sent_to_a_process_shares_its_storage() -> None:
+    base = TensorDict({"a": torch.arange(8).view(4, 2), "n": {"b": torch.zeros(4)}}, [4])
+    for td in (base[1:3], base.consolidate()):
+        sent = pickle.loads(bytes(ForkingPickler.dumps(td)))
+        sent["a"].fill_(7)
+        sent["n", "b"].fill_(7)
+        assert td["a"].eq(7).all()
+        assert td["n", "b"].eq(7).all()
+    assert base["n", "b"].tolist() == [0, 7, 7, 0]
+
+
 @pytest.mark.parametrize("protocol", [2, 4, 5])
 @pytest.mark.parametrize("grad", [False, True])
 def test_views_pickle_their_own_bytes_and_keep_their_strides(protocol: int, grad: bool) -> None:

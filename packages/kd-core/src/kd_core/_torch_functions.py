@@ -445,23 +445,28 @@ def _reduced_for_processes(container: Any) -> tuple[Any, ...]:
     if function is restore_dense:
         cls, entries, *more = args
         originals = container._kd_entries
-        args = (cls, {key: _in_arena(originals[key], entries[key]) for key in entries}, *more)
+        args = (cls, {key: _for_process(originals[key], entries[key]) for key in entries}, *more)
     return function, args, *rest
 
 
 def _unbatched_for_processes(entry: UnbatchedTensor) -> tuple[Any, ...]:
     function, (reduced, *more) = entry.__reduce_ex__(3)
-    return function, (_in_arena(entry._tensor, reduced), *more)
+    return function, (_for_process(entry._tensor, reduced), *more)
 
 
-def _in_arena(entry: object, reduced: object) -> object:
-    """Return what stands for an entry in another process: a leaf of an arena is mapped there."""
+def _for_process(entry: object, reduced: object) -> object:
+    """Return what stands for an entry in another process.
+
+    A leaf of an arena is mapped there. The storage of another one is shared, also if it is a view:
+    a copy of its own bytes, which other pickles hold, would keep what is written there.
+    """
     if not isinstance(entry, Tensor):
         return reduced
     from kd_core._store.mapped_tensor import place_of
 
     if place_of(entry) is None:
-        return reduced
+        copied = type(reduced) is Tensor and (entry.is_leaf or not entry.requires_grad)
+        return entry if copied else reduced
     from kd_core._store.arena import MappedLeaf
 
     return MappedLeaf(entry)
