@@ -503,9 +503,16 @@ def test_a_view_with_one_dimension_more_writes_values_of_members(batch: tuple[in
 )
 @pytest.mark.parametrize("dim", [0, 1])
 def test_rows_that_each_member_gets_are_lined_up_from_the_right(index: Any, dim: int) -> None:
-    entries = {"a": torch.arange(4.0).reshape(2, 2), "n": {"b": torch.arange(2.0)}}
+    entries: dict[str, Any] = {"a": torch.arange(4.0).reshape(2, 2), "n": {"b": torch.arange(2.0)}}
     stack = lazy_stack([TensorDict(entries, [2]).clone() * 0 for _ in range(2)], dim)
     dense = stack.contiguous()
     for td in (stack, dense):
         td[index] = TensorDict(entries, [2])
+    assert_close(stack.contiguous(), dense)
+    for value in (entries["a"] + 1, {"a": torch.arange(4.0).reshape(2, 2) + 2}):
+        for td in (stack, dense):
+            td[index] = value
+        assert_close(stack.contiguous(), dense)
+    for td in (stack, dense):
+        td.set_at_("a", torch.arange(4.0).reshape(2, 2) + 3, slice(None))
     assert_close(stack.contiguous(), dense)

@@ -603,11 +603,28 @@ def stage_rows(
         elif isinstance(entry, Tensor):
             leaf = new if isinstance(new, Tensor) else as_source(where_, new, entry.dtype)
             ndim = entry.ndim + isinstance(target, Composite)
-            writes += target._kd_writes(key, without_ones(leaf, ndim), where_)
+            leaf = without_ones(leaf, ndim)
+            if isinstance(target, Composite) and not isinstance(value, AbstractContainer):
+                leaf = _lined_up(target, key, leaf, ndim)
+            writes += target._kd_writes(key, leaf, where_)
         elif is_any_data(entry) and not entry._agrees(new):
             if is_unbatched(entry):
                 check_same_data(entry, new, where_)
             writes += writes_of_member(target, key, new, where_)
+
+
+def _lined_up(stack: Composite, key: str, leaf: Tensor, ndim: int) -> Tensor:
+    """Return a tensor of fewer dimensions than a stacked entry with all, the missing ones in front.
+
+    So does torch where it broadcasts. One that does not fit that way stays as it is.
+    """
+    if not 0 < leaf.ndim < ndim or not _has_rows(stack, leaf):
+        return leaf
+    shapes = [list(_shape_of(member._kd_entries[key])) for member in stack._members]
+    shape = (*shapes[0][: stack._dim], len(shapes), *shapes[0][stack._dim :])
+    if any(each != shapes[0] for each in shapes) or not broadcasts_to(tuple(leaf.shape), shape):
+        return leaf
+    return leaf.expand(shape)
 
 
 def stage_with_new(
