@@ -36,6 +36,13 @@ try:
     Module().run({30: 1})
 except (KeyError, TypeError) as error:
     print("raised")
+from tensordict import TensorDict
+from tensordict.nn import TensorDictModule
+module = TensorDictModule(torch.neg, ["x"], ["y"])
+def compiled(x):
+    with _set_dispatch_td_nn_modules(False):
+        return module(TensorDict(x=x))["y"]
+print(torch.compile(compiled, backend="eager", fullgraph=True)(torch.ones(1)).item())
 """
 
 ASKS = """
@@ -155,7 +162,7 @@ def test_a_star_import_brings_all_names_but_no_modules(tmp_path: Path) -> None:
 
 def test_methods_get_what_they_are_called_with(tmp_path: Path) -> None:
     ran = run(tmp_path, DISPATCHES)
-    assert ran.stdout.splitlines() == ["{30: 1} [2]", "TensorDict", "raised"], ran.stderr
+    assert ran.stdout.splitlines() == ["{30: 1} [2]", "TensorDict", "raised", "-1.0"], ran.stderr
 
 
 def test_parameters_become_a_module_without_an_import_of_modules(tmp_path: Path) -> None:

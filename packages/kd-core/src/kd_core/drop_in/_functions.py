@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from contextvars import ContextVar
 from dataclasses import is_dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Final, NoReturn, TypeVar
 
 import torch
 from torch import Size
-from torch.compiler import is_dynamo_compiling
 
 import kd_core
 from kd_core import (
@@ -185,21 +184,28 @@ _NESTED_TENSORS_AS_LISTS: Final = _MembersOfStacks(_default_is_leaf)
 _NESTED_TENSORS_AS_LISTS_NONTENSOR: Final = _MembersOfStacks(_is_leaf_nontensor)
 
 
-_dispatching: Final = ContextVar("_dispatching", default=True)
+class _Dispatching(threading.local):
+    """The switch of this thread, which compiled code can read and write."""
+
+    def __init__(self) -> None:
+        self.on = True
+
+
+_DISPATCHING: Final = _Dispatching()
 
 
 def dispatching() -> bool:
     """Return whether methods decorated by `dispatch` make a container of what is not one."""
-    return is_dynamo_compiling() or _dispatching.get()
+    return _DISPATCHING.on
 
 
 @contextmanager
 def _set_dispatch_td_nn_modules(mode: bool) -> Iterator[None]:
-    token = _dispatching.set(mode)
+    before, _DISPATCHING.on = _DISPATCHING.on, mode
     try:
         yield
     finally:
-        _dispatching.reset(token)
+        _DISPATCHING.on = before
 
 
 def _exclude_td_from_pytree() -> AbstractContextManager[None]:
