@@ -1045,3 +1045,12 @@ def test_a_graph_draws_nothing_that_is_there(name: str) -> None:
     assert ("action_log_prob" in found) is (name != "without score")
     again: TensorDict = pickle.loads(pickle.dumps(traced))(data())
     assert (again == expected).all()
+
+
+def test_scores_of_a_composite_have_the_rows_of_the_input() -> None:
+    apart = TensorDictModule(lambda x: (-x, x.exp()), ["x"], ["loc", "scale"], inplace=False)
+    model = sequence(apart, drawing(), return_composite=True)
+    assert model.get_dist(data()).batch_shape == ()
+    scores = model.log_prob(data().set("action", torch.zeros(3, 4)))
+    assert isinstance(scores, TensorDict)
+    assert scores.batch_size == (3,)

@@ -262,8 +262,11 @@ class Walk:
         kept = dict.fromkeys(key for key in keys if key != DISCARD)
         return target.update(made.select(*kept, strict=False))
 
-    def composite(self) -> CompositeDistribution:
-        """Return the distribution of all values.
+    def composite(self, as_given: bool = False) -> CompositeDistribution:
+        """Return the distribution of all values, of the batch size of the last container.
+
+        Args:
+            as_given: Whether it has that of the input, if a step returned one of fewer dimensions.
 
         Raises:
             InvalidArgument: If two values have one key, or a value has none.
@@ -280,7 +283,12 @@ class Walk:
                         "probabilistic module its own `out_keys`, or set `return_composite=False`."
                     )
                 parts[key] = part
-        return CompositeDistribution.from_distributions(self.container, parts)
+        given = self._first.batch_size
+        rows = (part.batch_shape[: len(given)] == given for part in parts.values())
+        fits = as_given and self.container.batch_dims < len(given) and all(rows)
+        return CompositeDistribution.from_distributions(
+            self._first if fits else self.container, parts
+        )
 
 
 def _keys(step: nn.Module, name: str) -> list[NestedKey]:
@@ -572,7 +580,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         walk = self._kd_walked(tensordict, True, tensordict_out)
         if walk.whole:
             values = walk.with_given(self.dist_sample_keys)
-            score = self._kd_scored_by(walk.composite(), values, aggregate)
+            score = self._kd_scored_by(walk.composite(as_given=True), values, aggregate)
         else:
             last, found = walk.found[-1]
             score = last.log_prob(walk.container, found, aggregate=aggregate)
