@@ -80,15 +80,25 @@ def test_no_rows_need_a_dtype(file: Path) -> None:
 
 
 def test_what_has_no_column_is_refused(file: Path) -> None:
-    with pytest.raises(KeyCollision, match=r"`a\.b` holds the separator"):
-        TensorDict({"a.b": [1]}, [1]).to_csv()
+    with pytest.raises(KeyCollision, match=r"`b\.c` holds the separator"):
+        TensorDict({"a": {"b.c": [1]}}, [1]).to_csv()
+    with pytest.raises(KeyCollision, match="would be one column"):
+        TensorDict({"a.b": [1], "a": {"b": [2]}}, [1]).to_csv()
     with pytest.raises(KeyCollision, match="ends like an element"):
         TensorDict({"a[0]": [1]}, [1]).to_csv()
     with pytest.raises(InvalidValue, match="no element in a row"):
         TensorDict({"a": torch.zeros(2, 0)}, [2]).to_csv()
     with pytest.raises(InvalidValue, match="without a batch"):
         TensorDict({"a": 1}).to_csv()
-    assert TensorDict({"a.b": [1]}, [1]).to_csv(separator="/") == "a.b\r\n1\r\n"
+    assert TensorDict({"a": {"b.c": [1]}}, [1]).to_csv(separator="/") == "a/b.c\r\n1\r\n"
+
+
+def test_names_of_columns_hold_dots(file: Path) -> None:
+    file.write_text("petal.width,w.x\n1.5,a\n2.5,b\n")
+    td = TensorDict.from_csv(file)
+    td.to_csv(file)
+    assert file.read_text() == "petal.width,w.x\n1.5,a\n2.5,b\n"
+    assert TensorDict.from_csv(file)["petal.width"].tolist() == [1.5, 2.5]
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,7 @@ from kd_core._errors import (
 )
 from kd_core._keys import format_key, nearest_key, path_of
 from kd_core._leaves.arrays import holds_numbers, lists_as_tensors, tensor_of_numbers
+from kd_core._leaves.loops import has_entry
 from kd_core._nodes import is_data, rows_of_data
 from kd_core._progress import advance, begin
 from kd_core._protocol import AbstractContainer, refuse_unbatched
@@ -91,10 +92,12 @@ def columns_of(td: AbstractContainer, separator: str, *, ragged: bool = False) -
         ragged: whether a column may be a jagged tensor.
 
     Raises:
-        KeyCollision: if a key holds the separator, or looks like the name of an element.
+        KeyCollision: if a key holds the separator and is nested, or would be the name of one that
+            is, or looks like the name of an element.
         InvalidValue: if a leaf has no element in a row.
     """
     columns: dict[str, Column] = {}
+    _check_names(td, separator)
     for path, leaf in leaves_of(td):
         name = joined(path, separator)
         if leaf.is_nested:
@@ -110,6 +113,16 @@ def columns_of(td: AbstractContainer, separator: str, *, ragged: bool = False) -
             columns[f"{name}{suffix}"] = flat[:, place] if suffix else leaf
     add_data(td, separator, (), columns)
     return columns
+
+
+def _check_names(td: AbstractContainer, separator: str) -> None:
+    """Raise `KeyCollision` if a key is the name of the column of a nested one, too."""
+    for key in td._kd_entries:
+        if separator in key and has_entry(td._kd_entries, tuple(key.split(separator))):
+            raise KeyCollision(
+                f"`{key}` and {format_key(tuple(key.split(separator)))} would be one column. Pass "
+                "another `separator`, or rename one of them with `rename_key_`."
+            )
 
 
 def add_data(
@@ -130,10 +143,11 @@ def joined(path: tuple[str, ...], separator: str) -> str:
     """Return the name of the column of a nested key.
 
     Raises:
-        KeyCollision: if a part of the key holds the separator, or is like the name of an element.
+        KeyCollision: if a part of a nested key holds the separator, or any is like the name of an
+            element.
     """
     for part in path:
-        if separator in part or _ELEMENT.fullmatch(part):
+        if (separator in part and len(path) > 1) or _ELEMENT.fullmatch(part):
             raise KeyCollision(
                 f"key {format_key(path)} cannot be the name of a column: `{part}` holds the "
                 f"separator `{separator}` or ends like an element, `[0]`. Pass another "

@@ -483,7 +483,7 @@ class Formats(AbstractContainer):
 
         Raises:
             AlreadyExists: if something is at the path, and `exist_ok` is false.
-            KeyCollision: if a key holds the separator.
+            KeyCollision: if a nested key holds the separator, or two become the same name.
             InvalidValue: if the container does not have a batch.
             KeySetMismatch: if only some members of a lazy stack hold an entry.
 
@@ -565,7 +565,7 @@ class Formats(AbstractContainer):
 
         Raises:
             MissingDependency: if pandas is not installed.
-            KeyCollision: if a key holds the separator.
+            KeyCollision: if a nested key holds the separator, or two become the same name.
             InvalidValue: if the container does not have a batch, or numpy not the dtype of a leaf.
             KeySetMismatch: if only some members of a lazy stack hold an entry.
         """
