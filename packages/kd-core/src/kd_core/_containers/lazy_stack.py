@@ -750,7 +750,10 @@ class LazyStackedTensorDict(MemberStorage):
             [1, 2]
         """
         if not (as_list or as_padded_tensor or as_nested_tensor):
-            return super().get(key, default)
+            if self._kd_tensor_class is None or default is OR_NONE:
+                return super().get(key, default)
+            entry = super().get(key, None)
+            return absent(self, path_of(key), default) if entry is None else entry
         options = padding_value, padding_side, layout
         how = reading(as_list, as_padded_tensor, as_nested_tensor, *options)
         path = path_of(key)
