@@ -21,6 +21,7 @@ from kd_core import (
     NonTensorDataBase,
     NonTensorStack,
     ShapeMismatch,
+    TensorClass,
     TensorDict,
     TensorDictBase,
     cat,
@@ -595,3 +596,16 @@ def test_what_is_stacked_in_values_of_rows() -> None:
     assert rows.tolist() == ["c", "d"]
     assert is_tensorclass(rows.tensordicts[0])
     assert not is_tensorclass(rows)
+
+
+def test_one_value_is_an_instance_of_a_tensor_class() -> None:
+    class Sample(TensorClass):
+        x: torch.Tensor
+
+    nodes: list[object] = [NonTensorData("x"), MetaData("x", [2])]
+    for node in nodes:
+        assert isinstance(node, TensorClass)
+        assert issubclass(type(node), TensorClass)
+        assert not isinstance(node, (TensorDictBase, Sample))
+    rows: object = NonTensorStack("x", "y")
+    assert not isinstance(rows, TensorClass)

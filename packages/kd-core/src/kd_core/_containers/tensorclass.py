@@ -884,7 +884,7 @@ def _as_classes(
     for key, value in given.items():
         if isinstance(value, (Mapping, Dense)) and not isinstance(value, TensorClass):
             kind = hint_of(cls, key)
-            if isinstance(kind, type) and issubclass(kind, TensorClass):
+            if is_tensor_class(kind):
                 values[key] = build(kind, value)
             elif cls._kd_declared.converts and not is_node(value):  # else options keep it as a dict
                 values[key] = TensorDict(value, batch)
@@ -1028,6 +1028,9 @@ def _plainly(name: str, unless: str = "") -> Callable[..., object]:
         return getattr(entries._kd_engine, name)(entries, *args, **named)
 
     return computed
+
+
+TensorClass.register(NonTensorData)  # as it is one in tensordict
 
 
 class TypedTensorDict(TensorClass):
