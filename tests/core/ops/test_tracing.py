@@ -52,6 +52,7 @@ STEPS: dict[str, Step] = {
     "extremes": lambda td: td.max(0).values,
     "apply": lambda td: td.apply(lambda x, y: x + y, td).apply(torch.sin),
     "named_apply": lambda td: td.named_apply(lambda name, x: x * len(name), nested_keys=True),
+    "apply, nothing left": lambda td: td if td.apply(lambda x: None) is None else td + 1,
     "apply_": lambda td: td.clone().apply_(lambda x: x + 1),
     "blending": lambda td: td.clamp(0, 0.5).lerp(td, 0.5).addcmul(td, td).lerp_(td, 0.1),
     "filling": lambda td: td.clone().zero_().fill_(2.0).copy_(td),

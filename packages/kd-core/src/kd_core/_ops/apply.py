@@ -149,7 +149,7 @@ class Apply(AbstractContainer):
         target = _target(self, batch_size, device, names, inplace, out)
         if call_on_nested:
             is_leaf = _any_type(is_leaf)
-        if not others and not filter_empty and is_leaf is None:
+        if not others and is_leaf is None:
             result = _each(self, fn, nested, target, (), filter_empty)
         else:
             walk = _Walk(fn, nested, default, filter_empty, target, is_leaf)
@@ -308,7 +308,7 @@ def _each(
         nested: whether `fn` gets the path of a leaf or its last key; `None`: no name.
         target: a function from the descriptor of a level to that of the result; `None`: keep it.
         path: the path of the level.
-        filter_empty: `None`, or `False`: keep nested containers of which nothing is left.
+        filter_empty: which empty results are left out, as for `apply`.
     """
     by_member = target is None or isinstance(target, _OnDevice)
     if not td._kd_owns_leaves and by_member and isinstance(td, Composite):
@@ -325,6 +325,8 @@ def _each(
             except Exception as error:
                 _note(error, (*path, key), value)
                 raise
+            if found is None:
+                continue
             entries[key] = found  # checked here or below
             if found is value and target is None:
                 continue
@@ -346,7 +348,8 @@ def _each(
             except Exception as error:
                 _note(error, (*path, key), leaf)
                 raise
-            doubtful[key] = entries[key] = _unbatched(found, desc)  # type: ignore[assignment]  # checked below
+            if found is not None:
+                doubtful[key] = entries[key] = _unbatched(found, desc)  # type: ignore[assignment]  # checked below
         else:
             data = value._kd_map_each(Tensor.clone)  # a write to it does not reach the source
             entries[key] = (
@@ -359,7 +362,8 @@ def _each(
 
 def _leaves_out(source: AbstractContainer, filter_empty: bool | None) -> bool:
     """Return whether an empty result for a container is left out."""
-    return bool(source._kd_entries) if filter_empty is None else filter_empty
+    # torch 2.10 does not trace `bool` of a dict
+    return len(source._kd_entries) > 0 if filter_empty is None else filter_empty
 
 
 def _unwrapped(value: object) -> object:
@@ -393,12 +397,9 @@ def _note(error: Exception, path: KeyPath, leaf: object) -> None:
 def _check_results(
     entries: dict[str, Entry], results: dict[str, object], desc: Descriptor, path: KeyPath
 ) -> None:
-    """Validate and convert results; drop `None`."""
+    """Validate and convert results."""
     for key, found in results.items():
-        if found is None:
-            del entries[key]
-        else:
-            entries[key] = as_entry(key, found, desc, path)
+        entries[key] = as_entry(key, found, desc, path)
 
 
 class _Walk:
@@ -425,17 +426,23 @@ class _Walk:
         mine = td._kd_entries
         theirs = [self._entries_beside(mine, other, path) for other in others]
         entries: dict[str, Entry] = {}
+        doubtful: dict[str, object] = {}
+        found: Any
         for key, value in mine.items():
             beside = [level.get(key, self.default) for level in theirs]
             found = self._entry(value, beside, (*path, key))
-            if is_unbatched(value):
+            if type(value) is not Tensor and is_unbatched(value):
                 found = _unbatched(found, desc)
-            if found is not None:
+            if type(found) is Tensor:
+                doubtful[key] = entries[key] = found  # checked below
+            elif found is not None:
                 entries[key] = as_entry(key, found, desc, path)
+        if not all_fit(doubtful, desc):
+            _check_results(entries, doubtful, desc, path)
         return td._kd_like(entries, desc)
 
     def _entry(self, value: Entry, beside: list[object], path: KeyPath) -> object:
-        if is_unbatched(value):
+        if type(value) is not Tensor and is_unbatched(value):
             value, beside = value._tensor, list(map(_unwrapped, beside))
         if isinstance(value, Tensor) or (self.is_leaf is not None and self.is_leaf(type(value))):
             name: NestedKey = path if self.nested and len(path) > 1 else path[-1]
