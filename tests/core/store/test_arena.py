@@ -7,6 +7,7 @@ import os
 import pickle
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from kd_core import (
     InvalidValue,
     Locked,
     MemoryMappedTensor,
+    NonTensorStack,
     TensorDict,
     lazy_stack,
     store,
@@ -363,3 +365,14 @@ def test_entries_of_a_map_are_mapped_tensors_and_added_ones_hold_their_values() 
     assert td.entry_class("a") is MemoryMappedTensor
     assert td.clone().entry_class("a") is torch.Tensor
     assert td.make_memmap_from_tensor("b", torch.ones(3)).tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("device", [None, torch.device("cpu")], ids=str)
+def test_words_stay_on_the_device_that_the_container_had(device: torch.device | None) -> None:
+    def made() -> TensorDict:
+        words = NonTensorStack("a", "b")
+        return TensorDict({"a": torch.zeros(2), "n": {"w": words}, "w": words}, [2], device)
+
+    for mapped in (made().memmap(), made().memmap_(), made().memmap_like(), made().memmap()[:1]):
+        assert mapped.device == torch.device("cpu")
+        assert [attrgetter("device")(mapped.get(key)) for key in ("w", ("n", "w"))] == [device] * 2

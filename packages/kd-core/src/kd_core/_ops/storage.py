@@ -539,14 +539,16 @@ class MemoryMaps(AbstractContainer):
         single = _is_archive(prefix, archive, compression)
         stays = prefix is None and self._kd_desc.frozen
         if stays and _path_of_leaves(self) is not None:
-            return _result(self._kd_shallow(), return_early, num_threads)
+            return _result(self._kd_shallow(), True, return_early, num_threads)
         if prefix is not None and single:
             refuse_existing(prefix, existsok and exist_ok)
             save(self, prefix, archive=True)
             made = load_arena(prefix)
         else:
             made = create_arena(self, prefix, exist_ok=existsok and exist_ok)
-        return _result(cast("Self", made), return_early, num_threads)
+        return _result(
+            cast("Self", made), self._kd_desc.device is not None, return_early, num_threads
+        )
 
     def memmap_(
         self,
@@ -589,7 +591,7 @@ class MemoryMaps(AbstractContainer):
 
         place = _path_of_leaves(self) if self._kd_desc.frozen else None
         if place is not None and (prefix is None or Path(prefix).absolute() == Path(place)):
-            return _result(self, return_early, num_threads)
+            return _result(self, True, return_early, num_threads)
         if self._kd_desc.held:
             self._kd_check_unlocked("replace leaves by those in an arena")
         made = create_arena(self, prefix, exist_ok=existsok and exist_ok)
@@ -600,11 +602,12 @@ class MemoryMaps(AbstractContainer):
         except BaseException:
             relock(self, reason)
             raise
+        stated = self._kd_desc.device is not None
         put_on(self, torch.device("cpu"))
         root = root_of(made)
         assert root is not None
         record_root(self, root)
-        return _result(self, return_early, num_threads)
+        return _result(self, stated, return_early, num_threads)
 
     def memmap_like(
         self,
@@ -674,7 +677,9 @@ class MemoryMaps(AbstractContainer):
             exist_ok=(existsok and exist_ok) or overwrite,
             overwrite=overwrite,
         )
-        return _result(cast("Self", made), return_early, num_threads)
+        return _result(
+            cast("Self", made), self._kd_desc.device is not None, return_early, num_threads
+        )
 
     @classmethod
     def load_memmap(
@@ -913,9 +918,13 @@ class MemoryMaps(AbstractContainer):
         return self
 
 
-def _result(td: C, return_early: bool, threads: int) -> C:
-    """Return a container in an arena, locked; in a `TensorDictFuture` if it is asked for."""
-    _clear_device_of_data(td)
+def _result(td: C, stated: bool, return_early: bool, threads: int) -> C:
+    """Return a container in an arena, locked; in a `TensorDictFuture` if it is asked for.
+
+    Data that is not a tensor is on the CPU if the container was on a device before (`stated`).
+    """
+    if not stated:
+        _clear_device_of_data(td)
     return early(lock(td, LOCKED_BY_ARENA), return_early, threads)
 
 
