@@ -571,3 +571,18 @@ def test_a_property_of_a_stack_of_instances_reads_nested_containers_of_different
 
     typed: Any = lazy_stack([Episode(run=row(3)), Episode(run=row(5, 10.0))])
     assert typed.first.tolist() == [[0, 1], [10, 11]]
+
+
+def test_stacks_of_stacks_of_other_sizes_move_their_dimensions() -> None:
+    def rows(*sizes: int) -> TensorDictBase:
+        return lazy_stack([TensorDict({"a": torch.zeros(size, 2)}, [size]) for size in sizes])
+
+    stack: Any = lazy_stack([rows(2, 3), rows(3, 2), rows(2, 3)])
+    for seen, batch in (
+        (stack.unsqueeze(-1), (3, 2, -1, 1)),
+        (stack.unsqueeze(0), (1, 3, 2, -1)),
+        (stack.permute(0, 2, 1), (3, -1, 2)),
+        (stack.movedim(0, 1), (2, 3, -1)),
+    ):
+        assert tuple(seen.batch_size) == batch
+    assert stack.permute(0, 2, 1)[1].get("a", as_list=True)[0].shape == (3, 2)

@@ -27,6 +27,7 @@ from kd_core._protocol import Composite, locked_alone, map_by
 from kd_core._shapes import (
     Fresh,
     Grown,
+    OpenSize,
     Reduced,
     Viewed,
     closed,
@@ -377,7 +378,7 @@ def members_kept(stack: S, fn: LeafFn, batch: BatchFn) -> S | None:
     at, dim = stack._dim, first.dim
 
     def size_of_member(size: Batch) -> Batch:
-        shape = tuple(fn(torch.empty((*size[:at], 1, *size[at:]), device="cpu")).shape)
+        shape = _shape_through(fn, (*size[:at], 1, *size[at:]))
         return (*shape[:dim], *shape[dim + 1 :])
 
     def of_member(leaf: Tensor) -> Tensor:
@@ -390,6 +391,15 @@ def members_kept(stack: S, fn: LeafFn, batch: BatchFn) -> S | None:
     names = names_of(batch(stack._kd_desc.batch))
     made._kd_describe(made._kd_desc.with_batch(with_names(made._kd_desc.batch, names)))
     return made
+
+
+def _shape_through(fn: LeafFn, size: Batch) -> Batch:
+    """Return what a function that moves dimensions makes of a size; open ones stay open."""
+    marks = {1009 + at: each for at, each in enumerate(size) if isinstance(each, OpenSize)}
+    if not marks:
+        return tuple(fn(torch.empty(size, device="cpu")).shape)
+    marked = [1009 + at if 1009 + at in marks else int(each) for at, each in enumerate(size)]
+    return tuple([marks.get(each, each) for each in fn(torch.empty(marked, device="meta")).shape])
 
 
 def _way_of_size(stack: Composite, fn: LeafFn, size: int) -> _Together | None:
