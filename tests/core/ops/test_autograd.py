@@ -31,6 +31,14 @@ def test_gradients_are_dropped_or_zeroed(set_to_none: bool, td: TensorDict) -> N
         assert td.grad["n", "b"].tolist() == [0, 0]
 
 
+def test_results_that_keep_no_gradient_have_none_to_drop(td: TensorDict) -> None:
+    result = td.requires_grad_() * 2
+    result["w"].retain_grad()
+    torch.autograd.backward(result.sum(reduce=True))
+    assert result.zero_grad() is result  # torch warns of reading others
+    assert result["w"].grad is None
+
+
 def test_leaving_the_graph(td: TensorDict) -> None:
     result = td.requires_grad_() * 2
     for outside in (result.detach(), result.data):

@@ -734,7 +734,8 @@ class Autograd(AbstractContainer):
             set_to_none: set gradients to `None`; else write zeros into them.
         """
         for leaf in leaves_of(self):
-            if leaf.grad is None:
+            # Of a result that keeps no gradient there is none to read, of which torch warns.
+            if not (leaf.is_leaf or leaf.retains_grad) or leaf.grad is None:
                 continue
             if set_to_none:
                 leaf.grad = None
