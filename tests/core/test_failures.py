@@ -140,7 +140,7 @@ CALLS: dict[str, Callable[[TensorDictBase], object]] = {
     "with flatten_keys": lambda td: inside(td, lambda each: each.flatten_keys()),
 }
 
-WRITTEN_AT_ONCE = {("stacked", "with permute")}
+WRITTEN_AT_ONCE = {(kind, "with permute") for kind in ("stacked", "stacked last", "ragged")}
 """Results that hold the members of the source: each statement in the block writes into these."""
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 from tests.core.refusals import LOADED, LOCKED, REFUSED, holds_a_stack, ragged, unharmed
-from tests.core.test_failures import KINDS, dense
+from tests.core.test_failures import KINDS, WRITTEN_AT_ONCE, dense
 
 from kd_core import TensorDictBase, lazy_stack
 
@@ -19,7 +19,8 @@ FACTORIES: dict[str, Callable[[], TensorDictBase]] = {
 @pytest.mark.parametrize("kind", FACTORIES)
 def test_a_refused_call_leaves_the_container(kind: str) -> None:
     assert len(REFUSED) + len(LOADED) + len(LOCKED) > 95
-    assert list(unharmed(FACTORIES[kind], REFUSED)) == list(REFUSED)
+    refused = {name: REFUSED[name] for name in REFUSED if (kind, name) not in WRITTEN_AT_ONCE}
+    assert list(unharmed(FACTORIES[kind], refused)) == list(refused)
     assert list(unharmed(FACTORIES[kind], LOADED)) == list(LOADED)
 
 

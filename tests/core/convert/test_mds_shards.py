@@ -54,7 +54,7 @@ def test_what_cannot_be_written_is_told_before_anything_is() -> None:
     with pytest.raises(InvalidValue, match=r"entry `m` holds a `bytes`, which has no encoding"):
         TensorDict({"m": ["a", b"b"]}, [2]).to_mds(writer=kept)
     with pytest.raises(KeyCollision, match="holds the separator"):
-        TensorDict({"a.b": torch.ones(2)}, [2]).to_mds(writer=kept)
+        TensorDict({"n": {"a.b": torch.ones(2)}}, [2]).to_mds(writer=kept)
     with pytest.raises(InvalidArgument, match="either `out` or `writer`, got neither"):
         make().to_mds()
     with pytest.raises(InvalidArgument, match="got both"):
